@@ -44,12 +44,12 @@ def is_in_test_case(alias: str) -> bool:
 class AutonomousConnections:
     """Connections in autocommit mode, at most one per thread and alias.
 
-    While Django's connection for the alias is in autocommit mode, that connection is used. Inside a
-    transaction, a second connection is used, so that a rollback of the transaction does not undo
-    the statements. Before and after each request, the second connection is closed by Django's rules
-    (``CONN_MAX_AGE``). Inside Django's ``TestCase`` there is no second connection: Django's
-    connection is used and does not commit, so that the test leaves nothing behind and does not wait
-    for its own locks.
+    Outside a transaction, this is Django's connection for the alias. Inside a transaction, it is a
+    second connection, so that a rollback does not undo its statements. The second connection is
+    closed by Django's rules (``CONN_MAX_AGE``).
+
+    Inside Django's ``TestCase`` there is no second connection, because it would wait for the locks
+    of the test and leave rows behind.
     """
 
     _instances: WeakSet[AutonomousConnections] = WeakSet()

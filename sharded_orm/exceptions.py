@@ -159,8 +159,8 @@ class DeletionRefused(CrossShardRelation, ProtectedError):
 
     The admin shows these rows as protected, because this is a ``ProtectedError``.
 
-    :param protected_objects: the rows in the other database. They are stored as a list and not as a
-        set, because a set would merge rows of two shards that have the same id.
+    :param protected_objects: the rows in the other database. They are stored as a list, because a
+        set would merge rows of two shards that have the same id.
     """
 
     def __init__(self, message: str, protected_objects: Iterable[Model]) -> None:

@@ -33,11 +33,12 @@ def identity() -> tuple[int, int]:
 
 
 def hold_during_forks(locks: Callable[[], Iterable[threading.Lock]]) -> None:
-    """Make each later fork of this process acquire ``locks`` first, and release them after the fork.
+    """Make each later fork of this process acquire ``locks`` first, and release them after the
+    fork.
 
     Use this for locks that threads hold while they run a statement of SQLite. A child that is
-    forked during such a statement would inherit locks of the SQLite library that nobody releases in
-    the child. The child could wait for them for ever.
+    forked during such a statement would inherit locks of the SQLite library that nobody releases,
+    and could wait for ever.
 
     :param locks: a function that yields the locks; called before each fork.
     """

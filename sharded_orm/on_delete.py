@@ -5,9 +5,9 @@ protect the rows. Pass one of these functions as ``on_delete``::
 
     author = models.ForeignKey(Author, on_delete.CASCADE, db_constraint=False)
 
-Every deletion by Django calls these functions: ``delete()`` of a row or a queryset, and the admin,
-whose confirmation page shows the rows. If the foreign key is the shard key, only the shards of the
-deleted rows are queried. Otherwise all shards of the group are queried (a scatter).
+Every deletion by Django calls them: ``delete()`` of a row or a queryset, and the admin, whose
+confirmation page shows the rows. They query the shards of the deleted rows if the foreign key is
+the shard key, and otherwise all shards of the group (a scatter).
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def CASCADE(
 ) -> None:
     """Delete the rows on each shard first, in one transaction per shard, and then the global row.
 
-    If the deletion of the global row then fails, or if the process dies, no row on a shard refers
-    to a missing row, and the deletion can be repeated. If a row on a shard is protected or
-    restricted, an error with such rows of all shards is raised before anything is deleted.
+    If the second step fails, or the process dies before it, no row on a shard refers to a missing
+    row, and the deletion can be repeated. If a row on a shard is protected or restricted, an error with such rows of all
+    shards is raised before anything is deleted.
 
     Cost: on each shard, that of ``delete()`` of a queryset. If rows that refer to these rows must
     be deleted, too, the rows are read twice: for the check and for the deletion.
@@ -95,12 +95,12 @@ def SET_NULL(
 ) -> None:
     """Set the foreign key of the rows to NULL on each shard first, and then delete the global row.
 
-    Each shard commits by itself. If the global row cannot be deleted after that, the foreign keys stay
-    NULL.
+    Each shard commits by itself. If the global row cannot be deleted after that, the foreign keys
+    stay NULL.
 
     Cost: one query of all shards reads the primary keys and shard keys of all such rows into
-    memory. Then each shard that has such rows gets one UPDATE. If there are millions of such rows,
-    set their foreign keys to NULL in pieces before you delete the global row.
+    memory. Each shard with such rows then gets one UPDATE. If there are millions, set their foreign
+    keys to NULL in pieces before you delete the global row.
 
     :raises ScatterError: a shard did not answer; nothing was changed.
     :raises BoundKeyMismatch: one of the rows does not have the key that ``bound()`` has set;

@@ -62,18 +62,18 @@ class ActionSelection:
 def select(
     options: ShardOptions, queryset: Any, object_ids: Iterable[str], within: Shard | None
 ) -> ActionSelection:
-    """Return the rows of ``queryset`` that have the given object ids.
+    """Return the rows of ``queryset`` that have the given object ids (see :mod:`identity`).
 
-    An object id (see :mod:`identity`) counts as unknown if it is forged or outdated, or if its row
-    is misplaced: the row's shard key leads to a different shard.
+    An object id counts as unknown if it is forged or outdated, or if its row is on another shard
+    than its shard key says.
 
-    Costs one ``COUNT`` query per shard, and look-ups in the directory (the table that records the
-    shard of each key). If an object id is only a primary key that does not determine the shard, the
-    queries of :func:`misplaced` are added.
+    Costs one ``COUNT`` query per shard, and look-ups in the directory, the table of keys and their
+    shards. The queries of :func:`misplaced` are added for primary keys that do not determine a
+    shard.
 
-    :param within: the shard that the page shows; None if the page shows several shards. If a shard
-        is given, rows of other shards count as unknown, and an object id may be a primary key
-        alone. Pages of actions that were written for Django's own admin send such object ids.
+    :param within: the shard that the page shows; None if the page shows several shards. With a
+        shard, rows of other shards count as unknown, and an object id may be a bare primary key, as
+        in actions that were written for Django's own admin.
     """
     by_shard: dict[Shard, list[Identity]] = {}
     unknown = 0

@@ -45,10 +45,10 @@ def action_prefix(location: Any) -> str:
 class ActionsMixin(ShardedBase):
     """Mixin of :class:`ShardedModelAdmin` that runs actions on rows of several shards.
 
-    An action is called once for each shard that has selected rows. Each call gets a queryset of the
-    rows on that shard, and runs in a transaction of that shard. The entries that the call makes in
-    the admin's log are committed after the shard's transaction. If the call for one shard fails,
-    the action is still called for the others. Messages tell the user what was done on which shards.
+    An action is called once for each shard that has selected rows. Each call gets the rows of one
+    shard, and runs in a transaction of that shard. If a call fails, the action is still called for
+    the other shards. Messages tell the user what was done on which shards. The entries of the
+    admin's log are committed after the shard's transaction.
 
     An action with the attribute ``across_shards = True`` is called only once, with the rows of all
     shards, and without a transaction.

@@ -38,9 +38,8 @@ class AddViewMixin(PickersMixin, ShardedBase):
     def prepare_add(self, request: HttpRequest) -> Any:
         """Set the scope of the request (:class:`ShardScope`) for the form of a new row.
 
-        If the form has relations inside the shard group, the shard must be known first, because the
-        widgets offer rows of that shard. If the form has no such relations, the user types the
-        shard key into an ordinary field.
+        If the form has relations inside the shard group, the shard must be known first: the widgets
+        offer rows of that shard. Otherwise, the user types the shard key into an ordinary field.
 
         :return: None if the form can be built; else a response to send instead, such as a page that
             asks for the shard key.
@@ -82,20 +81,17 @@ class AddViewMixin(PickersMixin, ShardedBase):
         return scope
 
     def _choose_shard(self, request: HttpRequest, scope: ShardScope) -> Any:
-        """Choose a shard for a new row whose key is generated, and set the scope. Any open shard
-        may store such a row.
+        """Choose an open shard for a new row whose key is generated, and set the scope.
 
-        If the URL names a shard that is open for new rows, the scope is that shard. If not:
-
-        - If the form of a GET request needs a shard, redirect to this page with a random open shard
-          in the URL.
-        - Otherwise, if the user is not allowed to see every shard, the scope is a random open
-          shard.
+        - If the URL names an open shard, the scope is that shard.
+        - Otherwise, if the form of a GET request needs a shard, redirect to this page with a random
+          open shard in the URL.
+        - Otherwise, if the user may not see every shard, the scope is a random open shard.
         - Otherwise, the scope is the whole shard group.
 
         :return: the redirect; None if the scope is set.
         :raises PermissionDenied: a random shard is needed, but no shard is open, or the user may
-            not look at any of the random shards that were tried.
+            not see any of the random shards that were tried.
         """
         options, home = self.shard_options, scope.home
         if home is not None and not is_open(options, home.number):

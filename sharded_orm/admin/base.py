@@ -104,9 +104,9 @@ class ShardedBase(_ModelAdmin):
         try:
             scope = self.focus(request)
         except InvalidFocus as exc:
-            # The changelist never reaches this line: it reads the scope (the shard or key in the
-            # URL) before it calls this method, and shows a page that explains the error. Other
-            # pages, such as autocomplete, respond with a 404.
+            # The changelist reads the scope (the shard or key in the URL) earlier, and shows a page
+            # that explains the error. So only other pages, such as autocomplete, respond with this
+            # 404.
             raise Http404(str(exc)) from exc
         if scope.everywhere and not self.may_look_everywhere(request):
             return rows.none()

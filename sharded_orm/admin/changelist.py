@@ -226,8 +226,8 @@ class ShardedChangeList(ChangeList):
         self.result_list = self.page_of_rows.rows
         identify(self.result_list)
         self.multi_page = self.page_of_rows.more or self.page_num > 1
-        # The number of rows that are known to exist: all rows up to the end of this page, and one
-        # more if there is a next page.
+        # The number of rows that are known to exist: all up to the end of this page, and one more
+        # if there is a next page.
         known = (
             pagination.first_row(self.page_num, size)
             + len(self.page_of_rows.rows)
@@ -257,10 +257,10 @@ class ShardedChangeList(ChangeList):
         return context
 
     def _mark_misplaced(self, count: int) -> None:
-        """Add a column with each row's shard, and a note, if the page has misplaced rows.
+        """If the page has misplaced rows, add a note, and a column with each row's shard.
 
-        A row is misplaced if its shard key leads to a different shard. A list of the rows of one
-        key is not changed, because it reads only the shard of that key.
+        The shard key of a misplaced row leads to a different shard. A list of the rows of one key
+        has none, because it reads only the shard of that key.
 
         :param count: the number of misplaced rows on the page.
         """
@@ -295,7 +295,7 @@ class ShardedChangeList(ChangeList):
 
     @property
     def is_exact(self) -> bool:
-        """Whether :attr:`result_count` counts all matching rows, not only the rows that are known
+        """Whether :attr:`result_count` counts all matching rows, and not only those that are known
         so far.
         """
         return not self.all_shards or self.counted

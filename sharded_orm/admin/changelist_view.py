@@ -97,12 +97,11 @@ class ChangeListMixin(ShardedBase):
     def _with_scope(
         self, request: HttpRequest, response: HttpResponse, scope: ShardScope
     ) -> HttpResponse:
-        """Return the response of Django's view, adapted to the scope of the list.
+        """Return the response of Django's view, adapted to the scope: the shard or key that the URL
+        names.
 
-        The scope is the shard or key that the URL names. If a lookup is invalid, Django redirects
-        to a URL without the parameters that name the scope. This method adds them to the URL. If
-        the rows of the list are not counted, this method also replaces the text for "all rows
-        selected" by a text without a number.
+        If a lookup is invalid, Django redirects to a URL without the scope: add the scope. If the
+        rows are not counted, replace the text for "all rows selected" by one without a number.
         """
         if isinstance(response, HttpResponseRedirect):
             if response.url == f"{request.path}?{ERROR_FLAG}=1":
@@ -154,7 +153,7 @@ class ChangeListMixin(ShardedBase):
     def _save_formset(self, request: HttpRequest, formset: Any) -> None:
         # Overrides ModelAdmin._save_formset() (Django 6.1), which silently skips rows that must not
         # be changed. Raise an error instead if the user has edited a row that has moved to another
-        # shard since the page was shown. So the user learns that the edit was not saved.
+        # shard since the page was shown.
         for number, form in enumerate(formset.forms):
             if is_misplaced(form.instance):
                 # ``form`` has no fields: Django removes them if the row must not be changed. Build

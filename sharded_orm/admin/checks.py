@@ -107,8 +107,8 @@ def _foreign_groups(obj: Any) -> Iterator[checks.CheckMessage]:
         related = shard_options(field.related_model) if field.is_relation else None
         if related is None or own is None or related.group == own.group or field is own.key:
             continue
-        # A page that only shows the related row must find it, so it must know the shard of that
-        # row. The page knows the shard if the value of the foreign key determines the shard.
+        # A page that only shows the related row must find it. That is possible if the value of the
+        # foreign key determines the shard.
         shows_row = not related.names_shard(field.target_field) and (
             field.name in obj.list_display or field.name in obj.readonly_fields
         )

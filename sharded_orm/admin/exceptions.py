@@ -14,10 +14,11 @@ class AdminError(ShardedOrmError):
 class InvalidFocus(AdminError, LookupError):
     """The URL of an admin page names a shard or a shard key that cannot be used there.
 
-    For example, the group has no such shard, or the text cannot be a key. The URL may also name
-    both a shard and a key whose rows are on another shard. In that case :attr:`home` is the alias
-    of the shard that has the rows. In all other cases, :attr:`home` is None. The message does not
-    reveal that alias: show :attr:`home` only to users with permission.
+    For example, the group has no such shard, the text cannot be a key, or the rows of the key are
+    not on the shard that the URL also names.
+
+    :ivar home: in the last case, the alias of the shard that has the rows; otherwise None. The message
+        does not reveal it: show it only to users with permission.
     """
 
     def __init__(self, message: str, *, home: str | None = None) -> None:

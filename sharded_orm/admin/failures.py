@@ -12,8 +12,8 @@ from sharded_orm.scatter.failures import is_node_gone
 from sharded_orm.topology.model import Shard
 
 # Numbers of MySQL's errors for a refused login. The page shows only the number of such an error,
-# because the text of such an error names the account. Look for these numbers before calling
-# is_node_gone(), which treats some of these errors as signs that the node does not answer.
+# because its text names the account. is_node_gone() takes some of them for a dead node, so look for
+# these numbers first.
 _LOGIN = frozenset({1044, 1045, 1698})
 
 
@@ -47,9 +47,8 @@ def cause_of(error: BaseException) -> str:
     if is_node_gone(error):
         return f"the node does not answer ({text or code})"
     if isinstance(error, ShardDatabaseMissing):
-        # Do not show the text of ShardDatabaseMissing, because it names folders of the server. The
-        # text is also different for each shard, so shards that failed for this reason could not be
-        # shown as one group.
+        # Do not show the text of ShardDatabaseMissing: it names folders of the server, and a
+        # different one for each shard, so that shards could not be shown as one group.
         return "its schema or file does not exist"
     name = type(error).__name__
     return f"{name}: {text}" if text else name

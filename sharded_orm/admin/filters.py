@@ -1,7 +1,7 @@
 """List filters of sharded models.
 
-Some filters work over all shards, others need one shard. A filter that would join two databases is
-replaced by a subclass that queries the databases one after the other.
+Some filters work over all shards, others need one shard. A filter that would join two databases
+gets a subclass that queries one database after the other.
 """
 
 from __future__ import annotations

@@ -126,9 +126,9 @@ class KeepsKey(_ModelForm):
         return excluded
 
     def add_error(self, field: Any, error: Any) -> None:
-        # Django raises ValueError if an error belongs to a field that is not in the form. The shard
-        # key may be such a field. In this case, report the errors of the key for the whole form if
-        # the row is new, and drop them if the row is stored.
+        # Django raises ValueError if an error belongs to a field that is not in the form, such as
+        # the shard key. So report the errors of the key for the whole form if the row is new, and
+        # drop them if the row is stored.
         errors = getattr(error, "error_dict", {})
         if field is None and self._key.name in errors and self._key.name not in self.fields:
             other_errors = {name: part for name, part in errors.items() if name != self._key.name}
@@ -256,17 +256,17 @@ class ChildFormSet(OnShardFormSet, _ChildFormSet):
 class InlineFormSetOnShard(ChildFormSet, _InlineFormSet):
     """A formset of children that have a foreign key to their parent.
 
-    A parent in the global database cannot share a transaction with its children, so the children
-    are saved in one transaction of their shard. For a stored parent, this transaction commits
-    before the parent's transaction. For a new parent, it begins after the parent's commit:
-    otherwise a failed commit would leave children whose parent does not exist.
+    If the parent is in the global database, it cannot share a transaction with its children. The
+    children are then saved in one transaction of their shard. For a stored parent, the children's
+    transaction commits before the parent's. For a new parent, it begins after the parent's commit:
+    a failed commit must not leave children without a parent.
     """
 
     #: The shard of the children, if the parent is in the global database and the children have a
     #: shard; otherwise None. If the parent is inside the shard group, this attribute is not needed.
     home: Shard | None = None
-    #: If the parent is in the global database and the shard of its children is down: the message
-    #: that says so, shown in place of the children. Otherwise an empty string.
+    #: The message that is shown in place of the children, if the parent is in the global database
+    #: and the shard of its children is down. Otherwise an empty string.
     _outage = ""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -307,10 +307,9 @@ class InlineFormSetOnShard(ChildFormSet, _InlineFormSet):
         options = shard_options(model)
         if options is None or shard_options(type(self.instance)) is not None:
             return super().save(commit)
-        # The parent is in the global database, and so is the view's transaction. The children are
-        # on a shard, so they need a second transaction. Save the children of a new parent only after
-        # the parent's commit. If they were saved earlier and that commit failed, the shard would
-        # keep children whose parent does not exist.
+        # The view's transaction is one of the parent in the global database. The children are on a
+        # shard, and need a second transaction. The children of a new parent are saved after the
+        # parent's commit: a failed commit must not leave children without a parent.
         if commit and self._parent_is_new:
             rows = super().save(commit=False)
             save_rows = partial(self._save_rows, rows, options)

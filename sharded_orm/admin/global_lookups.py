@@ -110,12 +110,11 @@ def global_lookup(
     """Split ``path``, a lookup of ``model``, after its foreign key to the global database.
 
     Return None if ``model`` is not sharded, or if the lookup needs no column of the global
-    database: ``owner``, ``owner__id`` and ``owner__isnull`` need only the foreign key's value,
-    which is on the shard.
+    database: ``owner``, ``owner__id`` and ``owner__isnull`` need only the value of the foreign key.
 
-    :param joins_copies: what to do if each shard has a copy of the global table. True: the shard
-        can join its copy, so return None. False: split the lookup all the same; a filter needs
-        this, because only the global database has all choices.
+    :param joins_copies: if each shard has a copy of the global table: whether the lookup may use
+        it. If so, return None. A filter passes False, because only the global database has all
+        choices.
     """
     if shard_options(model) is None:
         return None

@@ -1,10 +1,9 @@
 """The object id of a sharded row: the text that names the row in URLs and in the admin's log.
 
-Most primary keys are numbered per group or per shard, and do not show on which shard their row is.
-Therefore an object id holds both the shard key and the primary key of the row. When a link is
-opened, the row is looked up by both keys, on the shard to which the shard key then leads. A link
-stays valid when the shard key is moved to another shard. A forged or outdated link finds no row. A
-row is *misplaced* if its shard key leads to a different shard.
+Most primary keys do not show on which shard their row is. So an object id holds both the shard key
+and the primary key. When a link is opened, the row is looked up by both, on the shard to which the
+shard key leads then. So a link stays valid when the key moves. A forged or outdated link finds no
+row. A row is *misplaced* if its shard key leads to a different shard.
 """
 
 from __future__ import annotations
@@ -183,10 +182,10 @@ def _object_id(row: Model, alias: str | None = None, key: Any = None) -> str:
 def parse(options: ShardOptions, text: str, within: Shard | None = None) -> Identity:
     """Return the parts of the object id ``text``, which :func:`object_id` has made.
 
-    :param within: the shard that the rest of the URL names; None if the URL names no shard. If a
-        shard is given, ``text`` may be a primary key alone, as in links of Django's widgets.
-    :raises InvalidObjectID: no row can have this object id, or its shard key leads to no shard. Or
-        the request runs inside ``bound()`` with a different shard key.
+    :param within: the shard that the rest of the URL names; None if the URL names no shard. With a
+        shard, ``text`` may be a primary key alone, as in links of Django's widgets.
+    :raises InvalidObjectID: no row can have this object id, its shard key leads to no shard, or the
+        request runs inside ``bound()`` with a different shard key.
     """
     first, separator, pk_text = text.partition(SEPARATOR)
     try:

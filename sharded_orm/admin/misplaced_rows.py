@@ -1,8 +1,8 @@
 """Finds misplaced rows: rows whose shard key leads to a different shard.
 
-``save()`` refuses to write a misplaced row. But ``QuerySet.update()`` on a shard does not read the
-shard keys of the rows that it writes, so it would write misplaced rows. For this reason, admin
-actions leave misplaced rows out of their querysets.
+``save()`` refuses to write a misplaced row. But ``QuerySet.update()`` on a shard would write it,
+because it does not read the shard keys of the rows. So admin actions leave misplaced rows out of
+their querysets.
 """
 
 from __future__ import annotations

@@ -68,10 +68,10 @@ def unwrap(row: Any) -> Any:
 def site_url(admin: Any, row: Any) -> str | None:
     """Return the "view on site" link of a row; None if the page should not have this link.
 
-    Django's link leads to a view of content types, which does not know the shard. So return a link
-    to ``site_view`` of the row's model admin. That view calls ``get_absolute_url()``, which may
-    cost queries, only when somebody follows the link. If the model admin has no such view, return
-    the result of ``get_absolute_url()``.
+    Django's link leads to a view of content types, which does not know the shard. So link to
+    ``site_view`` of the row's model admin, which calls ``get_absolute_url()`` only when somebody
+    follows the link. If the model admin has no such view, return the result of
+    ``get_absolute_url()``, which may cost queries.
 
     :param admin: the model admin or the inline whose page shows the link.
     """

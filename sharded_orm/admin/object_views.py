@@ -102,7 +102,7 @@ class ObjectViewsMixin(AddViewMixin):
                 if by_object_id:
                     raise
         # The URL comes from a link of a related-field widget. It holds a value of the field to
-        # which the foreign key refers; the URL parameter _to_field holds the name of that field.
+        # which the foreign key refers, whose name is in the URL parameter _to_field.
         field: Any = self.opts.get_field(str(from_field))
         value = field.to_python(object_id)
         if field == options.key:

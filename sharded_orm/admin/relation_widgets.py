@@ -161,10 +161,9 @@ class PickersMixin(_Admin):
             kwargs["widget"].scope_query = _scope_query(scope, related)
         field = make(db_field, request, **kwargs)
         if field is not None:
-            # Bind the queryset of the choices to the shard, because the project may have passed a
-            # queryset that names no shard. The template evaluates the queryset after the view has
-            # returned; at that time, no default shard is set, so a query that names no shard is
-            # refused.
+            # Bind the choices to the shard: the template evaluates them after the view has
+            # returned, when no default shard is set. A queryset of the project that names no shard
+            # would then be refused.
             rows = field.queryset
             rows = rows.none() if scope.alias is None else rows.using(scope.alias)
             if related.key is not None and (key := _shared_key(scope, related)) is not None:

@@ -36,10 +36,9 @@ def run_by_shard(
 ) -> HttpResponseBase | None:
     """Call ``run`` for the selected rows of each shard, and tell the user the outcome.
 
-    Each call runs in a transaction of its own. If ``run`` raises an error, its changes on that
-    shard are rolled back, together with its entries in the admin's log. The error is reported, and
-    ``run`` is still called for the other shards. The action is not atomic over several shards
-    (Pinterest, P14).
+    Each call runs in a transaction of its own. If it fails, its changes on that shard and its
+    entries in the admin's log are rolled back, the error is reported, and ``run`` is still called
+    for the other shards. The action is not atomic over several shards (Pinterest, P14).
 
     :return: the page that ``run`` has returned, if all selected rows are on one shard; else None.
     :raises PermissionDenied: ``run`` raised this error before any shard was done or had failed. The

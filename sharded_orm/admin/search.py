@@ -64,9 +64,8 @@ def _path(field: str) -> str:
 class _SearchFields:
     """A stand-in for a model admin, on which ``ModelAdmin.get_search_results()`` can be called.
 
-    It has the attributes that the method reads from ``self``. So the method can be called with only
-    some of the search fields, and for models that have no model admin. Without this class, the
-    method's rules for prefixes, lookups and joins that return a row twice would have to be copied.
+    It has the attributes that the method reads from ``self``. So the method's rules for prefixes,
+    lookups and joins work for a part of the search fields, and for models without a model admin.
     """
 
     def __init__(self, model: type[Model], fields: Sequence[str]) -> None:

@@ -14,9 +14,9 @@ from sharded_orm.admin.shard_scope import KEY_VAR, SHARD_VAR, ShardScope
 from sharded_orm.models.sharding.options import ShardOptions
 from sharded_orm.topology.model import Shard, ShardGroup
 
-# The picker offers at most this many choices, so that the list stays readable. If a shard group has
-# more shards, the picker offers one shard of each range of shards: the first that the user may look
-# at. The user can type in any other shard.
+# The picker offers at most this many choices, so that the list stays readable. In a larger shard
+# group, it offers one shard of each range: the first that the user may look at. The user can type
+# in any other shard.
 MAX_CHOICES = 256
 #: URL parameters that are left out of links to another shard or key: the present shard and key, the
 #: page number, and flags that apply only to this request.

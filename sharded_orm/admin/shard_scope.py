@@ -64,8 +64,8 @@ class ShardScope:
     def restrict(self, rows: Any, *, partial: bool) -> Any:
         """Restrict the queryset ``rows`` to this scope.
 
-        For one shard, the queryset is bound to the shard's alias, so that a template can evaluate
-        it after the view.
+        For one shard, the queryset names the shard's alias, so that a template can evaluate it
+        after the view.
 
         :param partial: if the scope is the whole group: whether the queryset skips shards that do
             not answer.
@@ -138,8 +138,7 @@ def _scopes(request: Any) -> dict[Any, ShardScope]:
 def read_scope(values: Mapping[str, Any], options: ShardOptions) -> ShardScope:
     """Return the scope (a shard, a key or the whole group) that the URL parameters ``values`` name.
 
-    Inside a block of ``bound()``, which binds one shard key to the request, return the scope of
-    this key.
+    Inside ``bound()``, which binds one shard key to the request, return the scope of this key.
 
     :raises InvalidFocus: the named shard or key does not exist, the rows of the key are not on the
         named shard, or ``bound()`` has bound another key.

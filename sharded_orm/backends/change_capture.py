@@ -1,9 +1,9 @@
-"""Triggers that record changed rows of a shard in a journal (a table), and fences that refuse changes.
+"""Triggers that record changed rows of a shard in a journal (a table), and fences that refuse
+changes.
 
 A *watched key* is a shard key with a row in the table of fences. While its fence is open, triggers
 write the primary key of each changed row to the journal. While the fence is closed, they refuse
-each change (:mod:`~sharded_orm.backends.fence_messages`). So even raw SQL and other programs cannot change
-the rows, because the triggers run in the database.
+each change (:mod:`~sharded_orm.backends.fence_messages`), also by raw SQL and other programs.
 
 Each backend derives a class from :class:`ChangeCapture`. ``connection.change_capture()`` returns an
 object of that class, which has a session of its own.
@@ -46,16 +46,14 @@ class KeyLink:
 class CapturedTable:
     """A table whose changes are recorded.
 
-    :param pks: the columns whose values identify a row in the journal: those of the primary key, and
-        perhaps others.
+    :param pks: the columns that identify a row in the journal: the primary key, and perhaps others.
     :param key: the column with the shard key, in this table or in the last table of ``links``.
-    :param links: the foreign keys that lead from this table to the table with the shard key; empty if
-        this table has the shard key itself.
-    :param fresh_ids: whether a row gets a new primary key when it moves to another shard. No other row
-        refers to such a row.
-    :param fence: the name of the one fence (a row of the table of fences) that refuses changes of
-        all rows of this table. It must be an identifier. None if each shard key has a fence of its
-        own.
+    :param links: the foreign keys that lead from this table to the table with the shard key; empty
+        if this table has the shard key itself.
+    :param fresh_ids: whether a row gets a new primary key when it moves to another shard. No other
+        row refers to such a row.
+    :param fence: the name of the one fence for all rows of this table, an identifier. None if each
+        shard key has a fence of its own.
     """
 
     name: str
@@ -112,7 +110,7 @@ class ChangeCapture(OwnSession, ABC):
         """End the sessions of another process that moves rows and holds locks on this shard.
 
         The server rolls back their transactions. Call this method only if the other process must
-        not go on, for example because it was paused and this process has taken over its move.
+        not go on: for example, it was paused, and this process has taken over its move.
 
         :param number: the number of the move, if it is known.
         :return: how many sessions were ended; always 0 on SQLite, which has no sessions.
@@ -146,9 +144,9 @@ class ChangeCapture(OwnSession, ABC):
     def watch(self, number: int, value: Any, *, closed: bool = False) -> None:
         """Add the fence of a shard key. Does nothing if the fence exists.
 
-        The triggers see the fence at once. But an open transaction may have written before the fence
-        existed. So call :meth:`install` afterwards, which waits for such transactions. If an earlier
-        operation has left a closed fence of the same key, that fence gets the new number and state.
+        The triggers see the fence at once. But an open transaction may have written before it
+        existed: call :meth:`install` afterwards, which waits for such transactions. A closed fence
+        of the same key that an earlier operation has left gets the new number and state.
 
         :param number: identifies the fence on this shard.
         :param value: the key, as the database stores it.
@@ -258,14 +256,14 @@ class ChangeCapture(OwnSession, ABC):
         return None
 
     def sessions_left(self, markers: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Return, for each marker in ``markers``, how many of its sessions may still send an old
-        statement.
+        """Return for each marker how many of its sessions may still send an old statement.
 
         A marker lists the sessions that were open at one moment. A statement is old if a process
-        may have built it before that moment. A session no longer counts if it has since begun and
-        ended a statement, and if its transactions from before have ended. In doubt, a session
-        counts. If any session of a marker is open, the call takes 0.1 to 0.8 seconds for all
-        markers together.
+        may have built it before that moment. A session stops counting when it has run a later
+        statement, and its earlier transactions have ended. In doubt, a session counts.
+
+        If any session of a marker is open, the call takes 0.1 to 0.8 seconds for all markers
+        together.
 
         :param markers: results of :meth:`sessions` on this server, even from another process.
         :raises django.db.OperationalError: the account may not see the sessions of other accounts.
@@ -278,12 +276,10 @@ class ChangeCapture(OwnSession, ABC):
         """Return entries of the journal (the table of changed rows) about committed changes of a
         key, the lowest number first.
 
-        A later call may return lower numbers than an earlier call did, because a transaction writes
-        its entries before it commits. So pass to :meth:`forget` exactly the entries that were
-        handled.
+        A later call may return lower numbers, because a transaction writes its entries before it
+        commits. So pass to :meth:`forget` exactly the entries that were handled.
 
-        :param number: the number of the fence, the row that makes triggers record the key's
-            changes.
+        :param number: the number of the key's fence.
         :param limit: the most entries to return.
         """
         rows = self._rows(
@@ -329,13 +325,13 @@ class ChangeCapture(OwnSession, ABC):
     def install(self, tables: Sequence[CapturedTable], patience: float) -> None:
         """Create the missing triggers, and wait for the transactions that began without them.
 
-        Afterwards, every change of a row of a watched key is recorded in the journal, or was
-        committed before the call. May be called again.
+        Afterwards, every change of a row of a watched key is in the journal, or was committed
+        before the call. May be called again.
 
         :param patience: seconds to try. Each attempt waits for milliseconds only, so that the
             statements of other sessions do not queue behind it.
-        :raises django.db.OperationalError: a transaction used one of the tables for longer
-            than ``patience``.
+        :raises django.db.OperationalError: a transaction used one of the tables for longer than
+            ``patience``.
         """
 
     @abstractmethod

@@ -44,14 +44,11 @@ class Collations:
 
     def is_inexact_key(self, collation: str, *, is_colocated_with_target: bool) -> bool:
         """Whether the database certainly treats different texts as the same shard key, because of
-        this collation.
+        this collation. False in doubt.
 
-        False if the comparison is exact, or if that is uncertain.
-
-        :param is_colocated_with_target: whether the column of the key is on the same shards as the
-            field that declares the collation. This field is the key itself, or the field to which
-            the key refers as a foreign key. In the second case, its table may be on other
-            databases.
+        :param is_colocated_with_target: whether the key's column is on the same shards as the field
+            that declares the collation. For a key that is a foreign key, this is the field to which
+            the key refers, whose table may be on other databases.
         """
         return False
 
@@ -101,9 +98,9 @@ class MySQLCollations(Collations):
         return TextEquality(name.endswith("_bin"), not ("nopad" in name or "_0900_" in name))
 
     def is_inexact_key(self, collation: str, *, is_colocated_with_target: bool) -> bool:
-        # If the key is a foreign key, the collation is the one that its target field declares. If
-        # the target's table is not on the shards, the result is False: the collation of the key's
-        # own column is uncertain, because a migration of the key's app may have made it exact.
+        # For a foreign key, ``collation`` is that of its target. If the target's table is not on
+        # the shards, the collation of the key's own column is uncertain, because a migration of the
+        # key's app may have made it exact. So the result is False.
         return is_colocated_with_target and not is_exact_collation(collation)
 
     def exact_collation(self, connection: Any) -> str | None:
@@ -118,8 +115,8 @@ class MySQLCollations(Collations):
 class PostgreSQLCollations(Collations):
     """The collations of PostgreSQL.
 
-    The default collation of a database is always exact. As a default, PostgreSQL permits only a
-    deterministic collation, which treats texts as equal only if their bytes are equal.
+    The default collation of a database is always exact: PostgreSQL permits only a deterministic
+    one, which treats texts as equal only if their bytes are equal.
     """
 
     def equality(self, collation: str | None) -> TextEquality:

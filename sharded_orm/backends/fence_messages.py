@@ -24,8 +24,8 @@ SIDE_MARKER = "sharded_orm: this server is the passive side of a pair for this d
 SQLSTATE = "45000"
 #: ER_SIGNAL_EXCEPTION, the error number of a SIGNAL with SQLSTATE 45000.
 SIGNAL_ERROR = 1644
-#: ER_LOCK_DEADLOCK. A fence (triggers that refuse writes of a key) can also cause it, if writers of
-#: the key wait for the process that closes the fence, while that process waits for the writers.
+#: ER_LOCK_DEADLOCK. While a fence closes, writers of the key may wait for the process that closes
+#: it, and that process for the writers.
 _DEADLOCK = 1213
 
 

@@ -1,9 +1,8 @@
 """The hook that checks, before each statement, how the database compares shard keys that are text.
 
-A database's collation may treat two texts as equal that the router sends to different shards. Only the
-models know which columns are shard keys, and this layer knows no models. So the app provides an object
-with the check, a :class:`KeyGuard`. The compilers (:mod:`sharded_orm.backends.write_hooks.compilers`)
-and ``sharded_orm.scatter``, which reads many shards at once, call it.
+A collation may treat two texts as equal that the router sends to different shards. This layer does
+not know which columns are shard keys. So the app provides a :class:`KeyGuard`, which the compilers
+(:mod:`sharded_orm.backends.write_hooks.compilers`) and ``sharded_orm.scatter`` call.
 """
 
 from __future__ import annotations

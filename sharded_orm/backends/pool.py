@@ -21,9 +21,8 @@ from sharded_orm.exceptions import PoolTimeout
 
 logger = logging.getLogger("sharded_orm.backends")
 
-# Seconds for which close_expired() spares an idle session that is too old, if another thread than
-# the caller used it last. That thread may be in the middle of a request, and need the session
-# again.
+# Seconds for which close_expired() spares an idle session that is too old, if another thread used
+# it last: that thread may need it again for its present request.
 GRACE = 1.0
 DEFAULT_TIMEOUT = 30.0
 # Seconds from a failed attempt to open a session until SessionPool.failure() makes another attempt.
@@ -103,9 +102,9 @@ class SessionPool(Generic[S]):
         # no lock, because append(), pop() and remove() of a list are atomic.
         self._idle: list[S] = []
         # Weak references to every session that may be open, keyed by id(). A forked child abandons
-        # all of these sessions. No lock guards the dict, because garbage collection may remove a
-        # session at any moment. If it did so in the thread that holds the lock, that thread would
-        # wait for itself. So only atomic operations of dict are used.
+        # them. No lock guards the dict, because garbage collection may remove a session at any
+        # moment, even in the thread that holds the lock. So only atomic operations of dict are
+        # used.
         self._sessions: dict[int, weakref.ref[S]] = {}
         self._last_occasion: int | None = None
 
@@ -174,8 +173,8 @@ class SessionPool(Generic[S]):
     def prepare(self) -> None:
         """Check that a session can be leased, to notice early that the node is down.
 
-        Idle sessions are tested. If they are all dead, or if the pool has no sessions, a session is
-        opened. If all sessions are leased, nothing is checked, so this method never waits.
+        Tests idle sessions. Opens a session if all are dead, or if the pool has none. Never waits:
+        if all sessions are leased, nothing is checked.
 
         :raises: the driver's error if the driver cannot connect.
         """
@@ -235,9 +234,9 @@ class SessionPool(Generic[S]):
     def leave(self, occasion: int) -> None:
         """Record that a connection object has moved from the node of this pool to another node.
 
-        The first call for a move closes the pool's sessions, as :meth:`dispose` does. So no session
-        to the old node stays open if nobody uses the node any more. Connection objects that still
-        use this pool open new sessions. Each call also forgets that the node has failed.
+        The first call for a move closes the pool's sessions, as :meth:`dispose` does, so that none
+        stays open to a node that nobody uses any more. Connection objects that still use this pool
+        open new sessions. Each call also forgets that the node has failed.
 
         :param occasion: number of the move, the same for all connection objects that move together.
         """
@@ -287,9 +286,8 @@ class SessionPool(Generic[S]):
 
 
 class _Permit:
-    """The right to lease one session of a :class:`BoundedPool`.
-
-    It is an object, so that the right becomes free as soon as nothing refers to the object.
+    """The right to lease one session of a :class:`BoundedPool`. It is free again as soon as nothing
+    refers to the object.
     """
 
     __slots__ = ("__weakref__",)
@@ -315,16 +313,15 @@ class BoundedPool(SessionPool[S]):
         super().__init__(name, open_session, max_age)
         self.maximum = maximum
         self.timeout = timeout
-        # The permits in use. Invariant: each leased session refers to one permit, unless the
-        # session is retired (will be closed at its release). So there are never more open sessions
-        # than permits, because a new session is opened only if no session is idle. A permit leaves
-        # this set by itself when nothing refers to it any more. So no permit is lost if a signal
-        # handler raises an error in a thread that has just leased a session.
+        # The permits in use. Invariant: each leased session refers to one permit, unless it will be
+        # closed at its release. A new session is opened only if none is idle, so there are never
+        # more open sessions than permits. A permit leaves this set when nothing refers to it any
+        # more: so none is lost if a signal handler raises an error in a thread that has just leased
+        # a session.
         self._permits: weakref.WeakSet[_Permit] = weakref.WeakSet()
-        # Guards _permits, the set of permits in use, against additions by several threads. Threads
-        # that wait for a permit are notified when a session is released. They are not notified if a
-        # permit leaves the set by itself, because nothing refers to it any more. They then notice
-        # it at their timeout.
+        # Guards _permits against additions by several threads. The release of a session notifies
+        # the threads that wait for a permit. If a permit leaves the set by itself, they notice it
+        # at their timeout.
         self._permit_freed = threading.Condition()
 
     def lease(self) -> S:

@@ -51,8 +51,8 @@ class FenceTexts:
     fenced_before: str
     opened: str
     stays_fenced: str
-    #: What can delay the fencing of a server for too long, for example "sessions do not end there".
-    #: A part of a sentence.
+    #: A part of a sentence that says what can delay the fencing of a server for too long, such as
+    #: "sessions do not end there".
     kept_off: str
     #: Which account or process may write although the server is fenced (made to refuse writes). A
     #: part of a sentence.
@@ -139,9 +139,9 @@ class ReplicationServer(ABC):
     #: product whose servers cannot, see :attr:`ReplicationStatus.can_be_promoted`.
     product: ClassVar[str]
     default_port: ClassVar[int]
-    #: Whether a promoted server can become a replica again only if all its data is copied anew. If
-    #: so, it is promoted last, after the new topology (the map of shards to nodes) was published.
-    #: All earlier steps can be undone.
+    #: Whether a promoted server can become a replica again only as a new copy of all data. If so,
+    #: it is promoted last, after the new topology was published, because all earlier steps can be
+    #: undone.
     is_promoted_for_good: ClassVar[bool] = False
     #: Whether a replica of this kind accepts writes while it replicates. Only then can it take over
     #: the primary's shards one by one.
@@ -281,9 +281,7 @@ class ReplicationServer(ABC):
     @abstractmethod
     def written_since(self, position: str) -> str:
         """Return a description of what was written after the server had logged ``position``; "" if
-        nothing.
-
-        Must be called on a fenced server (one that refuses writes), by the process that has fenced it.
+        nothing. Must be called by the process that has fenced the server, while the fence holds.
         """
 
     def copy_problems(self, source: Self) -> Iterator[str]:

@@ -1,9 +1,9 @@
 """Copy the rows of a shard key into side tables, and publish them later: insert them into the real
 tables.
 
-*Side tables* are on the target shard, one for each real table, so queries do not see the copied rows
-before they are published. A side table has the columns of its real table, and one more column: the
-number of the copy to which the row belongs.
+*Side tables* are on the target shard, one for each real table, so queries do not see the rows
+before they are published. A side table has the columns of its real table, and the number of the
+copy to which the row belongs.
 
 Each backend derives a class from :class:`RowCopy`. ``connection.row_copy()`` returns an object of
 that class, which has a session of its own.
@@ -161,12 +161,12 @@ class RowCopy(RowAccess):
     ) -> None:
         """Update a copy to a later state, and publish more of its tables, in one transaction.
 
-        Tables other than ``tables`` were published before. So their changes are made in the real
-        tables, too. Only rows that this copy has published are changed, because a row with the same
+        All tables but ``tables`` are published already, so their changes are made in the real
+        tables, too. Only rows that this copy has published are changed there: a row with the same
         primary key may belong to another key.
 
-        The fence with the same number, which makes triggers refuse writes of the key, must be
-        closed. The triggers let these changes pass, but no changes of other sessions.
+        The fence with the same number must be closed. Its triggers let the changes of this session
+        pass, and no others.
 
         :param changes: the changed rows. If the copy gives the rows of a table new primary keys,
             the table must be one of ``tables``.
@@ -198,14 +198,14 @@ class RowCopy(RowAccess):
             self._delete(table, [self.pk_of(table, row) for row in copied])
 
     def set_aside(self, tables: Sequence[CapturedTable], number: int, key: Any) -> None:
-        """Move all rows of a shard key into the side tables, which keep rows out of sight, in one
-        transaction. Can be repeated.
+        """Move all rows of a shard key into the side tables, out of sight, in one transaction. Can
+        be repeated.
 
-        The fence with the same number, which makes triggers refuse writes of the key, must be closed.
-        The triggers let the changes of this session pass, but no changes of other sessions.
+        The fence with the same number must be closed. Its triggers let the changes of this session
+        pass, and no others.
 
-        :param tables: a table with links (foreign keys that lead to the shard key) must come after the
-            tables to which its links lead.
+        :param tables: a table with links (foreign keys that lead to the shard key) must come after
+            the tables to which its links lead.
         :raises MoveFailed: the fence is not closed. Nothing was moved.
         """
         with self._passing(number):
@@ -225,10 +225,9 @@ class RowCopy(RowAccess):
 
         The side tables keep the copy.
 
-        :param tables: a table with links (foreign keys that lead to the shard key) must come after the
-            tables to which its links lead.
-        :raises MoveFailed: the fence, which makes the triggers refuse other writes of the key, is not
-            closed. Nothing was deleted.
+        :param tables: a table with links (foreign keys that lead to the shard key) must come after
+            the tables to which its links lead.
+        :raises MoveFailed: the fence is not closed. Nothing was deleted.
         """
         with self._passing(number):
             self._delete_rows(tables, key)
@@ -241,8 +240,7 @@ class RowCopy(RowAccess):
     def withdraw(
         self, tables: Sequence[CapturedTable], number: int, key: Any, former: int | None = None
     ) -> bool:
-        """Undo :meth:`publish`: delete the rows of a shard key, and its fence, which makes triggers
-        refuse writes of the key. One transaction.
+        """Undo :meth:`publish`: delete the rows of a shard key, and its fence, in one transaction.
 
         A process that tries to publish the key later finds no fence, and fails.
 
@@ -307,9 +305,8 @@ class RowCopy(RowAccess):
         """Whether rows of a moving key may be inserted into the real table before queries for the
         key use this shard.
 
-        False if a unique index other than the primary key does not contain the shard key, because a
-        row of another key may have the same value. Indexes with a condition or an expression are
-        not considered.
+        False if a unique index other than the primary key does not contain the shard key: a row of
+        another key may have the same value. Indexes with a condition or an expression do not count.
         """
         uniques = (unique for unique in self._unique_columns(table.name) if unique != table.pks)
         return all(table.key in unique for unique in uniques)
@@ -318,8 +315,7 @@ class RowCopy(RowAccess):
         """Make sure that the next generated ids are higher than those of the rows that were just
         published (inserted into the real table).
 
-        Does nothing here, because most databases raise the counter themselves when a row with an id
-        is inserted.
+        Does nothing here: most databases raise the counter when a row with an id is inserted.
         """
 
     @abstractmethod

@@ -22,7 +22,9 @@ class SavepointStatement(Enum):
 
 
 def savepoint_statement(sql: str) -> SavepointStatement | None:
-    """Return what ``sql`` does with one of Django's savepoints; None for any other statement."""
+    """Return which savepoint statement ``sql`` is (SAVEPOINT, RELEASE or ROLLBACK TO), if it is one
+    of Django's; None for any other statement.
+    """
     if sql[:1] not in "SR":
         return None
     match = _DJANGO.match(sql)
@@ -30,11 +32,10 @@ def savepoint_statement(sql: str) -> SavepointStatement | None:
 
 
 def defer(sql: str, pending: list[bytes], *, may_release: bool) -> bool:
-    """Defer a statement about one of Django's savepoints, in place of sending it now.
+    """Return True if a statement about one of Django's savepoints need not be sent now.
 
-    A SAVEPOINT is added to ``pending``; a RELEASE or ROLLBACK may take its SAVEPOINT out of it again.
-    Return True if ``sql`` need not be sent now, and False if it must be sent. If a savepoint is
-    released before any other statement is sent, nothing is ever sent for the savepoint.
+    A SAVEPOINT is put into ``pending``. A RELEASE or ROLLBACK may take its SAVEPOINT out again. So
+    nothing is ever sent for a savepoint without other statements.
 
     :param sql: a statement for which :func:`savepoint_statement` is not None.
     :param pending: the deferred statements, which are sent together with the next statement.

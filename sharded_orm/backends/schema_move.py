@@ -1,8 +1,7 @@
 """Hide, create and show the tables of a shard's schema while the schema moves to another node.
 
-Tables that must not be used are *hidden*: they are renamed, and a table of names stores their real
-names. So no program uses them by accident, even if it does not use this library or does not know the
-new node of the schema yet.
+To *hide* a table is to rename it; a table of names stores its real name. So no program uses it by
+accident, even if the program does not use this library, or does not know the schema's new node yet.
 
 Each backend derives a class from :class:`SchemaMove`. ``connection.schema_move()`` returns an
 object of that class, which has a session of its own.
@@ -50,8 +49,8 @@ class SchemaMove(OwnSession, ABC):
     To hide a table is to rename it, so that programs do not find it. Tables are hidden on the new
     node before the move, and on the old node after it. To show a table is to give it its real name.
 
-    Each change is made under a lock: no other session of the library changes tables or triggers of
-    the schema meanwhile.
+    Each change is made under a lock that keeps other sessions of the library from changing tables
+    or triggers of the schema.
 
     :param confirm: called under the lock, before each change. Raises an error if this process must
         not make the change.
@@ -213,8 +212,8 @@ class SchemaMove(OwnSession, ABC):
 
     @abstractmethod
     def set_counters(self, counters: Mapping[str, int]) -> None:
-        """Set the id counters (AUTO_INCREMENT or the like) of hidden (renamed) tables to those of
-        another schema, so that the next ids follow those of that schema.
+        """Set the id counters (AUTO_INCREMENT or the like) of hidden tables, so that the next ids
+        follow those of another schema.
 
         :param counters: the result of the other schema's :meth:`counters`.
         """

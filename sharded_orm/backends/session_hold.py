@@ -177,11 +177,11 @@ class SessionHold(Generic[S]):
         self.settle()
 
     def discard_after_commit(self) -> None:
-        """Close the session that hold_after_commit() kept, so that no session with its id exists on
-        the server any more.
+        """Close the session that hold_after_commit() kept, so that its id no longer exists on the
+        server.
 
-        The session is not closed if other state of this connection would be lost with it. During
-        one_session(), it is closed only at the end, because other statements must run on it, too.
+        The session stays open if other state of this connection would be lost with it. During
+        one_session(), it is closed at the end, because other statements must run on it, too.
         """
         if not self.held_after_commit:
             return

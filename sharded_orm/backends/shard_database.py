@@ -72,12 +72,12 @@ class ShardDatabaseMixin:
         raise NotImplementedError
 
     def schema_glance(self, known: SchemaSnapshot, tables: Sequence[str]) -> SchemaSnapshot:
-        """Return the present definitions of ``tables``, and ``known`` for all other objects of the
-        schema.
+        """Return the present definitions of ``tables``; the other objects of the schema are taken
+        from ``known``.
 
-        New tables are included, too, and dropped tables are left out. The definition of a new table
-        that is not in ``tables`` may be "". Triggers, routines and AUTO_INCREMENT counters are
-        those of ``known``. One round trip; :meth:`schema_snapshot` takes two.
+        New tables are included, and dropped tables are left out. The definition of a new table that
+        is not in ``tables`` may be "". Triggers, routines and AUTO_INCREMENT counters are also
+        taken from ``known``. One round trip; :meth:`schema_snapshot` takes two.
 
         :param known: an earlier result of :meth:`schema_snapshot` or of this method.
         :raises django.db.Error: one of ``tables`` does not exist.
@@ -143,7 +143,7 @@ class ShardDatabaseMixin:
         """Return the error of this process's last attempt to open a session of this alias's node.
 
         Return None if the attempt succeeded, if there was none, or if there is no server (SQLite).
-        After an error, older sessions may still work. This method does not connect the alias. But
+        Older sessions may still work after an error. This method does not connect the alias. But
         while the node counts as failed, one caller every few seconds opens a session as a test, and
         waits for the result.
         """
@@ -173,11 +173,10 @@ class ShardDatabaseMixin:
     def statements_sent(self) -> int | None:
         """Return how many statements the connection has sent while it held a session.
 
-        A caller compares two of these numbers to find out whether statements were sent that no
-        ``execute_wrapper()`` sees: those of ``callproc()``, and of cursors of the driver. If there
-        were any, it reads the schema again. A backend may leave out statements that cannot change the
-        schema. None means that the number is unknown, or that the schema is cheap to read: the caller
-        must always read the schema again.
+        A difference between two calls shows statements that no ``execute_wrapper()`` sees: those of
+        ``callproc()`` and of the driver's cursors. The caller then reads the schema again. A
+        backend may leave out statements that cannot change the schema. None means that the caller
+        must always read the schema again: the number is unknown, or the schema is cheap to read.
         """
         return 0
 
@@ -196,10 +195,10 @@ class ShardDatabaseMixin:
     def lock_schema(self, seconds: float) -> bool:
         """Take the lock that prevents other sessions from migrating this schema.
 
-        Return False if the lock did not become free within ``seconds``. :meth:`unlock_schema` releases
-        the lock. So does :meth:`close`, which ends the session. If the client process dies, the server
-        keeps the lock until the client's last statement has ended. Without a server (SQLite), nothing
-        is locked, and True is returned.
+        Return False if the lock did not become free within ``seconds``. :meth:`unlock_schema`
+        releases the lock, and so does :meth:`close`, which ends the session. If the client process
+        dies, the server keeps the lock until the client's last statement has ended. Without a
+        server (SQLite), nothing is locked, and True is returned.
 
         :param seconds: seconds to wait for the lock.
         """
@@ -211,12 +210,11 @@ class ShardDatabaseMixin:
     def structural_copy(
         self, definitions: SchemaSnapshot, schema: str
     ) -> AbstractContextManager[Self]:
-        """Return a context manager that builds a temporary schema without rows, and connects to
-        that schema.
+        """Return a context manager that builds a temporary schema without rows, and connects to it.
 
-        The schema has the given definitions. It is on the same server as this alias's schema
-        (SQLite: in memory), and is dropped at the end of the ``with`` block. The context manager
-        yields a connection object that has this alias, but belongs to no shard group.
+        The schema has the given definitions, and is on the server of this alias's schema (SQLite:
+        in memory). It is dropped at the end of the ``with`` block. The context manager yields a
+        connection object that has this alias, but belongs to no shard group.
 
         :param schema: name of the temporary schema; ignored if schemas have no names (SQLite). If a
             schema of that name exists, it is dropped first.

@@ -63,10 +63,10 @@ class ShardErrorWrapper(DatabaseErrorWrapper):
 
 
 class SessionErrorWrapper(DatabaseErrorWrapper):
-    """Turns the driver's errors into Django's errors, with a note that names the alias and the database.
+    """Turns the driver's errors into Django's errors, with a note that names the alias and the
+    database.
 
-    For sessions that are no connections of a shard, such as those of a move, which has one on each of
-    two nodes.
+    For sessions that do not belong to a connection of a shard, such as the two of a move.
 
     :param wrapper: a connection object of Django's own backend.
     """

@@ -1,12 +1,12 @@
 """The fence of a pair of servers: the database refuses the writes of a shard on one of the servers.
 
-The servers of a *pair* replicate from each other (Yupoo, Y9). For each shard, one side is *active* and
-takes writes; the other is *passive*. If both took writes of the same rows, changes would be lost
-although the replication reports no error. So triggers refuse writes on the passive side, also those of
-raw SQL and of programs that know of no topology. Replicated changes call no triggers, and other
-schemas on the same server are not affected.
+The servers of a *pair* replicate from each other (Yupoo, Y9). For each shard, the *active* side
+takes writes, and the other is *passive*. If both took writes of the same rows, changes would be
+lost without an error. So triggers refuse writes on the passive side, also those of raw SQL and of
+programs without a topology. Replicated changes call no triggers. Other schemas of the server are
+not affected.
 
-Nothing of a fence is replicated: each server has its own. ``connection.side_fence()`` returns an object
+Fences are not replicated: each server has its own. ``connection.side_fence()`` returns an object
 with a session of its own.
 """
 
@@ -32,8 +32,7 @@ TRIGGER_PREFIX: Final = f"{OWN_PREFIX}side_"
 
 @dataclass(frozen=True)
 class FenceState:
-    """State of the fence of one shard on one server of a pair. The fence refuses writes by
-    triggers.
+    """State of the fence of one shard on one server of a pair: triggers that refuse writes.
 
     :param is_closed: whether the triggers refuse writes.
     :param open_tables: the tables that lack these triggers, and so accept writes in any case.

@@ -19,8 +19,8 @@ MARKER_APP = "sharded_orm"
 MARKER_PREFIX = "run "
 
 #: Beginning of the names of tables and triggers that the library keeps on shards for a while, such
-#: as a journal of changed rows. Migrations do not create them, so they are left out when schemas
-#: are compared.
+#: as a journal of changed rows. Comparisons of schemas leave them out, because migrations do not
+#: create them.
 OWN_PREFIX = "sharded_orm_capture_"
 
 _KIND = re.compile(
@@ -40,14 +40,15 @@ class SchemaSnapshot:
     """The definitions of all tables, views, … of one schema, without rows.
 
     :param definitions: name of each table, view, … -> the statement that creates it, as the server
-        shows it, but without AUTO_INCREMENT. On MySQL, a trigger or routine may have the same name as a
-        table. So the name of a trigger or routine begins with its kind here (``trigger x``).
-    :param defaults: SQL for the character set and collation of new tables; "" if the database has no
-        such defaults for a schema.
-    :param counters: name of each table -> its next AUTO_INCREMENT value. Tables for which the server
-        shows no value are left out.
-    :param shard_numbers: name of each function that makes timestamped ids -> the number of the shard in
-        these ids. The definitions do not contain this number, so that shards can be compared.
+        shows it, but without AUTO_INCREMENT. The name of a trigger or routine begins with its kind
+        (``trigger x``), because a table of MySQL may have the same name.
+    :param defaults: SQL for the character set and collation of new tables; "" if the database has
+        no such defaults for a schema.
+    :param counters: name of each table -> its next AUTO_INCREMENT value. Tables for which the
+        server shows no value are left out.
+    :param shard_numbers: name of each function that makes timestamped ids -> the number of the
+        shard in these ids. The definitions do not contain this number, so that shards can be
+        compared.
     """
 
     definitions: Mapping[str, str] = field(repr=False)

@@ -40,12 +40,13 @@ class CacheClient:
 
     Use ``runtime.cache()`` to get the instance. If an alias has several servers, all entries of a
     place (a shard or a global model) are on the same server. If a server is down, no other server
-    takes over its entries: it would miss writes meanwhile, and have stale entries afterwards.
+    takes over its entries: the server would miss the writes of that time, and come back with stale
+    entries.
 
     :param open_servers: returns the servers of an alias without calling any of them.
     :raises ImproperlyConfigured: an alias in ``options`` is missing in ``CACHES``, or cannot be
-        used for this cache. Or an alias of ALSO_MARK has a KEY_PREFIX or VERSION that differs from
-        those of the aliases OBJECTS and LISTS.
+        used for this cache; or an alias of ALSO_MARK has another KEY_PREFIX or VERSION than OBJECTS
+        and LISTS.
     """
 
     def __init__(self, options: CacheOptions, open_servers: Opener = open_alias) -> None:
@@ -84,9 +85,9 @@ class CacheClient:
     def guard_ttl(self) -> float:
         """Seconds that a guard lives in the cache unless its life is prolonged.
 
-        A *guard* is the entry that says whether objects and lists are still valid, so it must live
-        longer than the objects and lists. Its life is prolonged by each write to the guard's rows.
-        It is also prolonged when an object or list is stored that depends on the guard.
+        A *guard* is the entry that says whether objects and lists are still valid, so it must
+        outlive them. Each write to its rows prolongs its life, and so does each object or list that
+        is stored and depends on it.
         """
         return self.options.ttl * 2
 

@@ -22,8 +22,7 @@ Records = list[tuple[str, bytes]]
 class Closing:
     """What one cache server must do after a transaction: delete objects, then append to guards.
 
-    Guards are the entries that say whether others are valid. The appended lines close the
-    transaction's markers, the announcements of its writes.
+    The appended lines close the transaction's markers, the announcements of its writes.
 
     :ivar objects: the names of the objects to delete.
     :ivar records: a tuple for each marker: the name of its guard, and the line that closes the
@@ -42,12 +41,11 @@ class ClosingQueue:
     """Closings of markers (announcements of writes) that could not be sent, kept until their cache
     server answers again.
 
-    A *closing* is what one server must do after a transaction (:class:`Closing`). The closings
-    that are queued for a server are sent before the next read from it, and before a transaction
-    opens or closes markers on it. Each process has one queue, which is thread-safe. At most
-    :attr:`MAXIMUM` closings are kept for a server: a further closing replaces the oldest, whose
-    markers then stay open until readers repair them. A forked child starts with an empty queue,
-    because the parent sends the closings.
+    A *closing* is what one server must do after a transaction (:class:`Closing`). The closings of a
+    server are sent before the next read from it, and before a transaction opens or closes markers
+    on it. Each process has one queue, which is thread-safe. At most :attr:`MAXIMUM` closings are
+    kept for a server: a further one replaces the oldest, whose markers then stay open until readers
+    repair them. A forked child starts with an empty queue, because the parent sends the closings.
     """
 
     # A closing tells a cache server that a write is over. The queue keeps at most this many

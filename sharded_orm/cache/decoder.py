@@ -25,8 +25,7 @@ class Counters(Protocol):
 def listed_rows(request: ListRequest, revision: str, pks: Iterable[str]) -> Listed:
     """Return a list of rows as a :class:`Listed`, which the process remembers for later reads.
 
-    :param revision: the digest that the list's guards had when the list was stored. Guards are the
-        entries that say whether other entries are valid.
+    :param revision: the digest that the list's guards had when the list was stored.
     :param pks: tokens of the rows' primary keys (their form in names of entries), in the order of
         the list.
     """
@@ -72,14 +71,11 @@ class EntryDecoder:
     ) -> list[Row] | None:
         """Return the rows of the objects ``names``; None if at least one object is unusable.
 
-        If at least one object is unusable, this method also sets ``request.fillable``, a dict keyed
-        by the name of each object. The value of an unusable object is the entry that was found
-        under its name, which the caller can replace. The value of a valid object is None: there is
-        nothing to replace.
+        If it returns None, ``request.fillable`` maps the name of each unusable object to the entry
+        that was found, which the caller can replace, and the name of each valid object to None.
 
         :param entries: the entries that were read under ``names``, in the same order.
-        :param stamp: the stamp that valid objects carry. It is made from the guards, the entries
-            that say whether objects are valid.
+        :param stamp: the stamp that valid objects carry, made from the guards.
         """
         format = request.format
         decoded = format.decoded

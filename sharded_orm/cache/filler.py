@@ -58,10 +58,11 @@ def forbid_fill(request: CacheRequest) -> None:
 class Filler:
     """Stores in the cache what the database returned for requests that the cache could not answer.
 
-    An object is stored with a *lease*, the server's permission to store one entry. The lease is
-    taken before the SQL query if the object's name is known then, and otherwise after it. A lease
-    becomes void if the entry is deleted. A lease that is not used is given back (:meth:`release`). The
-    threads of a process share one instance. No public method raises if a cache server is down.
+    An object is stored with a *lease*, the server's permission to store one entry. It is taken
+    before the SQL query if the object's name is known then, and otherwise after it. It becomes void
+    if the entry is deleted. Unused leases are given back (:meth:`release`).
+
+    The threads of a process share one instance. No public method raises if a cache server is down.
     """
 
     def __init__(self, cache: CacheServers, memory: ProcessCache, decoder: EntryDecoder) -> None:
@@ -74,10 +75,9 @@ class Filler:
     def lease(self, request: CacheRequest, now: float) -> None:
         """Take leases (permissions of the server) to store the missing objects of ``request``.
 
-        If a server is down, mark ``request``, so that its result is not stored. Do the same if a
-        guard (an entry that says whether other entries are valid) was created less than QUARANTINE
-        seconds ago. The server may have lost an older guard, which announced a write that is still
-        under way.
+        If a server is down, or if a guard was created less than QUARANTINE seconds ago, mark
+        ``request`` so that its result is not stored. The server may have lost an older guard, which
+        announced a write that is still under way.
 
         :param now: the time in seconds since 1970.
         """
@@ -85,9 +85,8 @@ class Filler:
             state.created for state in (request.state, request.object_state) if state is not None
         )
         if now < youngest + self._cache.options.quarantine:
-            # One of the guards (entries that say whether others are valid) was created a short time
-            # ago. The server may have evicted an older guard, which had the marker (announcement)
-            # of a write that is not committed yet. So it is not safe to store anything.
+            # A guard was created a short time ago. The server may have evicted an older one with
+            # the marker of a write that is not committed yet, so it is not safe to store anything.
             forbid_fill(request)
             return
         missing = {name: entry for name, entry in request.fillable.items() if entry is not None}
@@ -199,9 +198,9 @@ class Filler:
         """Take leases (permissions to store) for objects whose names were not known before the SQL
         query.
 
-        These leases are taken after the rows were read. So the guards, which change with each
-        write, are read again after the leases were taken: if the guards are as in ``state``, no row
-        was written in between. Otherwise no lease is kept, and the objects are not stored.
+        The rows were read before these leases are taken. So read the guards, which change with each
+        write, once more afterwards. If they differ from ``state``, a row may have been written in
+        between: no lease is kept, and the objects are not stored.
 
         :param server: the server that holds both the lists and the objects.
         :param names: the names of all objects of the list.

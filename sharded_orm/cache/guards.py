@@ -51,8 +51,8 @@ MAX_LISTED = 100
 #: of writes that are over.
 COMPACT_FROM = 2048
 #: The line that closes a marker (the announcement of a write) may arrive before the line that opens
-#: it. Compacting a guard keeps such a closing line: otherwise, the opening line would later open
-#: the marker. At most this many such closing lines are kept, the latest ones.
+#: it, which would otherwise open the marker later. So compacting keeps such closing lines, the
+#: latest ones, at most this many.
 _MAX_EARLY = 16
 #: :func:`parse` keeps the parsed form of a guard for the next call, unless the guard is larger than
 #: this number of bytes.
@@ -129,18 +129,15 @@ class Marker:
 class Guard:
     """A parsed guard: the entry that says whether the objects and lists of a scope are valid.
 
-    :param generation: a random digest. Objects that were stored with a different generation are
-        void, and so are lists of narrower scopes whose revision was computed with a different
-        generation.
+    :param generation: a random digest. Objects with another generation are void, and so are lists
+        of narrower scopes whose revision was computed with another generation.
     :param created: when the guard was created, in seconds since 1970.
-    :param open: the open markers: the announcements of writes whose transactions may commit at any
-        time.
+    :param open: the open markers: the announcements of writes that may be committed at any time.
     :param digest: a digest of all bytes of the guard, used in the revision of its lists.
     :param size: the size of the guard in bytes.
     :param early: tokens of markers whose closing line has arrived, but whose opening line has not;
         the latest 16 at most. Default: none.
-    :param spare: the number of bytes that could be removed from the guard without a loss (default:
-        0).
+    :param spare: how many bytes compacting would save. Default: 0.
     """
 
     generation: str
@@ -203,8 +200,8 @@ def opening(marker: Marker) -> bytes:
 def closing(token: str, *, void: bool) -> bytes:
     """Return the line that closes the marker with ``token``, after the write that it announced.
 
-    :param void: if True, the line also gives the guard a new generation (a random digest), and all
-        entries with an earlier generation become void. If False, the line only closes the marker.
+    :param void: if True, the line also gives the guard a new generation (a random digest), so that
+        all earlier entries become void.
     """
     if void:
         return f"!{token},{new_token()}\n".encode()
@@ -311,13 +308,12 @@ def stamp(guards: Iterable[Guard]) -> str:
 def revision(guards: Iterable[Guard]) -> str:
     """Return the revision of the cached lists of a scope: a digest that is part of their names.
 
-    A write that may change the lists also changes the revision. From then on, readers look for
-    another name, so they do not find the lists that were cached before.
+    A write that may change the lists also changes the revision, so readers no longer find the lists
+    that were cached before.
 
-    :param guards: the guards of all wider scopes, the widest scope first, then the guard of the
-        lists' own scope. A guard is the cache entry that each write to its scope changes. Every
-        change of the last guard changes the revision. The other guards change it only with a new
-        generation (a digest), which they get from a write that may concern any row of their scope.
+    :param guards: the guards of all wider scopes, the widest first, then the guard of the lists'
+        own scope. Every change of the last guard changes the revision. A wider guard changes it
+        only with a new generation, after a write that may concern any row of the wider scope.
     """
     *wider, own = guards
     return digest(own.digest, *(guard.generation for guard in wider))

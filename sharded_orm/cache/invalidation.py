@@ -20,9 +20,8 @@ class VoidRows:
         an isolate key, of a shard key, or of the table.
     :param pks: tokens of the rows' primary keys (the form that keys have in names of entries); None
         (the default) for all rows of the scope.
-    :param wide: True if the model has an isolate key (a field that divides the rows of a shard
-        key), and its values in the rows are unknown. In this case, all entries of the rows' shard
-        key or table become void. Default: False.
+    :param wide: True if the model has an isolate key whose values in the rows are unknown. All
+        entries of the rows' shard key or table then become void. Default: False.
     """
 
     scope: Scope
@@ -47,8 +46,8 @@ def void(cache: CacheClient, targets: Iterable[VoidRows]) -> None:
     targets = list(targets)
     for rows in targets:
         scope, names = rows.scope, rows.scope.guards
-        # The name of the guard that says whether the objects are valid: the guard of the shard key,
-        # or of the table if the model is global or the shard key is unknown.
+        # The name of the guard that says whether the objects are valid: that of the shard key. It
+        # is that of the table if the model is global or the shard key is unknown.
         home = names[min(scope.home, len(names) - 1)]
         is_whole = rows.pks is None or rows.wide
         for holder in cache.holders(scope.place):

@@ -42,8 +42,8 @@ def token(value: Any) -> str:
     """Return ``value`` as a part of a name: printable ASCII without ``-``, 64 characters at most.
 
     Different values of a field have different tokens, and values that are equal in the database
-    have the same token. Long values are hashed. Texts have the same token only if they are
-    identical, so a key must not use a collation under which different texts are equal.
+    have the same token. Long values are hashed. Different texts always have different tokens, so a
+    key must not use a collation under which different texts are equal.
 
     :param value: a field value, as ``get_prep_value`` of the field returns it.
     """
@@ -124,8 +124,8 @@ class CachedType:
     :param name: the prefix of all names, then ``app_label.ModelName`` of the concrete model.
     :param sharded: whether the rows are on shards; otherwise they are in the global database.
     :param fingerprint: a digest of the model's fields, contained in objects and lists, and in the
-        names of lists. It is not in the names of objects and guards, so that old and new code use
-        the same guards during a rolling deploy.
+        names of lists. The names of objects and guards do not contain it, so that old and new code
+        use the same guards during a rolling deploy.
     """
 
     name: str
@@ -140,18 +140,17 @@ class CachedType:
 
 @dataclass(frozen=True)
 class Scope:
-    """A scope: a set of rows of one cached model.
+    """A scope: a set of rows of one cached model that have one guard.
 
     The set is a whole table on a shard, a whole global table, the rows of one shard key, or those
-    of one isolate key (a value of the field that divides the rows of a shard key). Each scope has
-    one guard: a cache entry that changes with each write to these rows.
+    of one isolate key (a value of the field that divides the rows of a shard key).
 
-    :param place: the alias of the shard. For a global model, it is the name of ``type``. The place
-        decides which cache server has the entries.
-    :param key: the token of the shard key (its form in names of entries). It is None (the default)
-        if the scope is a whole table, or if the model is global.
-    :param isolate: the token of the isolate key. It is None (the default) if the scope is not
-        limited to one isolate key.
+    :param place: the alias of the shard; for a global model, the name of ``type``. It decides which
+        cache server has the entries.
+    :param key: the token of the shard key (its form in names of entries). None (the default) for a
+        whole table, and for a global model.
+    :param isolate: the token of the isolate key. None (the default) if the scope is not limited to
+        one.
     """
 
     type: CachedType
@@ -217,8 +216,8 @@ class Scope:
         """Return the name of a list or count.
 
         :param query: a digest of two things: the query, and the fingerprint of the model's fields.
-        :param revision: the digest that the list's guards (entries that say whether others are
-            valid) have now. It changes with each write to the list's rows.
+        :param revision: the digest that the list's guards have now. It changes with each write to
+            the list's rows.
         """
         stem = f"{self.type.name}-list{self._stem[len(self.type.name) :]}"
         return fit(f"{stem}-{query}-{revision}")

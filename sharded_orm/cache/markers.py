@@ -1,15 +1,14 @@
 """The markers of a transaction: opened in the cache before COMMIT, closed after it.
 
-A *scope* is a set of rows of one table on a shard: all rows, the rows of one shard key, or those of
-one isolate key (a value of the field that divides the rows of a shard key). Each scope has a
-*guard*, a cache entry that says whether the other entries of the scope are valid. An open *marker*
-in a guard says that a write to these rows is under way.
+Each *scope* (a set of rows, such as those of one shard key) has a *guard*, a cache entry that says
+whether the other entries of the scope are valid. An open *marker* in a guard says that a write to
+these rows is under way.
 
-Opening the markers costs one round trip per transaction and cache server, however many rows the
-transaction wrote. Closing them costs one packet, whose answer is not waited for. If a marker cannot
-be opened, ``ON_CACHE_FAILURE`` decides whether the transaction is rolled back or goes on without the
-marker. If a server does not confirm the closing, the process queues it; until the server gets the
-closing, readers bypass the cache for the written rows.
+Opening the markers costs one round trip per transaction and cache server, however many rows were
+written. Closing them costs one packet, whose answer is not waited for. If a marker cannot be
+opened, ``ON_CACHE_FAILURE`` decides whether the transaction is rolled back or goes on without it.
+If a server does not confirm the closing, the process queues it. Until it is done, readers bypass
+the cache for the written rows.
 """
 
 from __future__ import annotations
@@ -70,12 +69,11 @@ class TouchedRows:
         #: they cannot be cached yet.
         self.pks: set[str] | None = set()
         #: The scopes of all values of the isolate key (the field that divides the rows of a shard
-        #: key) that the rows had before or after the writes. Each scope is keyed by the token of
-        #: the value: the value as it is written in names of entries.
+        #: key) that the rows had before or after the writes, by the value's token (its form in
+        #: names of entries).
         self.isolates: dict[str, Scope] = {}
-        #: Whether the write may concern every value of the isolate key (the field that divides the
-        #: rows of a shard key). This is so if ``isolates`` may be incomplete, or if it has more
-        #: than MAX_LISTED items.
+        #: Whether the write may concern every value of the isolate key: ``isolates`` may be
+        #: incomplete, or has more than MAX_LISTED items.
         self.wide = False
 
     def add(self, pks: Iterable[str] | None, isolates: Iterable[Scope], wide: bool) -> None:
@@ -104,16 +102,13 @@ class TouchedRows:
 
 
 class GuardUpdate(NamedTuple):
-    """The content of a marker (the announcement of a write), and the guard that must get the marker.
-
-    A guard is the cache entry that says whether other entries are valid.
+    """A marker (the announcement of a write), and the guard that must get the marker.
 
     :param scope: the scope (set of rows) of the guard.
     :param guard: the name of the guard.
     :param pks: tokens (the form in names of entries) of the primary keys of those written rows that
         may be cached as objects; None for all rows of the scope.
-    :param wide: whether the write may concern every isolate key (value of the field that divides
-        the rows of a shard key) in the scope.
+    :param wide: whether the write may concern every isolate key in the scope.
     :param at_home: True if the guard decides whether objects and lists are valid; False if it
         decides this only for the lists of an isolate key.
     """
@@ -128,8 +123,7 @@ class GuardUpdate(NamedTuple):
 class PlacedMarker(NamedTuple):
     """A marker (announcement of a write) that was sent to a cache server, and may have arrived.
 
-    :param update: the guard (the entry that says whether others are valid) that gets the marker,
-        and what the marker says.
+    :param update: the guard that gets the marker, and what the marker says.
     :param server: the cache server that has the guard.
     :param holds_objects: whether the server may also have the objects of the written rows.
     """
@@ -161,8 +155,8 @@ class TransactionMarkers:
         # The sizes in bytes of the guards in which writes were announced, keyed by server, then by
         # guard name.
         self._sizes: dict[CacheServer, dict[str, int]] = {}
-        # The monotonic time at which this transaction last began to send its markers (announcements
-        # of writes). None if markers were not sent yet, or if rows were written since.
+        # The monotonic time at which this transaction last began to send its markers. None if it
+        # has sent none, or if rows were written since.
         self._marked_at: float | None = None
 
     def touch(
@@ -179,9 +173,8 @@ class TransactionMarkers:
             the table if the shard key is unknown or the model is global.
         :param pks: tokens (the form in names of entries) of the primary keys of those rows that may
             be cached as objects; None for all rows of the scope.
-        :param isolates: scopes of the isolate keys (values of the field that divides the rows of a
-            shard key) that the rows have before and after the write (default: none). If ``scope``
-            is the scope of an isolate key, ``isolates`` need not contain it.
+        :param isolates: scopes of the isolate keys that the rows have before and after the write
+            (default: none). ``scope`` itself may be left out.
         :param wide: whether the write may also concern rows of isolate keys that are not in
             ``isolates`` (default: no).
         """
@@ -227,13 +220,13 @@ class TransactionMarkers:
         """Announce the writes to the cache: open a marker in the guard of each scope (set of rows)
         with written rows.
 
-        Called before COMMIT, and before a statement that may commit implicitly. An attempt that
-        takes longer than COMMIT_WITHIN seconds is repeated; at most _ATTEMPTS attempts are made. An
-        attempt costs one round trip per cache server. No attempt is needed if all guards got their
+        Called before COMMIT, and before a statement that may commit implicitly. An attempt costs
+        one round trip per cache server. If it takes longer than COMMIT_WITHIN seconds, it is
+        repeated; at most _ATTEMPTS attempts are made. No attempt is needed if all guards got their
         markers less than COMMIT_WITHIN seconds ago and nothing was written since.
 
         :raises CacheUnavailable: a cache server does not answer, and ``ON_CACHE_FAILURE`` is
-            "refuse". Or every attempt took longer than COMMIT_WITHIN seconds. Markers that were
+            "refuse"; or every attempt took longer than COMMIT_WITHIN seconds. Markers that were
             opened stay open until :meth:`over`.
         """
         within = self._cache.options.commit_within
@@ -248,12 +241,11 @@ class TransactionMarkers:
         self._refuse(f"marking took longer than COMMIT_WITHIN ({within:g} s), {_ATTEMPTS} times")
 
     def announce_within(self, seconds: float) -> bool:
-        """Announce a write in autocommit, before its statement is sent. Return whether that took less
-        than ``seconds``.
+        """Announce a write in autocommit, before its statement is sent. Return whether that took
+        less than ``seconds``.
 
-        If it took longer, the statement must not be sent, because its commit could begin too late:
-        the markers count for COMMIT_WITHIN seconds only. Makes only one attempt, which costs one
-        round trip per cache server.
+        If not, do not send the statement: its commit could begin after COMMIT_WITHIN seconds, when
+        the markers no longer count. Makes one attempt, which costs one round trip per cache server.
 
         :raises CacheUnavailable: as :meth:`announce`.
         """
@@ -270,9 +262,8 @@ class TransactionMarkers:
             line = opening(marker)
             for server, holds_objects in self._servers(update):
                 records.setdefault(server, []).append((update.guard, line))
-                # Record the marker (the announcement of the write) before it is sent, so that it is
-                # closed later in any case: even if sending fails, the server may have received the
-                # marker.
+                # Record the marker before it is sent: even if sending fails, the server may have
+                # received it, so it must be closed.
                 self._placed.append(PlacedMarker(update, server, marker, holds_objects))
         first_line, ttl = header(now), self._cache.guard_ttl
         for server, lines in records.items():
@@ -313,16 +304,15 @@ class TransactionMarkers:
         ) from cause
 
     def over(self) -> None:
-        """Delete the objects of the written rows from the cache, then close the markers, which
-        announced the writes.
+        """Delete the objects of the written rows from the cache, then close the markers.
 
         Called after the transaction's end. Sends one packet to each cache server. Does not wait for
-        the answer if a connection is idle and the markers cannot have been closed by anybody else.
-        If a server reports later that it has not closed the markers, their closing is queued.
+        the answer if a connection is idle and nobody else can have closed the markers. A closing
+        that the server does not confirm is queued.
 
-        If a server cannot be reached, the closing of its markers is queued, and the database
-        session is closed. Readers that find an open marker then look for the session. Because it is
-        gone, they know that the transaction has ended.
+        If a server cannot be reached, the database session is closed, too. Readers that find an
+        open marker look for this session: because it is gone, they know that the transaction has
+        ended.
         """
         markers, self._placed = self._placed, []
         try:
@@ -359,8 +349,7 @@ class TransactionMarkers:
         by server.
 
         :param late: whether the COMMIT may have come later than COMMIT_WITHIN seconds after the
-            markers were opened. If so, closing them also gives each guard a new generation (a
-            random digest), which makes all entries of the earlier generation void.
+            markers were opened. Closing them then also makes all earlier entries void.
         """
         closings: dict[CacheServer, Closing] = {}
         for update, server, marker, holds_objects in markers:
@@ -385,9 +374,9 @@ class TransactionMarkers:
         is_long = any(size > COMPACT_FROM for size in sizes.values())
         try:
             closing_queue.flush(server)
-            # Unless ``wait`` is True or a guard is long, do not wait for the answer. That is safe:
-            # until the server has closed the markers, readers query the database. If the server
-            # answers later that the markers are still open, their closing is queued.
+            # Do not wait for the answer, unless ``wait`` is True or a guard is long. That is safe:
+            # until the markers are closed, readers query the database. If the server answers later
+            # that they are still open, their closing is queued.
             lost = None if is_long or wait else partial(closing_queue.add, server_closing)
             server.finish(list(server_closing.objects), server_closing.records, lost)
         except ServerDown as exc:

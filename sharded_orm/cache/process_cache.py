@@ -2,12 +2,13 @@
 
 A *guard* is the entry that says whether other entries are still valid. A *revision* is a digest of
 the guards of a list, and a part of the list's name. The guards are read from the server each time.
-A remembered value is used only if the guards are still the same as when the value was read.
+A remembered value is used only if the guards are the same as when it was read.
 
-A remembered list saves a round trip. A remembered revision also saves one: the list can be read in
-the same packet as the guards, because its name is known already. A remembered row
-(:class:`Decoded`) saves decoding the entry again. If all rows of a list are remembered together
-(:class:`ListedRows`), only the guards are read.
+- A remembered list saves a round trip.
+- A remembered revision saves one, too: the list's name is known, so the list and the guards are
+  read in one packet.
+- A remembered row (:class:`Decoded`) saves decoding the entry again.
+- If all rows of a list are remembered together (:class:`ListedRows`), only the guards are read.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ _KEPT_FOR = 10.0
 
 
 def kept_for(ttl: float) -> float:
-    """Return the seconds for which a process may use the rows of a list without reading the entries.
+    """Return the seconds for which a process may use the rows of a list without reading the
+    entries.
 
-    The entries of rows and lists live so much less than ``ttl`` seconds. So no row is used for longer
-    than ``ttl`` seconds after it was stored, even if nothing tells the process of a write.
+    Entries are stored for so much less than ``ttl`` seconds. So no row is used for longer than
+    ``ttl`` seconds, even if nothing tells the process of a write.
 
     :param ttl: the setting TTL, in seconds.
     """
@@ -41,8 +43,7 @@ def kept_for(ttl: float) -> float:
 class Listed:
     """The result of a query as the cache stores it: the primary keys of a list, or numbers.
 
-    :param revision: the digest that the guards (entries that say whether others are valid) had when
-        the result was stored.
+    :param revision: the digest that the guards had when the result was stored.
     :param pks: tokens (the form in names of entries) of the rows' primary keys, in the order of the
         list; empty for a number.
     :param names: the names of the rows' objects in the cache, in the same order.
@@ -68,10 +69,9 @@ class Listed:
 class ListedRows(NamedTuple):
     """The rows of a list, as they were when no write to them was under way. Immutable.
 
-    :param guards: the bytes of the list's guards. They were equal before and after the rows were
-        read, and had no open marker (announcement of a write). Each write to the list or to one of
-        its rows changes them, and they never return to an earlier value. So as long as the server
-        has these bytes, the list and its rows are valid.
+    :param guards: the bytes of the list's guards, which were the same before and after the rows
+        were read, without an open marker. Each write to the list or its rows changes them for good.
+        So as long as the server has these bytes, the list and its rows are valid.
     :param decoded: the memory of decoded rows of the format in which the rows are decoded.
     :param names: the names of the rows' entries.
     :param rows: the decoded rows, in the same order.
@@ -141,10 +141,10 @@ class ProcessCache:
     def note_rows(self, guard: str, query: str, kept: ListedRows, *, is_divided: bool) -> None:
         """Keep the rows of a list, unless they are large.
 
-        :param is_divided: whether the list is one of an isolate key, which divides the rows of a shard
-            key. A write of another isolate key changes the guards of the list, but not the list. If
-            there are such writes, it is better to read the rows and the guards in one packet. So the
-            rows are not used until the guards have been the same twice.
+        :param is_divided: whether the list is one of an isolate key, which divides the rows of a
+            shard key. Writes of other isolate keys change its guards, but not the list. If there
+            are many, it is better to read the rows and the guards in one packet. So the rows are
+            not used until the guards have been the same twice.
         """
         if kept.size > self.LARGEST_LIST or not 0 < len(kept.names) <= _LONGEST_LIST:
             return
@@ -182,11 +182,10 @@ class DecodedRow(NamedTuple):
     """The row of an entry as it was read last, and what its validity depends on.
 
     :param value: the bytes of the entry.
-    :param stamp: the stamp that the entry carries: the generations of its guards, the entries that
-        say whether others are valid.
+    :param stamp: the stamp that the entry carries: the generations of its guards.
     :param guards: the bytes of the guards with which the row was found to be valid while no write
-        was under way; empty if they were not remembered. If the guards and the entry still have
-        these bytes, the row is still valid.
+        was under way; empty if they were not remembered. The row is valid while the guards and the
+        entry have these bytes.
     """
 
     value: bytes
@@ -199,8 +198,8 @@ class Decoded:
     """The decoded rows of entries that were read before, keyed by the entries' names. Thread-safe.
 
     The rows are kept, because decoding an entry takes longer than fetching it. A kept row is used
-    only for an entry with the same bytes, name and stamp (a text that changes when a write makes
-    the entry void), so it is never outdated.
+    only for an entry with the same bytes, name and stamp, so it is never outdated. The stamp is a
+    text that changes when a write makes the entry void.
     """
 
     #: The most bytes of entries that all instances of this class in a process remember together.

@@ -1,8 +1,7 @@
 """Reading through the cache. Decides which entries are valid; does not depend on Django's ORM.
 
-:meth:`Reader.read` gets one or more *requests*, each for an object or a list, and looks for all
-of them together: commands to the same cache server are sent in one packet. Afterwards each request
-has an outcome:
+:meth:`Reader.read` looks for several *requests* together, each for an object or a list. Commands to
+the same cache server are sent in one packet. Afterwards each request has an outcome:
 
 - :data:`HIT`: the answer is ``request.rows``, or ``request.value`` for a number.
 - :data:`MISS`: the caller must query the database and pass the result to :meth:`Reader.fill`.
@@ -12,11 +11,12 @@ has an outcome:
 A *guard* is the cache entry that says whether the objects and lists of a set of rows are valid. A
 *revision* is a digest of the guards of a list, and a part of the list's name.
 
-Reading an object costs one round trip. Reading a list with its rows costs three round trips at
-first use: for the guards, the ids and the objects. It costs two if the process remembers the
-revision, and one if the process also remembers the ids: the guards, which are read in the same
-packet, say whether the remembered ids are still valid. If the process remembers the rows, too, it
-reads the guards only.
+Reading an object costs one round trip. Reading a list with its rows costs:
+
+- three round trips at first use: for the guards, the ids and the objects;
+- two if the process remembers the revision;
+- one if the process also remembers the ids. The guards are read in the same packet, and say whether
+  these ids are still valid. If the process remembers the rows, too, it reads the guards only.
 
 All rows of one request belong to the same state of the database: the guards are read before and
 after the objects. If both readings are equal, nothing was written in between, because a guard never
@@ -115,10 +115,11 @@ class Reader:
         *,
         to_fill: bool = True,
     ) -> Row | ObjectRequest:
-        """Look for one object, and return its row, if this process knows that the row is valid.
+        """Look for one object. Return its row if this process knows that the row is valid, and
+        otherwise a request, as :meth:`read` leaves it.
 
-        Otherwise return a request, as :meth:`read` leaves it. So the most common read, that of a row
-        that the process has read before, needs no request. Does not raise if the cache server is down.
+        So the most common read, of a row that the process has read before, makes no request. Does
+        not raise if the cache server is down.
 
         :param scope, format, sessions, pk: see :class:`ObjectRequest`.
         :param to_fill: see :meth:`read`.
@@ -199,8 +200,7 @@ class Reader:
             self.cache.statistics.add(type_name, object_hits=count)
 
     def _rows(self, server: CacheServer, batches: Sequence[RowBatch]) -> Steps:
-        # Read each guard (an entry that says whether others are valid) once, because all rows of a
-        # shard depend on the guard of their table.
+        # Read each guard once, because all rows of a shard depend on the guard of their table.
         addresses = [address for batch in batches for address in batch.addresses.values()]
         guards_of = [address.scope.guards for address in addresses]
         names = list(dict.fromkeys(chain.from_iterable(guards_of)))
@@ -227,8 +227,7 @@ class Reader:
                     batch.requests[name] = request
 
     def _objects(self, server: CacheServer, requests: Sequence[ObjectRequest]) -> Steps:
-        # Many objects have the same guards (entries that say whether others are valid), such as the
-        # guard of the table. Read each guard once.
+        # Read each guard once: many objects have the same guards, such as that of the table.
         names = list(dict.fromkeys(n for request in requests for n in request.scope.guards))
         raws, entries, _ = yield server, names, [request.name for request in requests], ()
         guard_of = dict(zip(names, raws, strict=True)).__getitem__
@@ -282,10 +281,12 @@ class Reader:
         shares_store = self.cache.shares_store
         memory = self.memory
 
-        # First packet: the guards, the entries that say whether others are valid; nothing else if the
-        # process remembers the rows. If it remembers the ids of the list, this packet also reads the
-        # objects, provided that they are on the same server. If it remembers only the revision (a
-        # part of the list's name), this packet also reads the list.
+        # The first packet reads the guards. It also reads:
+        #
+        # - nothing, if the process remembers the rows;
+        # - the objects, if the process remembers the ids of the list, and they are on the same
+        #   server;
+        # - the list, if the process remembers only the revision (a part of the list's name).
         began = self._monotonic()
         known = memory.rows(own_guard, query, request.format.decoded, began)
         remembered = memory.listed(own_guard, query)
@@ -418,9 +419,8 @@ class Reader:
     def _guard_state(
         self, server: CacheServer, names: Sequence[str], home: int, raws: tuple[bytes | None, ...]
     ) -> GuardState | None:
-        """Combine guards (the entries that say whether other entries are valid) into one state.
-
-        If a guard is missing or broken, create a new one on the server and return None.
+        """Combine guards into one state. If one is missing or broken, create a new one on the
+        server and return None.
 
         :param server: the cache server that holds the guards.
         :param names: the names of the guards, that of the widest scope first.
@@ -474,12 +474,12 @@ class Reader:
                 self.cache.statistics.add(scope.type.name, repairs=closed)
 
     def fill(self, misses: Sequence[tuple[CacheRequest, Sequence[str], Sequence[Row]]]) -> None:
-        """Store in the cache what the database returned for the requests that missed.
+        """Store in the cache what the database returned for requests that the cache could not
+        answer.
 
-        A request has missed if the cache could not answer it. Does not raise if a cache server is
-        down. Costs one round trip per cache server. If lists and objects are on the same servers,
-        each list costs up to three more round trips, to take leases (permissions to store) for its
-        objects.
+        Does not raise if a cache server is down. Costs one round trip per cache server. If lists
+        and objects are on the same servers, each list costs up to three more, to take leases
+        (permissions to store) for its objects.
 
         :param misses: tuples of a request, the tokens of the rows' primary keys (their form in
             names of entries), and the rows. Without tokens, the rows are not stored. For

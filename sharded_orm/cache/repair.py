@@ -3,15 +3,13 @@
 A *guard* is the cache entry that says whether the entries of a scope (a set of rows) are valid. An
 open *marker* in a guard says that a write to these rows is under way.
 
-The marker of a killed writer stays open, so readers bypass the cache for the rows of this marker. A
-reader that finds an old marker queries the database to learn whether the writer's session still
-exists. If the session is gone, the transaction was committed or rolled back, and the reader closes
-the marker as the writer would have done.
+The marker of a killed writer stays open, so readers bypass the cache for its rows. A reader that
+finds an old marker asks the database whether the writer's session still exists. If not, the
+transaction is over, and the reader closes the marker as the writer would have done.
 
-One transaction may have left markers in several guards, on several cache servers. Readers repair
-each guard separately, in any order. This is safe, because the guards on a server only say whether
-objects on the same server are valid. A repair sends one packet to that server, which first deletes
-the objects of the rows in the marker and then closes the marker.
+A transaction may leave markers in several guards on several cache servers. Readers repair each
+guard separately, in any order, because a guard only speaks of objects on its own server. A repair
+sends one packet, which first deletes the objects of the marker's rows and then closes the marker.
 """
 
 from __future__ import annotations
@@ -40,8 +38,7 @@ from sharded_orm.cache.stores.base import CacheServer
 #: alive and will close the marker.
 REPAIR_AFTER = 1.0
 #: Seconds that a process waits before it queries the database about the same marker (the
-#: announcement of a write) again. Also the seconds before it closes the same marker in the same
-#: guard again.
+#: announcement of a write) again, or closes it in the same guard again.
 _AGAIN_AFTER = 1.0
 _REMEMBERED = 4096
 
@@ -56,9 +53,9 @@ class Sessions(Protocol):
     def judges(self, writer: Writer) -> bool:
         """Whether :meth:`gone` can find out if the session of ``writer`` has ended.
 
-        It can if the session is or was on the database server that :meth:`gone` queries, and if the
-        querying account may see the session. If the server does not answer, return True:
-        :meth:`gone` then returns no writer.
+        The session must be or have been on the server that :meth:`gone` queries, and the account
+        must be allowed to see it. True if the server does not answer: :meth:`gone` then returns no
+        writer.
         """
 
     def gone(self, writers: Sequence[Writer]) -> set[Writer]:
@@ -86,9 +83,8 @@ class _MarkerState:
 
 
 class Repairer:
-    """Finds and closes the markers of dead writers. Thread-safe, with bounded memory.
-
-    A marker in a guard says that a write is under way.
+    """Finds and closes the markers (announcements) of dead writers. Thread-safe, with bounded
+    memory.
 
     :param quarantine: seconds after which an open marker is closed if the database cannot report
         whether the writer is alive. This is safe, because a living writer begins no COMMIT with a
@@ -121,12 +117,11 @@ class Repairer:
         sessions: Sessions,
         now: float,
     ) -> int:
-        """Close the markers in ``guard`` whose writers are dead.
+        """Close the markers (announcements of writes) in ``guard`` whose writers are dead.
 
-        A writer opens a marker in the guard before its COMMIT, and closes the marker afterwards. If
-        ``guard`` says whether objects are valid, first delete the cached objects of the rows that
-        the dead writers have changed. This is done on a server that has only lists, too, because
-        deleting a missing entry costs nothing.
+        If ``guard`` says whether objects are valid, first delete the cached objects of the rows
+        that the dead writers have changed. This is done even on a server that has only lists,
+        because deleting a missing entry costs nothing.
 
         :param server: the cache server from which ``guard`` was read.
         :param index: the position of the guard in ``scope.guards``.
@@ -186,8 +181,7 @@ class Repairer:
         ]
         with self._lock:
             for marker in new_dead:
-                # Remember that the writer is dead, so that the database is not queried again when a
-                # reader finds the same writer's marker in another guard.
+                # Remember that the writer is dead: its markers in other guards then cost no query.
                 if (state := self._states.get(marker.token)) is not None:
                     state.is_dead = True
         return dead + new_dead
@@ -219,10 +213,9 @@ class Repairer:
 def compact(server: CacheServer, name: str, raw: bytes, ttl: float) -> bool:
     """Replace a guard by a shorter one, if that saves enough and the guard has not changed.
 
-    A guard is an entry that says whether others are valid. The shorter guard keeps the markers
-    (announcements) of unfinished writes, and the generation, a random digest that cached objects
-    carry. So objects stay valid. The lists of the scope become void. So the best moment to compact
-    is right after a write, which makes these lists void anyway.
+    The shorter guard keeps the markers (announcements) of unfinished writes, and the generation, so
+    objects stay valid. The lists of the scope become void. So the best moment is right after a
+    write, which makes them void anyway.
 
     :param name: the name of the guard.
     :param raw: the bytes of the guard as they were read.

@@ -1,9 +1,9 @@
 """The first level of the cache: what one HTTP request or task has read (Yupoo, Y13).
 
-The first level keeps rows in the memory of the process: if a request reads rows a second time, it
-gets the rows of the first time, without a round trip. A first level lives from ``request_started``
-to ``request_finished``, or for a ``with cache_scope():`` block of a command or task; other code has
-no first level. A request sees its own writes, because every write calls :func:`forget`.
+A request that reads rows a second time gets the rows of the first time, from the memory of the
+process. A first level lives from ``request_started`` to ``request_finished``, or for a ``with
+cache_scope():`` block of a command or task; other code has none. A request sees its own writes,
+because every write calls :func:`forget`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ class RequestCache:
     """A first level: what one request, or one ``cache_scope()`` block, has read.
 
     The threads and tasks of the request share the first level. It has one dict of entries for each
-    shard key or global table. Each dict is stored under the name of the *home guard* of that shard
-    key or table: the cache entry that says whether the other entries of that key or table are
-    valid. A write drops each dict whose entries it may affect.
+    shard key or global table, stored under the name of that key's or table's *home guard*, the
+    cache entry that says whether the others are valid. A write drops each dict that it may affect.
 
     A reader gets the dict *before* it queries the database, and later puts the rows into this dict.
     If a write has dropped the dict meanwhile, no later reader finds the rows.

@@ -24,8 +24,8 @@ from sharded_orm.cache.values import Row
 #: the result (MISS), or it has the result (HIT).
 BYPASS, MISS, HIT = 0, 1, 2
 
-# judge() keeps the combined state of guards (entries that say whether others are valid) for the
-# next call, if the guards have at most this many bytes together.
+# judge() keeps the combined state of guards for the next call, if the guards have at most this many
+# bytes together.
 _LONGEST_GUARDS = 4096
 
 
@@ -61,8 +61,7 @@ class GuardState:
         self.stamp = guards.stamp(parsed[: home + 1])
         #: The revision that the name of a valid list must contain: a digest of all guards.
         self.revision = guards.revision(parsed)
-        #: The time at which the youngest of the guards (entries that say whether others are valid)
-        #: was created, in seconds since 1970.
+        #: The time at which the youngest of the guards was created, in seconds since 1970.
         self.created = max(guard.created for guard in parsed)
         #: Whether a write is under way that may concern any cached object and any cached list of
         #: the scope (the set of rows).
@@ -73,8 +72,8 @@ class GuardState:
             parsed[home].open if own == home else parsed[home].has_wide or parsed[own].open
         )
         #: A function that takes the token of a primary key, and returns whether that object is
-        #: being written. It looks for open markers in the home guard (the guard that says whether
-        #: objects are valid). None if the home guard has no open marker.
+        #: being written. None if the home guard (the one that says whether objects are valid) has
+        #: no open marker.
         self.covers: Callable[[str], bool] | None = (
             parsed[home].covers if parsed[home].open else None
         )
@@ -91,8 +90,8 @@ def judge(raws: tuple[bytes, ...], home: int) -> GuardState:
     """Return the combined state of all guards (entries that say whether others are valid) that
     concern a set of rows.
 
-    :param raws: the bytes of the guards. The guard of the widest scope is first, the scope's own
-        guard is last.
+    :param raws: the bytes of the guards, that of the widest scope first, the scope's own guard
+        last.
     :param home: the position of the guard that says whether objects are valid.
 
     :raises BrokenGuard: one of the guards cannot be parsed.
@@ -127,11 +126,11 @@ class Format(Protocol):
 class CacheRequest:
     """A request for one object or one list. Each request serves a single read, in one thread.
 
-    :param scope: the scope (set of rows) of the list. For an object, it is the scope of the
-        object's shard key or global table, and never the scope of an isolate key.
+    :param scope: the scope (set of rows) of the list; for an object, that of its shard key or
+        global table, never that of an isolate key.
     :param format: how the rows are stored and decoded.
-    :param sessions: finds out, in the database that holds the rows, which writers are dead. If
-        None, the markers of dead writers (announcements of their writes) are left open.
+    :param sessions: finds out, in the database that holds the rows, which writers are dead. None
+        leaves the markers of dead writers (announcements of their writes) open.
     """
 
     #: The names of the counters for the outcomes BYPASS, MISS and HIT of this class of requests.
@@ -143,13 +142,11 @@ class CacheRequest:
     #: The result of a :class:`ListRequest` that asks for a number or several numbers. Set after a
     #: hit, or before the result is stored.
     value: int | tuple[int, ...] | None = None
-    #: After a miss, the state of the guards (entries that say whether others are valid) at the time
-    #: of the miss. The result is stored as valid for this state only. None if the result must not
-    #: be stored.
+    #: After a miss, the state of the guards at that time: the result is stored as valid for this
+    #: state only. None if the result must not be stored.
     state: GuardState | None = None
-    #: After a miss, the state of the guards that say whether the objects (rows) of the result are
-    #: valid. These guards may be on a different server than the guards of the list. None if the
-    #: objects must not be stored.
+    #: After a miss, the state of the guards of the objects, which may be on a different server than
+    #: those of the list. None if the objects must not be stored.
     object_state: GuardState | None = None
 
     #: The objects that were looked for: their names, and the entries as they were found, with the
@@ -161,9 +158,9 @@ class CacheRequest:
         self.format = format
         self.sessions = sessions
         #: After a miss, the entries of the result's objects as they were found, keyed by object
-        #: name. Once lease() was called, an entry has the lease (the permission to store the
-        #: object). The value is None if the object must not be stored, for example because its
-        #: entry is valid already, or because another reader stores it.
+        #: name. After lease(), an entry has the lease (the permission to store the object). The
+        #: value is None if the object must not be stored, for example because another reader stores
+        #: it.
         self.fillable: dict[str, FoundEntry | None] = {}
         #: The names of the objects that were stored, or that a server without an answer may have stored.
         self.stored: set[str] = set()

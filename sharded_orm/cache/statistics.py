@@ -171,8 +171,8 @@ class CacheStatistics:
                 {counter(name, field): count for field, count in counts.items() if count}
             )
         except ServerDown:
-            # Keep the counts, to send them again later. If the server added them before it failed,
-            # they are then counted twice, which is better than losing the counts of an outage.
+            # Keep the counts, to send them again later. If the server has added them before it
+            # failed, they count twice, which is better than to lose the counts of an outage.
             with self._lock:
                 _add(self._unsent.setdefault(name, {}), counts)
 
@@ -200,9 +200,7 @@ class CacheStatistics:
 
 def counter(type_name: str, field: str) -> str:
     """Return the name of the cache entry that counts one kind of event of a model, such as hits.
-
-    No other cache entry has the name of a counter, because ``@count-`` is used only in names of
-    counters.
+    Only counters have ``@count-`` in their names.
 
     :param type_name: the prefix of all names in the cache, followed by the model's label.
     :param field: a name of :data:`FIELDS`.

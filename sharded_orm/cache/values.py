@@ -9,14 +9,13 @@ has primary keys, or one number: the result of ``count()`` or ``exists()``. The 
     l1 {fingerprint} - {name} {fields}{checksum}
 
 - ``fingerprint`` is a digest of the model's fields.
-- ``stamp`` has the generations (random digests) of the object's guards, the entries that say
-  whether other entries are valid. The object is valid while the guards have these generations. A
-  list has a digest of its guards in its name instead.
+- ``stamp`` has the generations (random digests) of the object's guards. The object is valid while
+  the guards have these generations. A list has a digest of its guards in its name instead.
 - ``name`` is the name of the entry, so a copy under another name is not accepted.
 - ``fields`` is the inside of a JSON array, without any bracket: brackets in texts are escaped. So
-  one call of the JSON parser can read many entries, and damage to one entry cannot spread to the
-  next. The last element of the array is a text with one character for each field. A letter says how
-  the field was encoded (:data:`_CARRIED`); ``.`` says that the field is a plain JSON value.
+  one call of the JSON parser can read many entries, and damage to one cannot spread to the next.
+  The last element has one character for each field. A letter says how the field was encoded
+  (:data:`_CARRIED`); ``.`` says that the field is a plain JSON value.
 - ``checksum`` has four bytes. It detects accidents; it is not a signature.
 """
 
@@ -137,8 +136,8 @@ def _no_object(_: Any) -> Any:
 
 
 _dump = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-# strict=True refuses line ends and other control characters inside JSON strings. So a string that
-# lost its closing quote cannot go on past the line end that _rows() puts between two entries.
+# strict=True refuses control characters inside JSON strings. So a string that lost its closing
+# quote cannot go on past the line end that _rows() puts between two entries.
 _load = json.JSONDecoder(object_pairs_hook=_no_object, strict=True).decode
 #: The errors that parsing hostile bytes can raise. ValueError: bad syntax, bad UTF-8, or numbers of
 #: thousands of digits. RecursionError: deep nesting. The other errors come from the functions in
@@ -152,8 +151,7 @@ def pack_object(name: str, fingerprint: str, stamp: str, row: Row) -> bytes | No
     :param name: the name of the object's entry.
     :param fingerprint: the hexadecimal digest of the model's fields.
     :param stamp: the generations (random digests) of the object's guards, joined by
-        :func:`~sharded_orm.cache.guards.stamp`. Guards are the entries that say whether others are
-        valid.
+        :func:`~sharded_orm.cache.guards.stamp`.
     :param row: the fields of the row as the driver gave them, before Django's converters.
     :returns: the bytes to store; None if the row has a value that the format cannot hold exactly.
         Such an object is not cached.
@@ -243,7 +241,7 @@ def _why_unusable(raw: bytes, start: str) -> Unusable:
     :param start: the expected beginning of the entry, without the name.
     """
     if raw.startswith(start.encode()):
-        # Only the name is not as expected, so this is a copy of another entry.
+        # Only the name differs, so this is a copy of another entry.
         return BROKEN
     return MISS if raw.startswith(start[:1].encode()) and _OURS.match(raw) else BROKEN
 
@@ -289,9 +287,8 @@ def _rows(bodies: list[bytes]) -> list[list[Any] | None]:
     rows: list[Any]
     try:
         text = b"],\n[".join(bodies).decode("utf-8", "surrogatepass")
-        # All entries are parsed at once, as elements of one outer array. An entry becomes exactly
-        # one element if its JSON text has no bracket, and if no string in it continues after a line
-        # end.
+        # All entries are parsed at once, as elements of one outer array. An entry is exactly one
+        # element if its JSON text has no bracket, and no string in it continues after a line end.
         if text.count("[") != count - 1 or text.count("]") != count - 1:
             raise ValueError("brackets")
         rows = _load(f"[[{text}]]")

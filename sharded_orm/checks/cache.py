@@ -136,8 +136,8 @@ def check_cache_aliases(**kwargs: Any) -> list[checks.CheckMessage]:
 def _own_meta(model: Any) -> Any:
     """Return the ``ShardMeta`` that ``model`` itself or one of its abstract base classes declares.
 
-    Return None if there is no such ``ShardMeta``. A ``ShardMeta`` that ``model`` inherits from a
-    concrete parent does not count, because the check of the parent covers it.
+    Return None if there is none. That of a concrete parent does not count, because the check of the
+    parent covers it.
     """
     for owner in model.__mro__:
         if "ShardMeta" in owner.__dict__:

@@ -28,9 +28,8 @@ APP = "sharded_orm"
 def check_commands(**kwargs: Any) -> list[checks.CheckMessage]:
     """Warn if an app that is listed before ``sharded_orm`` hides one of its commands.
 
-    If two apps have a command with the same name, Django runs the command of the app that is listed
-    first in ``INSTALLED_APPS``. A command that is a subclass of this library's command is no
-    problem.
+    Of two commands with the same name, Django runs that of the app that is listed first in
+    ``INSTALLED_APPS``. A subclass of this library's command is no problem.
     """
     app_by_command = get_commands()
     folder = Path(apps.get_app_config(APP).path) / "management"

@@ -53,8 +53,8 @@ def check_autonomous_files(**kwargs: Any) -> list[checks.CheckMessage]:
 def check_ticket_files(**kwargs: Any) -> list[checks.CheckMessage]:
     """Warn if a ticket server is an SQLite file whose ``transaction_mode`` is not DEFERRED.
 
-    In the other modes, each transaction on the ticket server's alias locks the file, even if it writes
-    nothing. New ids are drawn on other connections, which would wait until that transaction ends.
+    In the other modes, each transaction on the alias locks the file, even if it writes nothing. New
+    ids come from other connections, which would wait until it ends.
     """
     messages: list[checks.CheckMessage] = []
     for alias in runtime.config().tickets:

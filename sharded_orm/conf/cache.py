@@ -44,9 +44,9 @@ class CacheOptions:
     #: A write may COMMIT within this many seconds after its marker (the announcement of the write
     #: in the cache) was stored. Before a later COMMIT, a new marker is stored.
     commit_within: float = 2.0
-    #: A number of seconds with two uses (:class:`CacheOptions` explains guards and markers). First,
-    #: rows are cached only if their guard is at least this old. Second, if the database cannot
-    #: report whether a write still runs, the write counts as ended once its marker is this old.
+    #: A number of seconds with two uses (:class:`CacheOptions` explains guards and markers). Rows
+    #: are cached only if their guard is at least this old. And a write whose marker is this old
+    #: counts as ended, if the database cannot report whether it still runs.
     quarantine: float = 10.0
     #: What to do if a write cannot be announced in the cache. ``"refuse"`` rolls the write back.
     #: ``"proceed"`` commits the write; then cache entries may be stale for up to ``ttl`` seconds.
@@ -54,9 +54,9 @@ class CacheOptions:
     #: Whether this process reads and stores cache entries. If False, the process uses the cache only to
     #: announce which rows it writes.
     read: bool = True
-    #: Further aliases of ``CACHES``. Writes are also announced (by markers) on their servers. These
-    #: aliases are needed while the list of cache servers is being changed, because some processes
-    #: read from the old servers and some from the new ones.
+    #: Further aliases of ``CACHES``, on whose servers writes are also announced. They are needed
+    #: while the list of cache servers is changed: some processes then read from the old servers and
+    #: some from the new ones.
     also_mark: tuple[str, ...] = ()
 
 

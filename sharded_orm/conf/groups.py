@@ -113,8 +113,8 @@ def _nodes(
 ) -> tuple[str, str | None] | None:
     """Return the primary and the replica of a range; None if the entry has no permitted form.
 
-    A pair is two servers that replicate from each other. For a range on a pair, the active side, which
-    takes writes, counts as the primary, and the passive side as the replica.
+    For a range on a pair (two servers that replicate from each other), the active side, which takes
+    writes, counts as the primary, and the passive side as the replica.
     """
     match entry:
         case {"pair": (str() as one, str() as other), "active": str() as active}:

@@ -1,17 +1,17 @@
 """Ids that contain the shard of their row: 64-bit integers whose bits are divided into parts.
 
 This module uses neither Django nor a database. To pack is to make an id from its parts, and to
-unpack is to split an id into its parts. The parts are checked each time, because a part that is too
-large for its bits would change the next higher part.
+unpack is to split it again. The parts are checked each time: one that is too large for its bits
+would change the next higher part.
 
 ========================  =====================================================
 :class:`PackedID`         shard, type, local id (Pinterest, P1)
 :class:`TimestampedID`    milliseconds, shard, sequence (Instagram, I2)
 ========================  =====================================================
 
-An id of either class has a layout, which says how many bits each part has. The default layouts
-are those that Pinterest and Instagram published.
-All ids fit into a signed ``BIGINT``: they are from 0 to 2**63 - 1.
+An id of either class has a layout, which says how many bits each part has. The default layouts are
+those that Pinterest and Instagram published. All ids fit into a signed ``BIGINT``: they are from 0
+to 2**63 - 1.
 """
 
 from __future__ import annotations

@@ -2,20 +2,19 @@
 
 PostgreSQL makes such an id as the default of a column. The functions of this module return SQL
 statements and run none. Each table gets an SQL sequence. Each schema (that is, each shard) gets an
-SQL function, which contains the number of the shard. Neither the SQL sequence nor the SQL function
-contains the schema's name, so the schema may be renamed, dumped and moved.
+SQL function with the number of the shard. Neither contains the schema's name, so the schema may be
+renamed, dumped and moved.
 
-The function that Instagram published uses ``nextval % 1024`` as the last bits of an id. It can
-repeat an id in two cases: if the clock is set back, or if other sessions draw 1024 numbers while
-one session has called ``nextval`` but has not read the clock yet. In a test of that function, bulk
-inserts of four sessions repeated an id within a second.
+The function that Instagram published uses ``nextval % 1024`` as the last bits of an id. It repeats
+ids if the clock is set back, or if other sessions draw 1024 numbers while one session has called
+``nextval`` but has not read the clock yet. In a test, bulk inserts of four sessions repeated an id
+within a second.
 
 Here the SQL sequence stores both the time and the sequence number of the last id, and one session
 at a time advances it. So the ids of a table always grow, and no id is repeated. If the sequence
 numbers of a millisecond are used up, the session waits for the next millisecond. If the clock is
-set back, new ids continue after the last id. As a price for this, a call takes 5 microseconds
-instead of 1. Sessions that insert at once wait for each other, so a table gets at most some 50,000
-rows a second.
+set back, new ids continue after the last id. The price: a call takes 5 microseconds instead of 1,
+and a table gets at most some 50,000 rows a second.
 """
 
 from __future__ import annotations

@@ -8,9 +8,8 @@ from django.db import connections
 def leave_broken_connections() -> None:
     """Close those connections of this thread that are broken, such as after a restart of a server.
 
-    Each connects again at its next use. Django closes broken connections only at the beginning and
-    the end of a request, but a command runs outside of requests. Costs nothing if no statement has
-    failed.
+    They connect again at their next use. Django closes broken connections only at the beginning and
+    the end of a request, which a command does not have. Costs nothing if no statement has failed.
     """
     for connection in connections.all(initialized_only=True):
         if connection.errors_occurred:

@@ -21,12 +21,11 @@ def starting_command() -> list[str] | None:
 
 
 def end_command(error: Exception, argv: list[str]) -> None:
-    """End the process, which is about to run a management command.
+    """End the process, which is about to run a management command, with exit status 1.
 
-    Standard error then gets the message of ``error`` as that of any error of a command, and the exit
-    status is 1. Django itself shows a traceback if an error is raised before the command runs. With
-    ``--traceback`` this function does nothing. The same holds for ``runserver`` if it restarts after
-    changes of the code, because Django's server then waits for the correction.
+    Standard error gets the message of ``error``, as after any error of a command. Django itself
+    would show a traceback. Does nothing with ``--traceback``, or for a ``runserver`` that restarts
+    after changes of the code: Django's server then waits for the correction.
 
     :param argv: the program and the arguments of the command.
     """

@@ -36,9 +36,9 @@ class SignalStopping(Stopping):
 def stop_signals() -> Iterator[SignalStopping]:
     """Context manager in whose block the signals SIGINT and SIGTERM stop the work cleanly.
 
-    Yields the stop flag, which these signals set. If the same signal arrives again, it kills the
-    process. Python can install signal handlers only in the main thread, so in any other thread no
-    signal sets the flag.
+    Yields the stop flag, which these signals set. A second signal of the same kind kills the
+    process. Outside of the main thread, where Python cannot install signal handlers, no signal sets
+    the flag.
     """
     stopping = SignalStopping()
     if threading.current_thread() is not threading.main_thread():

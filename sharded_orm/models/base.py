@@ -41,11 +41,11 @@ from sharded_orm.models.sharding import row_placement
 from sharded_orm.models.sharding.bound_key import key_in_force, unbound
 from sharded_orm.models.sharding.bound_rows import give_bound_key, refuse_other_key
 from sharded_orm.models.sharding.current_shard import current_alias, is_of_other_key
+from sharded_orm.models.sharding.generic_keys import check_references
 from sharded_orm.models.sharding.kept_shard import KeptShard, keep_shard
 from sharded_orm.models.sharding.key_errors import describe, shard_key_required
 from sharded_orm.models.sharding.key_validation import install_key_validation
 from sharded_orm.models.sharding.options import ShardOptions, options_of, shard_options
-from sharded_orm.models.sharding.references import check_references
 from sharded_orm.models.sharding.row_placement import colocated_alias
 from sharded_orm.models.sharding.same_key import (
     refuse_related_of_other_key,
@@ -346,9 +346,9 @@ class ShardedModel(RowValidation, metaclass=ShardedModelBase):
     def _do_insert(
         self, manager: Any, using: str | None, fields: Any, returning_fields: Any, raw: bool
     ) -> Any:
-        # Overrides Model._do_insert(). If the model has fields that generate ids, these fields must
-        # run the insert. insert_with_ids() calls them. If plans (INSERTs that are compiled once)
-        # are turned off, the library's queryset calls them.
+        # Overrides Model._do_insert(). Fields that generate ids must run the insert.
+        # insert_with_ids() calls them, or, without plans (INSERTs that are compiled once), the
+        # library's queryset does.
         options = self._shard_options()
         manager = manager.manager if isinstance(manager, SavedTable) else manager
         options.refuse_key_changed_on_insert(self)
@@ -421,8 +421,8 @@ class ShardedModel(RowValidation, metaclass=ShardedModelBase):
             if key_value is not None:
                 same_key = base_qs.filter(**{key.attname: key_value})
             if values and not others:
-                # Only the shard key is to be saved, but the key is never written. Django would
-                # report success without a query, so check that the row exists.
+                # Only the shard key is to be saved, which is never written. Django would report
+                # success without a query, so check that the row exists.
                 updated = compat.update_result(same_key.filter(pk=pk_val).exists())
             else:
                 updated = update(
@@ -465,8 +465,8 @@ class ShardedModel(RowValidation, metaclass=ShardedModelBase):
 
     def _get_next_or_previous_by_FIELD(self, field: Any, is_next: bool, **kwargs: Any) -> Any:
         # get_next_by_FOO() and get_previous_by_FOO() call this method of Model. Its query is sent
-        # to this row's shard, which has all rows of this row's key, but not all rows of other keys.
-        # So the caller must pass this row's key as a condition.
+        # to this row's shard, which has all rows of this row's key only. So the caller must pass
+        # the key as a condition.
         refuse_other_key(self)
         if (bound_key := key_in_force(type(self))) is not None:
             kwargs.setdefault(bound_key.name, bound_key.value)

@@ -71,9 +71,9 @@ GlobalManager = models.Manager.from_queryset(GlobalQuerySet, class_name="GlobalM
 class GlobalModel(models.Model):
     """A model whose rows are in the global database, because no shard key owns them (Yupoo, Y1).
 
-    ``class ShardMeta`` is optional. Its ``cache = True`` turns on the cache for the model. Its
-    ``isolate_key`` names a field, such as ``album_id``. Then a write to a row voids the cached lists
-    of the row's album, but not those of other albums (Yupoo, Y16).
+    ``class ShardMeta`` is optional. Its ``cache = True`` turns on the cache for the model. With an
+    ``isolate_key``, such as ``album_id``, a write voids the cached lists of the row's album, but
+    not those of other albums (Yupoo, Y16).
     """
 
     _is_sharded: ClassVar[bool] = False

@@ -63,8 +63,8 @@ class RowValidation(models.Model):
         alias = self._validation_alias()
         if alias is not None:
             unplaced = []
-        # For each foreign key, the alias of the shard on which to look up the referenced row, keyed
-        # by field. None if the foreign key's value determines the shard.
+        # By the field of each foreign key: the alias of the shard on which to look up the
+        # referenced row; None if the foreign key's value determines the shard.
         looked_up = {
             field: alias if group == options.group else None
             for field, group in references

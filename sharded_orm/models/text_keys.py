@@ -1,9 +1,9 @@
 """Checks that the database compares text shard keys as exactly as the router does.
 
-For the router, ``Ada``, ``ada`` and ``Ada `` are three keys, which may be on three shards. If the
-collation of a key column considers them equal, a query for one key returns rows of the other keys,
-but only those on the same shard. A table with such a column is refused at its first use in a
-process, before any statement on the table is sent.
+For the router, ``Ada``, ``ada`` and ``Ada `` are three keys, perhaps on three shards. If the
+collation of a key column considers them equal, a query for one key also returns those rows of the
+other keys that are on the same shard. So a table with such a column is refused at its first use in
+a process, before any statement on the table is sent.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class KeyColumn:
     def is_colocated_with_target(self) -> bool:
         """Whether the table of ``target`` is in the same databases as the table of this column.
 
-        If so, a migration that changes ``target`` also changes this column: Django changes the
-        column of a foreign key together with the field to which the foreign key refers.
+        If so, a migration that changes ``target`` also changes this column, as Django does for
+        foreign keys.
         """
         options, target_options = shard_options(self.model), shard_options(self.target.model)
         return (
@@ -144,10 +144,9 @@ def key_columns(model: Any) -> tuple[KeyColumn, ...]:
 
 
 def declared_inexact_collation(key: KeyColumn, collations: Collations) -> str | None:
-    """Return the collation that the models declare for ``key``, if it certainly compares inexactly.
-
-    A collation compares inexactly if it treats different keys as equal. Return None if the
-    declarations do not show this with certainty. The column in the database must then be checked.
+    """Return the collation that the models declare for ``key``, if it certainly compares inexactly,
+    that is, treats different keys as equal. Otherwise return None: the column in the database must
+    be checked.
     """
     collation: str | None = getattr(key.target, "db_collation", None)
     if not collation:
@@ -265,11 +264,11 @@ class TextKeyGuard:
     Thread-safe.
 
     A process sends one query for all such tables of a shard, or of several shards on one node. It
-    sends no query for groups without text keys, or on SQLite. A failed check is not remembered: the
-    table is checked again at its next use, so it can be used after its column was changed.
+    sends no query for groups without text keys, or on SQLite. A failed check is repeated at the
+    next use of the table, because its column may have been changed.
 
-    While a schema editor is open on the shard, no table is refused, because the migration that
-    repairs a column may run after a migration that fills the column's table.
+    While a schema editor is open on the shard, no table is refused: the migration that repairs a
+    column may run after one that fills the table.
     """
 
     def __init__(self) -> None:
@@ -366,9 +365,9 @@ class TextKeyGuard:
                 )
                 if inexact is None and exists:
                     verified[table] = columns_with_types
-            # To save memory, shards with the same tables share one mapping of tables. Two threads
-            # may check a shard at the same time. So do not change the shard's entry; replace it.
-            # Both threads store the same result.
+            # To save memory, shards with the same tables share one mapping. Two threads may check a
+            # shard at the same time, so replace the shard's entry and do not change it. Both store
+            # the same result.
             tables = self._shared_tables.setdefault(tuple(verified.items()), verified)
             self._verified[shard.alias] = _Verified(shard.node, tables)
 

@@ -20,9 +20,9 @@ class FixtureTransaction:
     """The transactions in which the rows of fixtures are stored: one on each group that has rows.
 
     The caller has opened a transaction on one database or group, and enters this context manager
-    inside it. The transaction of any other group begins with the first row of the group. Until the
-    context ends, the databases of the shards do not check foreign keys, so rows may refer to rows
-    that come later; :meth:`check_constraints` and :meth:`check_keys` check them. Not thread-safe.
+    inside it. The transaction of any other group begins with the group's first row. Until the
+    context ends, the shards do not check foreign keys, so rows may refer to later rows;
+    :meth:`check_constraints` and :meth:`check_keys` check them. Not thread-safe.
 
     :param alias: the alias of the caller's transaction.
     """

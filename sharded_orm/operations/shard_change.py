@@ -202,8 +202,8 @@ def require_publication(
 def note_on_followers(effect: str) -> str | None:
     """Wait until every process uses the new topology. Return a note about those that do not.
 
-    :param effect: what such processes do until they use it, as the predicate of a sentence, such as
-        "look it up at their next statement".
+    :param effect: what such processes do until then, as the predicate of a sentence, such as "look
+        it up at their next statement".
     :returns: None if every process uses it, or if the source does not record which processes are
         connected.
     """

@@ -50,8 +50,8 @@ def current() -> Document:
 def change(edit: Callable[[Document], Document], comment: str = "") -> Document:
     """Edit the current document and publish the result. On return, this process uses the result.
 
-    Before publication the result passes the same checks that every process makes when it loads a
-    topology. If ``edit`` changes nothing, nothing is published.
+    The result first passes the same checks as in every process that loads a topology. If ``edit``
+    changes nothing, nothing is published.
 
     :param edit: a function that gets the current document and returns the changed document, whose
         version is ignored. ``edit`` is called again, with the newer document, each time another
@@ -125,9 +125,9 @@ def publish_prepared(prepared: PreparedChange, comment: str = "") -> None:
 def rule_out(is_published: Callable[[Document], bool], comment: str = "") -> bool:
     """Ensure that a change which a process may have sent just now will never be published.
 
-    To make its publication fail, publish the present topology as a new version. This works because
-    each publication names the version that it replaces, and the source of the topology accepts only
-    one publication for each version.
+    Publish the present topology as a new version. The publication of the change then fails, because
+    it names the version that it replaces, and the source accepts only one publication for each
+    version.
 
     :param is_published: a function that returns whether a document has the change.
     :return: True if the change is ruled out, False if it is published already.
@@ -162,9 +162,8 @@ class Pushed:
 def push(document: Document, comment: str = "") -> Pushed:
     """Publish ``document``. On return, this process uses it.
 
-    If the source holds the same content already and this process uses that content, nothing is
-    published. Otherwise ``document`` is published as the next version, or as version
-    ``document.version`` if that number is higher.
+    If the source has the same content, and this process uses it, nothing is published. Otherwise
+    ``document`` becomes the next version, or version ``document.version`` if that number is higher.
 
     :param document: the document to publish. Its ``version`` is the version that it was made from.
     :raises TopologyConflict: the source holds a later version than ``document.version``.
@@ -222,8 +221,8 @@ def held() -> Document | None:
 def _is_used(document: Document) -> bool:
     """Return whether this process uses ``document``, the topology that is published now.
 
-    The process first loads the topology from its source. The result is False if the process refuses
-    that topology, or if the source does not answer.
+    First load the topology from its source. Return False if the process refuses that topology, or
+    if the source does not answer.
     """
     try:
         runtime.refresh()
@@ -235,9 +234,8 @@ def _is_used(document: Document) -> bool:
 def _next(before: Document | None) -> int:
     """Return the version number for the next topology document to publish.
 
-    It is 1 more than the higher of two numbers: the version that is published, and the version that
-    this process uses. This process may use the higher one if the source, which stores the published
-    topology, was set up again.
+    It is 1 more than the version that is published, or than the version that this process uses if
+    that is higher, as after the source was set up again.
 
     :param before: the published document; None if the source is empty.
     """
@@ -261,8 +259,8 @@ def _publish(before: Document | None, after: Document, comment: str) -> Document
 
 def _check(before: Document | None, after: Document) -> None:
     source = runtime.source()
-    # Check only the new document and not the published one. This process may refuse the published
-    # document, but it must still be possible to replace that document.
+    # Check only the new document. This process may refuse the published one, and it must be
+    # possible to replace it.
     try:
         runtime.check_document(after)
     except InvalidTopology as exc:

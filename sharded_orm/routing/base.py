@@ -51,10 +51,9 @@ class Strategy(ABC):
     #: The position of the shard number in the bits of a key, as ``(shift, number of bits)``; None
     #: if keys do not contain a shard number.
     embedded: tuple[int, int] | None = None
-    #: What determines the shard of a key. Which changes of the group's topology are allowed depends
-    #: on this attribute, because every key must stay on its shard. The default is ``PLACED`` if
-    #: ``places`` is true, else ``EMBEDDED`` if a subclass sets the class attribute ``embedded``,
-    #: else ``COMPUTED``.
+    #: What determines the shard of a key. Changes of the group's topology must keep every key on
+    #: its shard, so this says which of them are allowed. The default is ``PLACED`` if ``places`` is
+    #: true, else ``EMBEDDED`` if a subclass sets ``embedded``, else ``COMPUTED``.
     key_routing: ClassVar[KeyRouting] = KeyRouting.COMPUTED
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -93,9 +92,8 @@ class Strategy(ABC):
     def locate(self, key: Any) -> int | None:
         """Return the number of the shard of ``key``; None if the key has no shard. Never writes.
 
-        None means either that the key is not placed yet, or that :meth:`place` refuses the key, for
-        example a negative id. In both cases no row has the key, so a query for it finds nothing, as
-        in an unsharded database.
+        None means that no row has the key: it is not placed yet, or :meth:`place` refuses it, such
+        as a negative id. So a query for it finds nothing, as in an unsharded database.
 
         :raises InvalidShardKey: the key is of a type that the strategy does not accept.
         """

@@ -20,9 +20,8 @@ from sharded_orm.routing.placement_uses import KnownPlacement, current_uses
 from sharded_orm.routing.transaction_uses import check_use
 from sharded_orm.topology.model import ShardGroup
 
-#: Keys that match _PLAIN are stored as they are; they have at most _LONGEST_PLAIN characters. All
-#: other keys are stored as a digest. Otherwise a collation of the global database might treat two
-#: keys as equal, such as "alice" and "Alice", or keys that differ only in trailing spaces.
+#: Keys that match _PLAIN are stored as they are, others as a digest. Otherwise a collation of the
+#: global database might treat two keys as equal, such as "alice" and "Alice".
 _LONGEST_PLAIN = 64
 _PLAIN = re.compile(rf"[a-z0-9_.:-]{{1,{_LONGEST_PLAIN}}}")
 
@@ -64,13 +63,12 @@ class DirectoryStrategy(Strategy):
     The placements (the shards of keys) are stored in the directory, a table in the global database.
 
     - If a key has no placement, :meth:`locate` returns None and stores nothing.
-    - A placement is committed before the key's first row is written, and outside of the caller's
+    - A placement is committed before the key's first row is written, outside of the caller's
       transaction. So a rollback of the caller never moves a key that has rows. If two processes
-      place the same key at the same time, the first insert wins, and both processes use its shard.
+      place the same key at once, the first insert wins, and both use its shard.
     - Each process remembers committed placements, at most as many as the option ``CACHE_SIZE`` says
-      (100,000 by default). It may do so only under a lease, see
-      :mod:`sharded_orm.routing.placement_lease`. A key that is moving to another shard is looked up
-      each time.
+      (100,000 by default), under a lease (:mod:`sharded_orm.routing.placement_lease`). A key that
+      is moving to another shard is looked up each time.
 
     Cost: a remembered key costs no query. Up to 500 other keys cost one query. If some of them are
     new, placing them costs two more round trips. To renew the lease, each process sends two queries
@@ -189,9 +187,9 @@ class DirectoryStrategy(Strategy):
             self._placements.pop(self.entry(key), None)
 
     def succeed(self, former: Strategy) -> None:
-        # Keep the remembered placements, because they do not depend on the topology. Share the dict
-        # with the strategy ``former``, which other threads may still use. So if one of the two
-        # strategies forgets a placement, the other forgets it, too.
+        # Keep the remembered placements, which do not depend on the topology. The dict is shared
+        # with the strategy ``former``, which other threads may still use: a placement that one
+        # forgets is forgotten by both.
         if (
             isinstance(former, DirectoryStrategy)
             and type(former) is type(self)
@@ -209,8 +207,8 @@ class DirectoryStrategy(Strategy):
         """Whether all keys have stayed on the same shards since ``placements`` were looked up.
 
         Sends no query for a key if the lease (the right to remember shards) shows that it has not
-        moved. Other keys, such as keys that are moving, are looked up again. A key that has moved
-        away and come back counts as moved, because its number of moves has changed.
+        moved. Other keys are looked up again. A key that has moved away and come back counts as
+        moved, because its number of moves has changed.
         """
         poll, name = self.lease.valid(), self.group.name
         uncovered = [

@@ -50,8 +50,8 @@ class EmbeddedStrategy(Strategy):
         return number if number is not None and number < self.group.count else None
 
     def locate_many(self, keys: Iterable[Any]) -> dict[Any, int | None]:
-        # The same numbers as those of locate(), in a fifth of the time, if all keys are ids of shards that
-        # the group has. A subclass may have a locate() of its own.
+        # If all keys are ids of shards that the group has, compute the numbers in a fifth of the
+        # time of locate(). A subclass may have a locate() of its own.
         keys = list(keys)
         is_own = type(self) is EmbeddedStrategy
         if is_own and keys and _INTEGERS.issuperset(map(type, keys)) and min(keys) >= 0:

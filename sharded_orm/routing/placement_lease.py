@@ -2,10 +2,10 @@
 
 The placement of a key is the shard that has its rows. Before a key moves to another shard, every
 process must stop using the placement that it remembers, even a process that cannot be reached. So a
-process may remember placements only under a lease, which is valid for a short time. To renew the
-lease, the process queries which keys are *in flight*: keys whose announced move has not ended.
-After the announcement is committed, a move waits for longer than a lease is valid. Then each
-process either knows of the move or has no lease.
+process remembers placements only under a lease, which is valid for a short time. To renew the
+lease, the process queries which keys are *in flight*: their move was announced and has not ended.
+After its announcement, a move waits for longer than a lease is valid. Then each process knows of
+the move, or has no lease.
 """
 
 from __future__ import annotations
@@ -73,9 +73,8 @@ class MoveStore(Protocol):
         Sends one query, which is not logged. Return None inside Django's ``TestCase``, whose
         transaction hides what other processes do.
 
-        :param since: the number of a move. The result then also contains all moves with higher
-            numbers that have ended. By default (None), it contains only one such move: the move
-            that was announced last, if it has ended.
+        :param since: the number of a move. The result then also has all later moves that have
+            ended. By default (None), it has only the latest move, if that has ended.
         """
 
 
@@ -130,10 +129,9 @@ class PlacementLease:
 
     Thread-safe.
 
-    No background thread renews the lease. Instead, the first operation after half of its time
-    renews it. This costs one query per process in each half of a lease. If the directory does not
-    answer, the process continues until the lease ends. After that, each look-up raises the error of
-    the directory.
+    The first operation after half of a lease's time renews the lease, with one query. There is no
+    background thread. If the directory does not answer, the process continues until the lease ends.
+    After that, each look-up raises the error of the directory.
 
     :param store: the object that knows which keys are in flight.
     :param seconds: how long a lease is valid, counted from the time at which the query is sent.
@@ -159,8 +157,8 @@ class PlacementLease:
         lease.
 
         The poll is the result of the last query for the keys in flight (keys that are moving).
-        Return None if the process must not remember the shards of keys. That is so inside Django's
-        ``TestCase``, and if the query took longer than a lease is valid.
+        Return None if the process must not remember the shards of keys: inside Django's
+        ``TestCase``, or if the query took longer than a lease is valid.
 
         :raises django.db.Error: the lease has ended, and the directory does not answer.
         """

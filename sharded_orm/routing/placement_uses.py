@@ -1,8 +1,8 @@
 """The placements (shards of keys) on which an operation relies, and whether they are still correct.
 
 An operation looks keys up, sends its statements, and then checks whether the keys are still on the
-same shards. The routing strategy records each key that it looks up in the context of the operation.
-So the keys need not be passed through all functions of the operation.
+same shards. The routing strategy records each looked-up key in the context of the operation, so
+that keys need not be passed through all functions.
 """
 
 from __future__ import annotations
@@ -68,8 +68,7 @@ class PlacementUses:
 
     def record(self, source: PlacementSource, key: str, placement: KnownPlacement) -> None:
         placements = self.placements.setdefault(source, {})
-        # If the key was recorded before, keep the number of the earlier poll, because the key has
-        # been on this shard since that poll.
+        # Keep the number of the earlier poll: the key has been on this shard since then.
         known = placements.setdefault(key, placement)
         # If the shard or the number of the key's last move differs, the key has moved since the
         # operation began, and a part of the operation relies on the old shard.
@@ -114,8 +113,8 @@ def current_uses() -> PlacementUses | None:
 class recorded_uses:
     """Within the ``with`` block, record in ``uses`` the placements that this context looks up.
 
-    This is a class and not a generator function, because a generator takes three times as long, and
-    every read and write uses this context manager.
+    Every read and write uses this context manager. A generator function would take three times as
+    long as a class.
     """
 
     __slots__ = ("_token", "_uses")

@@ -1,9 +1,9 @@
 """Makes statements for several shards see each row once, even while keys move.
 
-A move copies the rows of a key to another shard, and later removes the old rows. In between, the
-tables of both shards have the rows of the key. So a statement for several shards reads these rows
-only on the key's placement: the shard that is recorded in the directory, the table with the shard
-of each key. At the end of the statement, the library checks that the placement has not changed. See
+A move copies the rows of a key to another shard, and later removes the old rows. In between, both
+shards have them. So a statement for several shards reads them only on the key's placement: the
+shard that the directory (the table with the shard of each key) records. At the end of the
+statement, the library checks that the placement has not changed. See
 docs/decisions/0028-key-moves.md.
 """
 
@@ -33,14 +33,14 @@ def keys_to_leave_out(
 ) -> dict[int, tuple[KeyInFlight, ...]]:
     """Return the keys whose rows a statement must not see on a shard, keyed by shard number.
 
-    While a key moves, the shard that it leaves (the source) and its new shard (the target) may both
+    While a key moves, both the shard that it leaves (the source) and its new shard (the target) may
     have its rows.
 
     :param used: the moves that the directory reported before the statement was sent.
     :param starts: for each snapshot of an open transaction, the moves that were known when it was
         taken. A snapshot may still contain rows of a move that has ended.
-    :param announced: whether to leave out also the keys of moves that were announced but have not
-        begun to switch. These keys are left out on the targets of their moves.
+    :param announced: whether to leave out keys on the targets of their moves, too, if the moves
+        were announced but have not begun to switch.
     """
     moves = {move.number: move for start in starts for move in start.in_flight}
     moves = {number: move for number, move in moves.items() if move.phase in _KEPT_IN_SNAPSHOTS}
@@ -64,8 +64,8 @@ def is_exact(
 ) -> bool:
     """Whether a statement has seen each row of ``group`` exactly once.
 
-    True if each key was on the same shard from ``start`` to ``end``. While two shards had the rows
-    of a key, the statement must also have left out the rows on one of them.
+    True if each key was on the same shard from ``start`` to ``end``. If two shards had the rows of
+    a key meanwhile, the statement must have left them out on one of the two.
 
     :param start: the moves that were known before the oldest snapshot of the statement was taken.
     :param used: the moves with which :func:`keys_to_leave_out` was called.
@@ -110,9 +110,8 @@ def _stays(
         # contains the copied rows.
         is_old = before is None or before.phase not in _AT_TARGET
         return not (is_old and shard != known.source) and (after is None or phase in _AT_TARGET)
-    # When the statement began, the move was announced, but had not begun to switch the key to its
-    # new shard. The result is correct if the switch has still not begun, because until then the new
-    # shard has no rows of the key.
+    # When the statement began, the move was announced, but had not begun to switch the key. The
+    # result is correct if that is still so, because the new shard then has no rows of the key.
     return after is not None and phase not in _AT_SOURCE | _AT_TARGET
 
 
@@ -142,11 +141,11 @@ class ScatterMoves:
     At the end of the statement, they are compared with the moves that are known then. Used by one
     thread at a time.
 
-    :param used: the moves that were known when the statement was sent. The statement left out rows
-        of moving keys according to this list.
+    :param used: the moves that were known when the statement was sent, and by which it left out
+        rows.
     :param snapshots: the moves that were known when the statement's snapshots of the shards were
-        taken. There is one item for each open transaction. If ``used`` comes from a poll, there is
-        one more item, for the poll.
+        taken: one item for each open transaction, and one for the poll if ``used`` comes from a
+        poll.
     :param is_quiet: whether no key of the group is in flight (moving) in ``used``.
     """
 

@@ -1,8 +1,7 @@
 """The check that a transaction does not use the same key on two shards.
 
-The routing strategy calls the check for each key that it looks up. This module does not import the
-code that knows transactions, because that code is in a higher layer. Instead, the package's Django
-app sets the function at start.
+The routing strategy calls the check for each key that it looks up. Transactions belong to a higher
+layer, so the package's Django app sets the function at start.
 """
 
 from __future__ import annotations

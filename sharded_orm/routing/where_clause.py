@@ -2,9 +2,8 @@
 
 The result is a *bound*: a set of shards that contains every row that can match. Equality and
 ``__in`` on a shard key have a bound. AND intersects the bounds of its conditions, OR unites them.
-Negations, and conditions that are unknown to the library, have no bound. A query without a bound is
-sent to every shard if the query has ``scatter()``; otherwise the caller refuses the query. Shards
-are never guessed.
+Negations and unknown conditions have no bound. A query without a bound is sent to every shard if it
+has ``scatter()``, and is otherwise refused by the caller. Shards are never guessed.
 """
 
 from __future__ import annotations
@@ -28,10 +27,9 @@ from sharded_orm.exceptions import CrossShardRelation
 class ShardKey:
     """The group of a model, and the columns whose values determine the shard of a row.
 
-    There are two kinds of such columns. If a column contains shard keys, ``columns`` maps its name
-    to None. If a column contains ids in which some bits are the shard number, ``columns`` maps its
-    name to ``(shift, bits)``, the position of these bits. A foreign key to such a column is a
-    column of the same kind.
+    :param columns: the name of each such column -> None if its values are shard keys; ``(shift,
+        bits)``, the position of the shard number, if its values are ids with the number in some
+        bits. A foreign key to such a column is a column of the same kind.
     """
 
     group: str
@@ -97,10 +95,10 @@ KeysOfRows = Callable[[type[Model], Any, list[Any]], Sequence[Any] | None]
 class OnShard(Expression):
     """A condition that limits a query to the shard ``alias``.
 
-    For example, the library adds it to a comparison with an instance (``album=album``), because the
-    primary key in the SQL does not determine the instance's shard. In the SQL for the shard
-    ``alias``, the condition is always true. In the SQL for any other shard, it is always false,
-    because another row there may have the same id.
+    In the SQL for the shard ``alias``, the condition is always true. In the SQL for any other
+    shard, it is always false. The library adds it to a comparison with an instance
+    (``album=album``), for example: the primary key in the SQL does not determine the instance's
+    shard, and another row may have the same id.
     """
 
     conditional = True
@@ -117,9 +115,8 @@ class OnShard(Expression):
 
         here = getattr(connection, "shard", None)
         if getattr(connection, "stands_for_many", False):
-            # This SQL is sent only to shards on which the condition is true. But there are several
-            # of them, so there is no single shard to compare with ``alias``. (Other shards get
-            # other SQL, in which a condition that matches no row has replaced this condition.)
+            # This SQL is sent to several shards, on all of which the condition is true. So there is
+            # no single shard to compare with ``alias``.
             here = None
         group, _, _ = self.alias.rpartition("_")
         if here is not None and here.group == group and here.alias != self.alias:
@@ -246,18 +243,17 @@ class WhereReader:
                     if self._answered == before:
                         certain.append(bound)
             if certain:
-                # Some conditions determine their shards without ``keys_of_rows``. They are enough, so
-                # the other conditions are not used, and their calls of ``keys_of_rows`` do not count.
+                # The conditions that determine their shards without ``keys_of_rows`` are enough. So
+                # the others are not used, and their calls of ``keys_of_rows`` do not count.
                 self._answered = answered
             return _intersect(certain or bounds)
         if node.connector == OR and node.children:
             bounds = []
             for child in node.children:
                 bound = self._node(child)
-                # Return None (any shard) if ``keys_of_rows`` was called for two conditions, because
-                # a row may change between the two calls. If the row matches only the second
-                # condition at first and only the first condition later, neither result contains
-                # its key.
+                # Two calls of ``keys_of_rows`` were made, and a row may change in between: if it
+                # matches only the second condition at first and only the first condition later,
+                # neither result contains its key. So return None (any shard).
                 if bound is None or self._answered > answered + 1:
                     return None
                 bounds.append(bound)
@@ -391,10 +387,9 @@ def plain_values(values: Iterable[Any], field: Any) -> list[Any] | None:
     plain = []
     for value in values:
         if type(value) is Value:
-            # Django converts a value to the type of the field, but not if it is inside Value(). Then
-            # the database converts it by its own rules: for MariaDB, "5abc" equals the number 5. So a
-            # value inside Value() counts as plain only if it already has the type to which the field
-            # would convert it.
+            # Django converts a value to the type of the field, but not inside Value(). The database
+            # would convert that by its own rules: for MariaDB, "5abc" equals the number 5. So a
+            # value inside Value() is plain only if it has the type of the field already.
             unprepared, value = value.value, field.get_prep_value(value.value)
             if type(unprepared) is not type(value):
                 return None

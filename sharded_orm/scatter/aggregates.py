@@ -53,9 +53,8 @@ class _Alias:
 class Summary:
     """A query whose annotations are the aggregates to compute, as resolved by Django.
 
-    ``elide_empty`` is a flag of Django's compilers. If true, a query that certainly has no rows is
-    not sent. If false, such a query is sent, too, because only the database knows what an aggregate
-    returns if there are no rows.
+    If ``elide_empty`` (a flag of Django's compilers) is true, a query that certainly has no rows is
+    not sent. If false, it is sent, because only the database knows what an aggregate of no rows is.
     """
 
     query: Query

@@ -14,7 +14,7 @@ from django.db.models import Count
 
 from sharded_orm.backends.features import features_of
 from sharded_orm.scatter import aggregates as aggregation
-from sharded_orm.scatter import two_phase
+from sharded_orm.scatter import first_rows
 from sharded_orm.scatter.compile import CompileOptions
 from sharded_orm.scatter.execute import Executor
 from sharded_orm.scatter.failures import Failures
@@ -176,8 +176,8 @@ def _rows(
     low, high = query.low_mark, query.high_mark
     options = CompileOptions(limit=high, local_columns=local_columns)
     union = features_of(connections[targets[0].shard.alias]).can_union_shards
-    if two_phase.applies(query, targets, high, union):
-        plan_and_rows = two_phase.fetch(query, targets, options, failures, low)
+    if first_rows.applies(query, targets, high, union):
+        plan_and_rows = first_rows.fetch(query, targets, options, failures, low)
         if plan_and_rows is not None:
             plan, rows = plan_and_rows
             return plan, iter(rows)

@@ -200,15 +200,16 @@ class _Reversed:
 
 
 class Comparison:
-    """The base class of the comparisons, which compare rows of several shards as one database would.
+    """The base class of the comparisons, which compare rows of several shards as one database
+    would.
 
     :param columns: the selected columns.
     :param compared: the positions of the columns whose values will be compared.
 
-    :attr:`weights` contains SQL for values that the outer SELECT must select in addition, such as
-    sort weights. In a row, they come after the shard's index (the position of the shard among the
-    targets). :attr:`ranked` contains the positions of the columns whose values a server ranks after
-    they were read (:mod:`sharded_orm.scatter.value_ranks`).
+    :attr:`weights` has SQL for values that the outer SELECT must select in addition, such as sort
+    weights. In a row, they come after the shard's index (its position among the targets).
+    :attr:`ranked` has the positions of the columns whose values a server ranks after they were read
+    (:mod:`sharded_orm.scatter.value_ranks`).
     """
 
     def __init__(self, columns: Sequence[Column], compared: Iterable[int]) -> None:
@@ -424,9 +425,8 @@ def _uuid_order(value: str | None, version: tuple[int, ...]) -> bytes | None:
     """Return the bytes by which MariaDB sorts a native UUID; None for NULL.
 
     MariaDB sorts UUIDs of the versions 1 to 5 by their node, then by their clock sequence, then by
-    their time, most significant part first. UUIDs of version 6 and later are sorted in the order of
-    their bytes. Servers without the fix MDEV-29959 sort the UUIDs of all versions by node, clock
-    sequence and time. This function does not support such servers.
+    their time, most significant part first. UUIDs of version 6 and later are sorted by their bytes.
+    Servers without the fix MDEV-29959 sort the latter like the others, and are refused.
 
     :param version: the server's version.
     :raises ScatterNotSupported: the server lacks the fix.

@@ -7,7 +7,7 @@ The SQL comes from subclasses of Django's compilers, with three changes:
 - A query is refused if any part of it has a feature whose results cannot be merged exactly.
 
 A *branch* is the SELECT for one shard. The branches for a node are joined by UNION ALL. A query for
-few rows may be sent in two phases (:mod:`sharded_orm.scatter.two_phase`): the first reads primary
+few rows may be sent in two phases (:mod:`sharded_orm.scatter.first_rows`): the first reads primary
 keys, the second reads the chosen rows.
 """
 
@@ -105,9 +105,8 @@ class CompileOptions:
     existence: bool = False
     # Whether the query selects one row of aggregates, as aggregate() does.
     summary: bool = False
-    # The flag ``elide_empty`` of Django's compilers. If true, a query that certainly has no rows is
-    # not sent. If false, such a query is sent, too, because only the database knows what an
-    # aggregate returns if there are no rows.
+    # A flag of Django's compilers. If true, a query that certainly has no rows is not sent. If
+    # false, it is sent, because only the database knows what an aggregate of no rows is.
     elide_empty: bool = True
     # Whether to select the number of rows instead of the rows.
     counted: bool = False
@@ -246,11 +245,12 @@ class _Root(SQLCompiler):
             self._set_up_distinct_on([order.expression for order, _ in ordered])
         if self.options.with_pk:
             self.pk_column = self._column(self.query.model._meta.pk.get_col(self._base_alias))
-        # Drop the ORDER BY where it is not needed. If SELECTs are joined by UNION ALL, an outer
-        # SELECT sorts all their rows. So each SELECT keeps its own ORDER BY only if it has a LIMIT,
-        # or DISTINCT ON, which keeps the first row in the order. A statement for one shard
-        # (marks_rows is False) has no outer SELECT, so it keeps its ORDER BY, too. No ORDER BY is
-        # kept if the merge combines groups, because the merge then sorts the groups.
+        # Drop the ORDER BY where it is not needed:
+        #
+        # - A statement for one shard (marks_rows is False) keeps it.
+        # - Under UNION ALL, an outer SELECT sorts all rows. So each SELECT keeps its ORDER BY only
+        #   if it has a LIMIT, or DISTINCT ON, which keeps the first row in the order.
+        # - If the merge combines groups, none is kept, because the merge then sorts the groups.
         keep_order = (
             self.options.limit is not None or not self.marks_rows or self.query.distinct_fields
         ) and not self.merges_groups
@@ -263,10 +263,10 @@ class _Root(SQLCompiler):
     def get_extra_select(self, order_by: Any, select: Any) -> Any:
         """Return the expressions of ORDER BY that a DISTINCT query must select as extra columns.
 
-        Django's method selects the whole SQL of an ORDER BY entry. If Django emulates NULLS FIRST
-        or NULLS LAST, this SQL has two columns: whether the expression is NULL, and the expression.
-        This method selects only the expression. DISTINCT then finds the same rows, because the
-        expression determines the other column.
+        Django's method selects the whole SQL of an ORDER BY entry. For an emulated NULLS FIRST or
+        NULLS LAST, this SQL has two columns: whether the expression is NULL, and the expression.
+        This method selects only the expression, which determines the other column, so that DISTINCT
+        finds the same rows.
         """
         if not self.query.distinct or self.query.distinct_fields:
             return []
@@ -323,9 +323,9 @@ class _Root(SQLCompiler):
     def _compile_selected(self, expression: Any) -> Any:
         """Return the SQL of an expression in the select list, as ``SQLCompiler.get_select()`` does.
 
-        If the expression is a subquery that certainly has no rows, Django raises EmptyResultSet.
-        Then return the SQL of the value that Django uses instead, such as 0 for a count, because
-        the whole query may still have rows.
+        For a subquery that certainly has no rows, Django raises EmptyResultSet. Then return the
+        value that Django uses instead, such as 0 for a count, because the whole query may still
+        have rows.
         """
         try:
             return self.compile(expression)

@@ -1,8 +1,8 @@
 """Recognizes fields whose ids are unique only within a shard, such as an AutoField.
 
 Each shard counts such ids by itself, so equal ids on two shards belong to different rows. The
-package ``scatter`` cannot recognize such a field itself. So the app registers a function that can,
-by calling :func:`provide`.
+package ``scatter`` cannot recognize such a field, so the app registers a function that can
+(:func:`provide`).
 """
 
 from __future__ import annotations

@@ -40,9 +40,8 @@ if TYPE_CHECKING:
     from sharded_orm.scatter.plan import Branch, ScatterPlan, ShardStatement
     from sharded_orm.topology.model import Shard
 
-# The threads that query nodes. After a scatter, they are kept for the next one, because starting a
-# thread takes as long as a short query. The maximum is so high that it is never reached. Otherwise, a
-# scatter would have to wait for threads that query nodes for other scatters.
+# The threads that query nodes. They are kept for the next scatter, because starting a thread takes
+# as long as a short query. The maximum is so high that no scatter waits for the threads of another.
 _MOST_THREADS = 10_000
 _threads = ThreadPoolExecutor(_MOST_THREADS, "scatter")
 
@@ -79,9 +78,9 @@ def _node_wrapper(shard: Shard) -> Any:
         wrapper.shard == shard and relocation.is_current(wrapper)
     ):
         return wrapper
-    # The thread's connection object is not connected to the node that the plan names: either a
-    # transaction keeps it on the former node, or the shard has moved since the plan was made. So
-    # use a copy of the connection object, which connects to the plan's node.
+    # The thread's connection object is on another node than the plan says: a transaction keeps it
+    # there, or the shard has moved since the plan was made. So use a copy that connects to the
+    # plan's node.
     settings = database_settings.settings_as_planned(shard)
     return wrapper if settings is None else relocation.separate_copy(wrapper, settings)
 
@@ -91,12 +90,12 @@ class Executor:
 
     :param chunk_size: the number of rows read at a time.
     :param stream: whether to read the rows of unions on demand instead of all at once.
-    :param few_rows: whether the statements return so few rows that this thread may read those of one
-        node after those of another. That takes less time than other threads. While this thread reads
-        from the first node, the others work.
+    :param few_rows: whether the statements return so few rows that this thread may read one node
+        after the other. That takes less time than other threads, because the other nodes work
+        meanwhile.
     :raises ScatterError: a shard does not answer, and partial results are not allowed. If they are
         allowed, the error is raised only if no shard has answered and a wrong query may be the
-        cause. In that case, the error is raised instead of returning no rows.
+        cause.
     """
 
     def __init__(
@@ -233,10 +232,11 @@ class Executor:
         return rows_of
 
     def _may_send_ahead(self) -> bool:
-        # Execute wrappers, the log of queries, and packages that replace methods of Django's cursor are
-        # called around the execution of a statement. If the number of sessions is limited, a thread must not wait for one while it holds others: two
-        # threads could wait for each other. If a node has no idle session, a new one is opened, which
-        # takes long if the node is down. Threads open the sessions of several nodes at the same time.
+        # One thread may read all nodes only if nothing observes the single executions: execute
+        # wrappers, the log of queries, or packages that replace methods of Django's cursor. If the
+        # number of sessions is limited, a thread must not wait for one while it holds others: two
+        # threads could wait for each other. If a node has no idle session, opening one takes long
+        # if the node is down, so threads open the sessions of several nodes at the same time.
         return (
             self._few_rows
             and not self._group.queries_logged

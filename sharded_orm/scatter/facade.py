@@ -24,9 +24,8 @@ if TYPE_CHECKING:
     from django.db.models.sql.query import Query
 
 # Placeholders in the compiled SQL: for the shard's schema, for the primary keys of the rows to read
-# (in the second of two phases), and for the shard's index among the targets. For each shard, they
-# are replaced by its values. They contain a random number that each process draws, so that they are
-# different from all identifiers and literals.
+# (in the second of two phases), and for the shard's index among the targets. The random number
+# keeps them different from all identifiers and literals.
 _NONCE = secrets.token_hex(8)
 SCHEMA_MARK = f"`{_NONCE}schema`"
 PK_MARK = f"`{_NONCE}pk`"
@@ -47,8 +46,8 @@ class Facade:
     def __init__(
         self, wrapper: BaseDatabaseWrapper, *, qualify: bool, hidden: HiddenRows | None = None
     ) -> None:
-        # The copy that is made below never connects, so it cannot read MySQL's server data, such as
-        # the version. Make ``wrapper`` read and cache the data now, so that the copy contains it.
+        # The copy below never connects, so it cannot read MySQL's server data, such as the version.
+        # Make ``wrapper`` read it now, so that the copy contains it.
         getattr(wrapper, "mysql_server_data", None)
         self.connection = copy.copy(wrapper)
         # The copy of the connection object must neither use the driver's connection nor keep it

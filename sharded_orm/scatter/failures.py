@@ -1,13 +1,12 @@
 """Failures of a scatter: which shards did not answer, and which errors count as not answering.
 
-A scatter distinguishes three kinds of database errors:
+A scatter distinguishes three kinds of database errors by their cause:
 
-- The *shard* is the cause: its connection, the state of its server, its schema or its file. The
-  shard counts as not answering; see :func:`is_failure`.
-- The *shard or the query* is the cause: a table, a column or a privilege is missing. The shard
-  counts as not answering in this case, too. If another shard answers, the query is right; see
-  :func:`may_be_the_query`.
-- The *query* is the cause of all other errors. They are raised unchanged.
+- The *shard*: its connection, the state of its server, its schema or its file. The shard counts as
+  not answering; see :func:`is_failure`.
+- The *shard or the query*: a table, a column or a privilege is missing. The shard counts as not
+  answering. If another shard answers, the query is right; see :func:`may_be_the_query`.
+- The *query*: all other errors. They are raised unchanged.
 """
 
 from __future__ import annotations
@@ -126,9 +125,8 @@ def is_failure(error: Exception) -> bool:
         return is_node_gone(error) or state in _PG_SCHEMA or state.startswith(_PG_STATE)
     code = _code(error)
     if not isinstance(code, int):
-        # The error has no MySQL code. So it is an error of this package, such as
-        # ShardDatabaseMissing, or of a driver whose errors have no codes. Then the class of the
-        # error decides whether the shard may be the cause.
+        # An error without a MySQL code is one of this package, such as ShardDatabaseMissing, or of
+        # a driver without codes. Its class decides whether the shard may be the cause.
         return isinstance(error, OperationalError | InterfaceError)
     return is_node_gone(error) or code in _SCHEMA or code in _STATE or code == 0
 

@@ -1,9 +1,8 @@
 """Hides rows of a shard from statements that read several shards.
 
 While a shard key moves, two shards may have its rows, and a statement must see them only once. So
-on one of these shards the rows are hidden: instead of each table, the statement reads a derived
-table without the hidden rows. With any joins, subqueries or groups, the result is the same as if
-the hidden rows did not exist.
+on one of them, the statement reads a derived table without the hidden rows instead of each table.
+Joins, subqueries and groups then work as if the hidden rows did not exist.
 """
 
 from __future__ import annotations

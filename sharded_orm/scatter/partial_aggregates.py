@@ -39,13 +39,13 @@ _COMBINED: Mapping[tuple[str, str], Combine] = {
 class Partial:
     """An aggregate that each shard computes for its own rows, and how to merge the shards' values.
 
-    If the merged value is NULL, the result is the value that a shard sent in ``column``, such as the
-    default of ``Sum(..., default=0)``.
+    If the merged value is NULL, the result is the value that a shard sent in ``column``, such as
+    the default of ``Sum(..., default=0)``.
 
     :param column: the position of the aggregate in the select list.
     :param kind: "count", "sum", "min", "max", "avg" or "combined".
-    :param parts: the positions of the columns to merge. For "avg", these are a column with the sum
-        and a column with the count. For other kinds, it is one column with the aggregate itself.
+    :param parts: the positions of the columns to merge: for "avg", the sum and the count; otherwise
+        the aggregate itself.
     :param divide: computes an average from a sum and a count.
     :param combine: merges two values of the kind "combined".
     """

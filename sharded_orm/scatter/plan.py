@@ -41,24 +41,20 @@ if TYPE_CHECKING:
 # branches is cheap enough to be repeated after a failure.
 BATCH = 256
 # The maximum number of branches (SELECTs for one shard) in a streamed UNION ALL. It is higher than
-# BATCH, because each streamed statement occupies a database session until its last row is read, and
-# larger statements need fewer sessions.
+# BATCH: each streamed statement occupies a database session until its last row is read.
 STREAM_BATCH = 1024
 # The maximum number of parameters of one statement. The SELECT for each shard repeats the query's
 # parameters, so an __in with thousands of keys soon reaches this number.
 MAX_PARAMETERS = 60_000
-# The number of statement texts that a process keeps: the last ones that it has built. The text of a
-# statement over many shards is long, and a site sends the same queries again and again, with
-# different parameters.
+# The number of statement texts that a process keeps, the last ones. The text of a statement over
+# many shards is long, and a site sends the same queries again and again, with different parameters.
 _TEXTS = 8
 _INTEGERS = frozenset({int})
 
 
 class Target(NamedTuple):
-    """A shard, and the query to send to it.
-
-    The query is that of the queryset. If it contains a list of keys (``__in``), the target may have
-    a copy with only the keys of this shard.
+    """A shard, and the query to send to it: that of the queryset, or a copy of it whose list of
+    keys (``__in``) has only the keys of this shard.
     """
 
     shard: Shard
@@ -87,10 +83,11 @@ class Branch(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ShardStatement:
-    """A statement that executes branches (SELECTs for one shard each) on a node (a database server).
+    """A statement that executes branches (SELECTs for one shard each) on a node (a database
+    server).
 
-    If ``union`` is true, the branches are joined by UNION ALL. If false, there is only one branch,
-    which uses the connection of its shard.
+    If ``union`` is true, UNION ALL joins the branches. If false, there is one branch, on the
+    connection of its shard.
     """
 
     node: str
@@ -121,10 +118,11 @@ class ShardStatement:
         return self.outer.sql(sql), params
 
     def with_keys(self) -> tuple[str, str] | None:
-        """Return the SQL with the keys of all branches written in it, and the SELECT of its template.
+        """Return the SQL with the keys of all branches written in it, and the SELECT of its
+        template.
 
-        Return None if the statement is no plain union of the same SELECT of several shards whose only
-        parameters are keys that are integers.
+        Return None unless the statement is a plain union of the same SELECT of several shards, and
+        all its parameters are integer keys.
         """
         template = self.branches[0].template
         if not self.union or self.outer.is_used or template.params:
@@ -178,8 +176,8 @@ class Outer:
             return union
         selected = ", ".join([column_names(self.columns), *self.weights])
         if self.names_columns:
-            # Write the columns' names after the subquery. This is faster than the WITH clause below,
-            # because the server first copies the query of a WITH clause to the place where it is used.
+            # Write the columns' names after the subquery. The WITH clause below is slower: the
+            # server first copies its query to the place where it is used.
             sql = f"SELECT {selected} FROM ({union}) AS u ({column_names(self.columns)})"
         else:
             sql = f"SELECT {selected} FROM ({named_union(union, self.columns)}) u"
@@ -204,10 +202,9 @@ def column_names(columns: int) -> str:
 
 
 def named_union(union: str, columns: int) -> str:
-    """Return SQL that reads a union and names its columns. Use it as a subquery of a SELECT.
-
-    A statement that begins with WITH may write, so the database backend would not repeat it after a
-    lost connection. It does repeat a SELECT.
+    """Return SQL that reads a union and names its columns. Use it as a subquery of a SELECT: the
+    database backend repeats a SELECT after a lost connection, but not a statement that begins with
+    WITH, which may write.
     """
     return f"WITH v ({column_names(columns)}) AS ({union}) SELECT * FROM v"
 
@@ -281,8 +278,8 @@ def make_plan(
 
     Each query is compiled once per node (database server), and once more for each shard on which it
     must not see all rows. A query that can return no rows is not sent. If a node does not answer
-    while a query is compiled for it, all shards of the node are added to ``failures``, and the plan
-    has no statement for the node.
+    while a query is compiled for it, its shards are added to ``failures``, and it gets no
+    statement.
 
     :param pks: the primary keys to read from each target, keyed by the target's index; a target
         without keys is not queried. None means to read all rows of the query.

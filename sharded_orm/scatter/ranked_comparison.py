@@ -1,10 +1,9 @@
 """Compares values as PostgreSQL does.
 
-Python can compare numbers, dates, UUIDs and bytes. It cannot compare texts, because their order
-depends on a collation, and PostgreSQL has no function that returns sort keys. Python cannot compare
-JSON, arrays, ranges and other types, either. So a server returns *ranks* of such values
-(:mod:`sharded_orm.scatter.value_ranks`). Equal values have the same rank, and a greater value has a
-higher rank.
+Python can compare numbers, dates, UUIDs and bytes, but not texts (their order depends on a
+collation, for which PostgreSQL returns no sort keys), JSON, arrays, ranges and other types. So a
+server returns *ranks* of such values (:mod:`sharded_orm.scatter.value_ranks`). Equal values have
+the same rank, and a greater value has a higher rank.
 """
 
 from __future__ import annotations

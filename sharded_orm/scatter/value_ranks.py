@@ -1,8 +1,8 @@
 """Reads from a server how it orders values that Python cannot compare.
 
 The *rank* of a value is the number of different values that are not greater than it. All values of
-a column are sent to one node (a database server), which returns their ranks. So the type and the
-collation on that server determine the order, and which values are equal.
+a column are sent to one node (a database server), which returns their ranks. So that server's type
+and collation decide the order, and which values are equal.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from sharded_orm.scatter.plan import Branch
 
 # Reads from a node the types and collations of a query's columns, and facts that determine the
-# order of their values. Nodes with equal facts sort in the same way. One fact is the version of a
-# locale, because a later version may sort differently. The query of the scatter is a subquery here:
-# it determines the types, but returns no rows. A type without a collation may contain texts, as
-# jsonb does. They are sorted by the collation of the database. The function to_jsonb() is used
-# because PostgreSQL's versions have different columns in their catalogs.
+# order of their values, such as the version of a locale. Nodes with equal facts sort in the same
+# way. The query of the scatter is a subquery here: it determines the types, but returns no rows. A
+# type without a collation may contain texts, as jsonb does, which are sorted by the collation of
+# the database. to_jsonb() is used because PostgreSQL's versions have different columns in their
+# catalogs.
 _FACTS = """
 SELECT d.n, quote_ident(tn.nspname) || '.' || quote_ident(t.typname),
  CASE WHEN t.typcollation <> 0 THEN quote_ident(kn.nspname) || '.' || quote_ident(k.collname) END,
@@ -189,10 +189,8 @@ class Ranking:
         return types
 
     def _answering_branches(self) -> Iterator[tuple[ShardStatement, Branch]]:
-        """For each node, yield one of its statements and one branch of that statement that has not
-        failed.
-
-        A branch is the SELECT for one shard.
+        """For each node, yield one of its statements, and one branch (the SELECT for one shard) of
+        it that has not failed.
         """
         nodes: set[str] = set()
         for statement in self._plan.statements:

@@ -113,8 +113,8 @@ class ServerCloner(Cloner):
         """Return a context manager that yields a cursor on the shard's node.
 
         The cursor has a session of its own. Within a ``with`` block of :meth:`batch`, each call for
-        the same node yields the same cursor, whose session is closed at the end of that block. So
-        the schema of an earlier call may still be selected.
+        the same node yields the same cursor, which may still have the schema of an earlier call.
+        Its session is closed at the end of that block.
         """
         with self.batch():
             if shard.node not in self._cursors:

@@ -32,9 +32,9 @@ _MAX_IDENTIFIER = 63
 
 # This query returns one row for each table: its name, whether it is partitioned, whether it has
 # triggers other than PostgreSQL's own, its columns, and the expressions that read the columns.
-# Generated columns are left out. The values of a type that is defined in the schema are read as
-# text, because each schema has its own version of the type. Partitions are left out, because their
-# rows are copied with the partitioned table.
+# Generated columns are left out. Partitions are left out, because their rows are copied with the
+# partitioned table. Values of a type that is defined in the schema are read as text, because each
+# schema has its own version of the type.
 _TABLES = """
 SELECT c.relname, c.relkind = 'p',
   EXISTS (SELECT FROM pg_trigger g WHERE g.tgrelid = c.oid AND NOT g.tgisinternal),

@@ -28,9 +28,9 @@ class TestSessionPool(TicketSessionPool):
 
         :raises DatabaseOperationForbidden: the alias is not in the test case's ``databases``.
         """
-        # If a test case must not use the database of this ticket server, SimpleTestCase replaces
-        # connect() by a function that raises. That blocks only new sessions. To refuse also the
-        # sessions that an earlier test case has opened, call this function here.
+        # SimpleTestCase replaces connect() by a function that raises, if a test case must not use
+        # the database of this ticket server. That blocks only new sessions. So call this function
+        # here, to refuse those of earlier test cases, too.
         connect: Any = connections[self.alias].__dict__.get("connect")
         if hasattr(connect, "wrapped"):
             connect()

@@ -1,10 +1,9 @@
 """The topology document: the part of the topology that may change while processes run.
 
-This module uses neither Django nor a database driver. A document has the same structure as
-``NODES`` and ``GROUPS`` in the setting ``SHARDED_ORM``, and its values override the values there. A
-topology source, such as ZooKeeper, publishes the document to all processes (Pinterest, P2, in
-docs/explanation/designs.md). Values that change only with a deployment, above all credentials, stay in
-the settings.
+This module uses neither Django nor a database driver. A document has the structure of ``NODES`` and
+``GROUPS`` in the setting ``SHARDED_ORM``, and overrides their values. A topology source, such as
+ZooKeeper, publishes it to all processes (Pinterest, P2, in docs/explanation/designs.md). Values
+that change only with a deployment, above all credentials, stay in the settings.
 """
 
 from __future__ import annotations
@@ -240,8 +239,7 @@ def _problem_in(value: Any, path: str = "", depth: int = 0) -> str | None:
     """Return a sentence that says why ``value`` cannot be in a document; None if it can.
 
     A value is refused if it is nested too deep, or if it contains text or a number that JSON cannot
-    represent. The sentence does not contain text of ``value``, because the text may be a
-    credential.
+    represent. The sentence contains no text of ``value``, which may be a credential.
 
     :param path: the keys that lead to ``value``, for the sentence.
     :param depth: the number of mappings and lists around ``value``.

@@ -180,11 +180,11 @@ class _NameProgression:
         return self.base + unknown * self.step
 
     def unknowns(self, spans: Iterable[Span], window: _Window) -> Iterator[Span]:
-        """Yield the values of ``unknown`` whose shard number is in ``spans`` and fits ``window``.
+        """Yield the values of ``unknown`` whose shard number is in ``spans`` and fits ``window``,
+        as spans: (first, last), both included.
 
         The shard number is ``base + unknown * step``. It fits if it has as many digits as the
-        numbers in the window, a set of schema names. The values are yielded as spans. A span is
-        (first, last), both included.
+        numbers in the window, a set of schema names.
         """
         for first, last in spans:
             low = max(first, window.least)
@@ -203,11 +203,10 @@ class _NameProgression:
 class _CommonNames:
     """The schema names that two windows (sets of names, all of one length) have in common.
 
-    At some positions, one window has a digit of the shard number and the other has text. A common
-    name has the character of the text there. At other positions both windows have digits, and a
-    common name may have any digit there. These free digits form a number, the ``unknown``. From the
-    unknown, ``one`` computes the shard's number in the first window, and ``other`` the shard's
-    number in the second window.
+    Where one window has a digit of the shard number and the other has text, a common name has the
+    text. Where both have digits, any digit is possible. These free digits form a number, the
+    ``unknown``. From the unknown, ``one`` computes the shard's number in the first window, and
+    ``other`` that in the second.
     """
 
     one: _NameProgression

@@ -48,14 +48,14 @@ class TopologyStatus:
 
 
 class TopologyWatcher(Generic[T]):
-    """Holds the topology document that a process uses, and checks each document that could replace it.
+    """Holds the topology document that a process uses, and checks each document that could replace
+    it.
 
     Not thread-safe: callers must hold a common lock.
 
     :param check: a function that returns the *value* of a document: what the process derives from
-        it, such as the checked configuration. The arguments are the document and the value in use
-        (None at the start). The function raises :exc:`InvalidTopology` if the document must not be
-        used.
+        it, such as the checked configuration. It gets the document and the value in use (None at
+        the start), and raises :exc:`InvalidTopology` if the document must not be used.
     """
 
     def __init__(self, source: TopologySource, check: Callable[[Document, T | None], T]) -> None:
@@ -145,13 +145,13 @@ class TopologyWatcher(Generic[T]):
     def consider(self, document: Document | TopologyError, use: Callable[[T], None]) -> bool:
         """Use a document that the topology source has delivered, if it may be used.
 
-        Return True if ``document`` has replaced the document in use. Return False if ``document``
-        was in use already.
+        Return True if ``document`` has replaced the document in use, and False if it was in use
+        already.
 
         :param document: the delivered document, or the error that was raised when it was read.
         :param use: a function that makes the process use the document. Its argument is what
-        :meth:`check` returned for the document. If the function raises an exception, it must not
-        have changed anything.
+            :meth:`check` returned for the document. If the function raises an exception, it must
+            not have changed anything.
         :raises TopologyError: the document is refused, or ``document`` is an error. The reason is
             logged, unless the last refusal was the same.
         """
@@ -167,8 +167,7 @@ class TopologyWatcher(Generic[T]):
         try:
             value = self.check(document)
             changes = self._changes_to(document)
-            # Call use() last, because the process uses the document after this call. So everything
-            # that may fail comes before it.
+            # Call use() last, after everything that may fail: the process then uses the document.
             use(value)
         except Exception as exc:
             refusal = refusal_of(exc)
@@ -264,10 +263,11 @@ class TopologyWatcher(Generic[T]):
 
 
 def refusal_of(exc: Exception) -> TopologyError:
-    """Return ``exc`` itself if it is a :exc:`TopologyError`, and otherwise an error that describes it.
+    """Return ``exc`` itself if it is a :exc:`TopologyError`, and otherwise an error that describes
+    it.
 
     So a document that causes an unexpected exception is refused like an invalid document, and the
-    thread that delivers documents continues.
+    thread that delivers documents goes on.
     """
     if isinstance(exc, TopologyError):
         return exc

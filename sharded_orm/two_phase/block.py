@@ -30,9 +30,8 @@ class TwoPhaseAtomic(transaction.Atomic):
     ) -> None:
         super().__init__(group, savepoint, durable)
         self._group, self._find, self._durable = group, find, durable
-        # One item for each open ``with`` block of this object: whether that block has created the
-        # group's coordinator, the object that runs the commit in two phases. The outermost block
-        # creates it.
+        # For each open ``with`` block of this object: whether it has created the group's
+        # coordinator, which runs the commit in two phases. The outermost block creates it.
         self._makers: list[bool] = []
 
     def _recreate_cm(self) -> TwoPhaseAtomic:
@@ -96,6 +95,8 @@ class TwoPhaseAtomic(transaction.Atomic):
 
 
 def _is_in_test_case(group: Any) -> bool:
-    """Whether all open transactions of ``group`` are those of a ``TestCase``, which never commit."""
+    """Whether all open transactions of ``group`` were opened by a ``TestCase``, and so never
+    commit.
+    """
     blocks = group.atomic_blocks if group.in_atomic_block else []
     return bool(blocks) and all(block._from_testcase for block in blocks)

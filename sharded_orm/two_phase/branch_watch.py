@@ -2,8 +2,8 @@
 commits.
 
 A prepared branch (the part on one shard of a transaction) holds locks until it is committed or
-rolled back. Because each process that begins blocks in two phases also looks for such branches, a
-site needs no separate process for this.
+rolled back. Each process that commits in two phases looks for such branches, so no separate process
+is needed.
 """
 
 from __future__ import annotations
@@ -56,9 +56,8 @@ class BranchWatch:
             self._next = 0.0
 
     def look(self) -> None:
-        """End branches that have been prepared for too long. Raises no database error.
-
-        A branch is the part of a two-phase transaction on one shard.
+        """End branches (parts of a two-phase transaction on one shard) that have been prepared for
+        too long. Raises no database error.
 
         At most once a second, one thread sends one query to each node that this process has used;
         other threads return at once. Must not be called in a transaction of a shard group.

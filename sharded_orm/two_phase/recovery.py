@@ -5,10 +5,9 @@ is committed or rolled back, even if its session or server ends. The *coordinato
 that runs the commit in two phases. It stores the decision to commit on one shard of the
 transaction, the *decider*.
 
-The rule is *presumed abort*: without a stored decision, the transaction is rolled back. So before a
-recovery rolls back a branch, it makes sure at the decider that no decision can be stored later
-(``fate_of``). For this reason, any number of processes may run recoveries at the same time, even
-while coordinators are at work.
+Without a stored decision, the transaction is rolled back (*presumed abort*). So before a recovery
+rolls back a branch, it makes sure at the decider that no decision can be stored later
+(``fate_of``). So any number of recoveries may run at the same time, even while coordinators work.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ GRACE: Final = 2.0
 KEPT_FOR: Final = 3600
 _POLL = 0.1  # seconds
 
-# The largest number of decisions that one statement deletes, and the largest number that one call
-# of forget_decisions() deletes for each shard.
+# The largest number of decisions that one statement deletes, and (_MOST_ROWS) that one call of
+# forget_decisions() deletes for each shard.
 _BATCH = 500
 _MOST_ROWS = 50_000
 
@@ -140,12 +139,11 @@ def recover(
 
 
 def left_on(group: ShardGroup, shards: Iterable[Shard]) -> list[str]:
-    """End prepared branches on ``shards``, and return a line of text for each branch that cannot be
-    ended.
+    """End prepared branches on ``shards``. Return a line of text for each that cannot be ended.
 
-    Operations that change tables or move rows call this before they begin, because a prepared
-    branch (the part on one shard of a transaction in two phases) holds locks and may still commit.
-    Does nothing if the group does not commit in two phases.
+    Operations that change tables or move rows call this first: a prepared branch (the part on one
+    shard of a transaction in two phases) holds locks and may still commit. Does nothing if the
+    group does not commit in two phases.
 
     :raises django.db.Error: a node of the shards does not answer.
     """
@@ -226,9 +224,9 @@ def forget_decisions(group: ShardGroup, shards: Iterable[Shard] | None = None) -
             old[shard.alias] = [str(name) for (name,) in rows]
     if not old:
         return 0
-    # Read the prepared branches only after the decisions. Every decision in ``old`` was committed
-    # after its branches were prepared, so this query finds each branch that still needs a decision.
-    # This holds even if the clocks of the hosts differ.
+    # Read the prepared branches after the decisions. The branches of every decision in ``old`` were
+    # prepared before it was committed, so this query finds each branch that still needs a decision,
+    # even if the clocks of the hosts differ.
     needed = {prepared.branch.transaction for prepared in _prepared(group, None, None)}
     count = 0
     for alias, names in old.items():

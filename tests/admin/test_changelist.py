@@ -15,7 +15,7 @@ from django.test.utils import CaptureQueriesContext
 
 from sharded_orm import runtime
 from sharded_orm.admin import pagination
-from sharded_orm.scatter import two_phase
+from sharded_orm.scatter import first_rows
 from tests.admin.conftest import DATABASES, ONE, SHARD, TWO, UNPLACED, Rows, object_id_by_hand, url
 from tests.admin.lists import PhotoAdmin
 from tests.photos.models import Comment, Event, Person, Photo
@@ -225,7 +225,7 @@ def test_the_directory_is_asked_once_for_the_keys_of_a_page(
 def test_all_shards_cost_a_statement_per_node_and_phase(
     admin_client: Client, rows: Rows, monkeypatch: pytest.MonkeyPatch, few: int, phases: int
 ) -> None:
-    monkeypatch.setattr(two_phase, "MIN_CANDIDATES", few)
+    monkeypatch.setattr(first_rows, "MIN_CANDIDATES", few)
     with Statements("photos") as statements:
         assert len(titles(admin_client.get(url(Comment, "changelist")))) == 1
     queries = statements["photos"]

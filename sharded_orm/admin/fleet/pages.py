@@ -291,14 +291,15 @@ class FleetAdmin(_ModelAdmin):
         *above: Step,
         within: float = DEADLINE,
     ) -> Document | HttpResponse:
-        """Call ``change()``, which publishes a version of the topology; return the version's document.
+        """Call ``change()``, which publishes a version of the topology; return the version's
+        document.
 
         If ``change()`` fails, return a response that tells the user why.
 
         :param back: the URL of the page to which the response redirects or links.
         :param above: the breadcrumbs of the response, as in :meth:`page`.
-        :param within: seconds to wait. After this time, the response tells the user that nobody
-            knows yet whether the version was published.
+        :param within: seconds to wait. The response then says that it is not known yet whether the
+            version was published.
         """
         try:
             return ask_one(SOURCE, change, within=within)

@@ -149,9 +149,8 @@ class RunAdmin(FleetAdmin):
 def visible_runs(request: HttpRequest) -> QuerySet[OperationRun]:
     """Return the runs that the user may see.
 
-    Users who may look into every shard group see all runs. Other users see only runs that concern a
-    single group into which they may look. For example, they see no promotions, because a promotion
-    may concern shards of any group.
+    Users who may look into every shard group see all runs. Others see only runs on one shard group
+    into which they may look. They see no promotions, for example, which may concern any group.
     """
     runs = lease.with_silence(lease.runs())
     return runs if sees_all(request) else runs.filter(subject__in=groups_of(request))
@@ -213,9 +212,8 @@ def _busy(run: journal.RunStatus) -> list[str]:
 
 
 def _commands(run: journal.RunStatus, counts: dict[str, int]) -> list[tuple[str, str]]:
-    """Return what an operator can do next about a run, as pairs of a sentence and a command.
-
-    The sentence says when to use the command, which is a line for a shell.
+    """Return pairs of a sentence and a shell command: what an operator can do next about a run. The
+    sentence says when to use the command.
     """
     commands = []
     if run.kind == migration_run.KIND:

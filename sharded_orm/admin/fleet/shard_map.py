@@ -175,8 +175,8 @@ class Lane:
     strips: tuple[Strip, ...]
     #: Links to the ranges that have a replica on this node. A link is a pair of text and URL.
     replicas: tuple[tuple[str, str], ...] = ()
-    #: Links to the ranges for which this node is the passive server of a pair: it takes over if the
-    #: active server fails. These links are also pairs of text and URL.
+    #: Links to the ranges for which this node is the passive server of a pair, as pairs of text and
+    #: URL.
     passive: tuple[tuple[str, str], ...] = ()
 
 

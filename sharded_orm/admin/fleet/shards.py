@@ -38,7 +38,7 @@ from sharded_orm.admin.fleet.shard_map import (
 from sharded_orm.backends.sizes import TableSize
 from sharded_orm.models import OperationRun, OperationStep
 from sharded_orm.operations.exceptions import JournalMissing
-from sharded_orm.operations.pairs.state import PairStatus, pair_states
+from sharded_orm.operations.pairs.status import PairStatus, pair_states
 from sharded_orm.operations.runs import journal
 from sharded_orm.operations.runs.redaction import without_accounts
 from sharded_orm.operations.shards.detail import seconds_left, shard_detail, sizes

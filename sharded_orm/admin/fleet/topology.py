@@ -168,8 +168,8 @@ class TopologyAdmin(FleetAdmin):
         first, back = self.url("changelist"), self.url("change", version)
         step = Step(f"Version {version}", back)
         began = time.monotonic()
-        # Compare the earlier version with the topology that the source has now, because that is
-        # what the rollback replaces. The topology in use in this process may be an older one.
+        # Compare the earlier version with the topology that the source has now: the rollback
+        # replaces this one. The topology in use in this process may be older.
         documents = _read_versions(lambda: (topology.held(), _revision(version)), DEADLINE)
         if isinstance(documents, str):
             return self.refuse(request, documents, first)
@@ -255,10 +255,7 @@ def _comment(request: HttpRequest, revision: Revision) -> str:
 
 def _by_version(processes: Any) -> list[dict[str, Any]] | None:
     """Return the processes grouped by the version of the topology that they use, newest version
-    first.
-
-    Return None if the processes are not known: the source did not answer, or it keeps no list of
-    them.
+    first; None if the source did not answer, or keeps no list of processes.
     """
     if not isinstance(processes, list):
         return None

@@ -43,16 +43,14 @@ def grid(count: int) -> tuple[list[Box], float]:
 
 
 def strips(weights: Sequence[float], part: float) -> tuple[list[Box], float]:
-    """Return rectangles whose areas are in proportion to ``weights``, and the total height of the
-    rectangles.
+    """Return rectangles whose areas are in proportion to ``weights``, and their total height.
 
-    The layout is a strip treemap (Bederson, Shneiderman and Wattenberg, 2002). The rectangles keep
-    the order of ``weights``: neighbours stay neighbours, and a small change of a weight does not
-    make rectangles jump. Rectangles of very small weights are enlarged, so that users can see and
-    click them.
+    The layout is a strip treemap (Bederson, Shneiderman and Wattenberg, 2002). It keeps the order
+    of ``weights``, and a small change of a weight does not make rectangles jump. Rectangles of very
+    small weights are enlarged, so that users can see and click them.
 
-    :param part: the size of the drawn range of shards divided by the size of the largest range: a
-        number from 0 to 1, which determines the total height.
+    :param part: the size of the drawn range of shards divided by the size of the largest range,
+        from 0 to 1. It determines the total height.
     """
     height = max(_SMALLEST, _TALLEST * part)
     total = sum(weights)

@@ -1,10 +1,10 @@
 """The connection object of an alias that stands for a whole shard group, such as ``photos``.
 
-When Django iterates over all aliases, it gets the alias of each group, but not those of shards. So
-if Django does something to all connections, the group's connection object does it to the
-connections of the group's shards. Examples are closing connections, clearing query logs,
-``ATOMIC_REQUESTS``, the transactions of test cases, blocking connections in test cases, and
-creating test databases. The cost does not depend on the number of shards.
+Django iterates over the aliases of groups, but not over those of shards. So if Django does
+something to all connections, the group's connection object does it to the connections of the
+group's shards: closing connections, clearing query logs, ``ATOMIC_REQUESTS``, the transactions of
+test cases, blocking connections in test cases, and creating test databases. The cost does not
+depend on the number of shards.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class GroupAliasMixin(GroupTransactions):
     the backend class. If one of these has to query a server, it queries one node of the group.
     """
 
-    # Whether ensure_connection() is running. Django's test cases patch ensure_connection() to forbid
-    # connections. So connect() connects only if ensure_connection() has called it. If other code calls
-    # connect(), it calls ensure_connection(), which calls connect() again.
+    # Whether ensure_connection() is running. Django's test cases patch ensure_connection() to
+    # forbid connections. So connect() connects only if ensure_connection() has called it, and
+    # otherwise calls ensure_connection().
     _connecting = False
     _connection: GroupConnection | None = None
 

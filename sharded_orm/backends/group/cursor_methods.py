@@ -1,8 +1,7 @@
 """Opens a cursor of a shard's connection object in a shorter way than Django's methods.
 
-They are left out only if they are Django's own. Other packages replace these methods to
-observe or to forbid statements, on Django's class or on a class or an object of their own. Then the
-methods must be called.
+Other packages replace these methods to observe or to forbid statements, on Django's class or on a
+class or an object of their own. So the short way is taken only if all methods are Django's own.
 """
 
 from __future__ import annotations
@@ -40,10 +39,8 @@ def open_cursor(wrapper: Any, name: str | None) -> Any:
 
 
 def opens_as_django(wrapper: Any, cursor_method: Any) -> bool:
-    """Whether Django's methods would only open a cursor: there is a connection, which answers, and this
-    is its thread.
-
-    False if ``cursor_method``, or a method that it calls, is not Django's.
+    """Whether Django's methods would only open a cursor: the connection answers and belongs to this
+    thread, and neither ``cursor_method`` nor a method that it calls was replaced.
 
     :param cursor_method: the method ``_cursor``, bound to ``wrapper``, that would be called.
     """

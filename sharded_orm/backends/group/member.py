@@ -1,9 +1,10 @@
-"""The connection object (wrapper) of a shard, and how it works with the wrapper of the shard's group.
+"""The connection object (wrapper) of a shard, and how it works with the wrapper of the shard's
+group.
 
-:class:`ShardConnectionMixin` is the first base class of each backend's ``DatabaseWrapper``. If an alias
-has ``SHARD`` in its settings, its wrapper belongs to the group's wrapper of the same thread. It then
-takes part in the group's transactions, and adds its queries to the group's query log. The group's
-wrapper keeps and closes it. Any other alias behaves as with Django's backend.
+:class:`ShardConnectionMixin` is the first base class of each backend's ``DatabaseWrapper``. A
+wrapper with ``SHARD`` in its settings belongs to the group's wrapper of the same thread, which
+keeps and closes it. It takes part in the group's transactions, and adds its queries to the group's
+query log. Any other alias behaves as with Django's backend.
 
 :mod:`sharded_orm.backends.write_hooks.commit` handles the end of a transaction that wrote.
 """
@@ -56,9 +57,8 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
     _unlogged = False
     # Whether this object was used since the group last closed obsolete connections.
     is_active = False
-    #: What upper layers knew about keys that move between the group's shards, just before the first
-    #: statement of the open transaction. That statement takes the snapshot, the state of the rows that
-    #: the transaction sees. None if they knew nothing.
+    #: The moves of keys of this group that upper layers knew just before the open transaction took
+    #: its snapshot, with its first statement. None if they knew nothing.
     known_at_snapshot: Any = None
     #: Whether a transaction is open, but none of its statements was sent yet.
     awaits_snapshot = False
@@ -69,9 +69,9 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
     open_editors = 0
 
     def __init__(self, settings_dict: dict[str, Any], alias: str = DEFAULT_DB_ALIAS) -> None:
-        # The atomic blocks that this shard has opened for the open blocks of its group, outermost
-        # first: item i belongs to group_wrapper.levels[i]. This list may be shorter than levels,
-        # because the shard opens its blocks only when it is used.
+        # The atomic blocks that this shard has opened for its group, outermost first: item i
+        # belongs to group_wrapper.levels[i]. The shard opens them when it is used, so the list may
+        # be shorter.
         self._mirrored: list[Atomic] = []
         # While this is True, reading in_atomic_block or atomic_blocks does not make this shard join
         # its group's transaction. Set, for example, while a block of _mirrored is entered or left,
@@ -352,11 +352,10 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
     def join_group_transaction(self) -> None:
         """Open the atomic blocks of the group's transaction that are not open on this shard yet.
 
-        The shard needs one block for each level of the group: for its outermost block and for each
-        savepoint. ``_mirrored`` has the blocks that are open, which are those of the outermost
-        levels. Django's stack ``atomic_blocks`` has them in the same order. A block that the user
-        opened on the shard itself is at the right depth in that stack, because ``with`` blocks
-        nest.
+        The shard needs one block for the group's outermost block, and one for each savepoint.
+        ``_mirrored`` has the blocks that are open already, the outermost first. Django's stack
+        ``atomic_blocks`` has them in the same order. Blocks nest, so a block that the user opened
+        on the shard itself is at the right depth in that stack, too.
         """
         group = self.group_wrapper
         assert group is not None
@@ -418,10 +417,9 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
     def _drop_levels(self, depth: int) -> None:
         """Close the connection, and forget the blocks that this shard has opened for its group.
 
-        Called if a block of the group ends too early: the user has opened a block on this shard
-        alone inside it, and has not ended that block yet. Ending the group's blocks in the usual
-        way would end the user's block instead, and might commit it. The user's block ends later, by
-        itself.
+        Called if a block of the group ends while a block that the user has opened inside it, on
+        this shard alone, is still open. Ending the group's blocks in the usual way would end the
+        user's block instead, and might commit it. The user's block ends later, by itself.
 
         :param depth: index of the outermost block to forget.
         """

@@ -1,13 +1,12 @@
 """Repeat statements that were refused because their shard moves to another node or has just moved.
 
-A shard moves while the application works (:mod:`sharded_orm.backends.schema_move`): its old tables are
-renamed, the new topology (the map of shards to nodes) is published, and the new tables get their real
-names. If this process does not know the new topology yet, its statement finds no table. Nothing was
-executed then. So in autocommit, the statement waits and runs again on the new node. In a transaction,
-the whole transaction fails.
+A moving shard's old tables are renamed, then the new topology is published, and then the new tables
+get their real names (:mod:`sharded_orm.backends.schema_move`). A process that does not know the new
+topology yet finds no table, so its statement has done nothing. In autocommit, the statement waits
+and runs again on the new node. In a transaction, the whole transaction fails.
 
-The same applies to a write that the passive side of a pair of servers refuses
-(:mod:`sharded_orm.backends.side_fence`): the other side is active, or becomes active.
+Writes that the passive side of a pair refuses (:mod:`sharded_orm.backends.side_fence`) are repeated
+likewise: the other side is active, or becomes active.
 """
 
 from __future__ import annotations
@@ -56,8 +55,8 @@ class TopologyLookup:
     :param refresh: loads the topology (the map of shards to nodes) from its source. May raise a
         TopologyError.
     :param patience: returns the seconds for which a statement waits (``MOVE_WAIT``).
-    :param is_moving: returns whether shards or keys of a group are moving now, or were shortly before.
-        May send a query.
+    :param is_moving: returns whether shards or keys of a group are moving, or have just moved. May
+        send a query.
     """
 
     def __init__(
@@ -124,8 +123,8 @@ class PlaceWait:
     the fence of the passive side of a pair refused it.
 
     :param wrapper: a connection object of the shard, or of another shard on the same node.
-    :param current: returns the shard's connection settings in the present topology (the map of
-        shards to nodes); None if the topology lacks the shard.
+    :param current: returns the shard's connection settings in the present topology; None if the
+        topology lacks the shard.
     """
 
     def __init__(self, wrapper: Any, current: Callable[[], Mapping[str, Any] | None]) -> None:
@@ -146,10 +145,9 @@ class PlaceWait:
     ) -> Mapping[str, Any] | None:
         """Return the connection settings with which the statement may run again.
 
-        Return None if the shard does not move. The table is then missing for another reason. Cost:
-        one load of the topology (the map of shards to nodes) and one query, both repeated while the
-        shard moves. While a pair of servers changes its active side, a query first waits for the
-        end of that change.
+        Return None if the shard does not move: the table is then missing for another reason. Cost:
+        one load of the topology and one query, both repeated while the shard moves. While a pair
+        changes its active side, a query first waits for the end of that change.
 
         :param place: the settings with which the statement was sent last.
         :param may_wait: False in a transaction.
@@ -188,8 +186,8 @@ class PlaceWait:
                 self._offered = settings
                 return settings
             self._offered = None
-            # Check again after a pause, because this process gets no signal when a move ends, or when
-            # an interrupted change of the active side is repaired.
+            # No signal tells that a move has ended, or that an interrupted change of the active
+            # side was repaired. So check again after a pause.
             time.sleep(self._fenced_interval() if is_fenced else _INTERVAL)
             if is_fenced:
                 # Return the same settings: only another attempt shows whether the fence is gone.

@@ -1,8 +1,8 @@
 """Keep, limit and close the connection objects (wrappers) of one group's shards in one thread.
 
-Django never drops connection objects from ``django.db.connections``, and closes only those of the
-aliases that it iterates over. Shards are not among these aliases, and there may be thousands. So the
-group keeps a limited number of the shards' wrappers, and closes their connections.
+Django never drops connection objects, and closes only those of the aliases over which
+``django.db.connections`` iterates. Shards, of which there may be thousands, are not among these. So
+the group keeps a limited number of the shards' wrappers, and closes their connections.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from sharded_orm.backends.group.contract import GroupMember
 
-# If a new wrapper (connection object of a shard) exceeds the limit, at most this many other
-# wrappers are checked, and dropped if they are idle. In a transaction over thousands of shards, no
-# wrapper is idle. If each new wrapper caused a check of all others, the cost would grow with the
-# square of their number.
+# If a new wrapper (connection object of a shard) exceeds the limit, at most this many others are
+# checked, and dropped if they are idle. In a transaction over thousands of shards, none is idle,
+# and checking all for each new one would cost the square of their number.
 _EVICTION_CHECKS = 8
 # Minimum seconds between two searches for idle connections older than CONN_MAX_AGE.
 _EXPIRY_INTERVAL = 1.0
@@ -51,9 +50,9 @@ class ShardConnections:
         """Make ``wrapper`` the thread's connection object of its alias. Does nothing if the alias
         has another wrapper.
 
-        If there are too many wrappers, idle ones are evicted: closed and dropped. A caller may
-        still have an evicted wrapper. When the caller uses it, it is added again, unless its alias
-        has got another wrapper. In that case it stays separate, like ``connection.copy()``.
+        If there are too many wrappers, idle ones are evicted: closed and dropped. A caller that
+        still has an evicted wrapper may use it: it is then added again. If its alias has another
+        wrapper by then, it stays separate, like ``connection.copy()``.
         """
         alias = wrapper.alias
         current = thread_wrapper(alias)

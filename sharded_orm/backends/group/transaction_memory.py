@@ -1,9 +1,9 @@
 """Find out, when a transaction begins, what upper layers know about keys that move between a
 group's shards.
 
-A key may move to another shard while a transaction is open. A transaction remembers which moves were
-known at its beginning. Only upper layers know keys and moves, so the package's Django app provides the
-function that returns them.
+A key may move while a transaction is open, so a transaction remembers which moves were known at its
+beginning. Only upper layers know keys and moves: the package's Django app provides the function
+that returns them.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Transactions of a whole shard group, such as ``atomic(using="photos")``.
 
-An atomic block on a group opens no transaction at first. When a shard is first used inside the
-block, the shard opens its own transaction, with one savepoint for each nested block. The
-transactions of all shards end with the group's outermost block: the shards commit one after the
-other. If a shard fails to commit, :exc:`PartialCommitError` says which shards had committed before.
-A coordinator, if there is one, commits in another way: see :mod:`sharded_orm.backends.two_phase`.
+An atomic block on a group opens no transaction at first. A shard opens its own transaction when it
+is first used in the block, with one savepoint for each nested block. At the end of the outermost
+block, the shards commit one after the other. If a shard fails to commit, :exc:`PartialCommitError`
+says which shards had committed before. A coordinator, if there is one, commits in another way: see
+:mod:`sharded_orm.backends.two_phase`.
 """
 
 from __future__ import annotations
@@ -207,8 +207,8 @@ class GroupTransactions(BaseDatabaseWrapper):
     def _roll_back_to(self, depth: int) -> None:
         """Roll back the open blocks ``levels[depth:]`` of the group on every shard.
 
-        If the rollback fails on a shard, the other shards are rolled back all the same. Then the
-        first error is raised.
+        An error on one shard does not stop the rollback on the others. Afterwards, the first error
+        is raised.
         """
         first: BaseException | None = None
         for wrapper in reversed(list(self.participants.values())):
@@ -258,7 +258,7 @@ class GroupTransactions(BaseDatabaseWrapper):
         try:
             self._roll_back_to(0)
         except Exception:
-            # Only log this error, whatever it is, because the caller receives the error of the commit.
+            # Only log this error: the caller receives the error of the commit.
             logger.exception("rolling back %r after a failed commit", uncommitted)
         # Drop the on_commit functions, as BaseDatabaseWrapper.rollback() does. Do it here, because
         # Atomic calls rollback() only if the commit has raised a DatabaseError.

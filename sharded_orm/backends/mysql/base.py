@@ -107,10 +107,9 @@ class DatabaseWrapper(ServerConnectionMixin[NodePool], stock.DatabaseWrapper):
         for watcher in self.commit_watchers:
             watcher.may_commit()
         if self.transaction_writes is not None:
-            # This method runs before a statement that may commit implicitly. The server does not
-            # report whether it has committed. So write markers, the cache entries that announce
-            # uncommitted writes, are placed now. They stay until this transaction or the next one
-            # ends.
+            # The next statement may commit implicitly, and the server does not report that. So
+            # announce the writes to the cache now. The announcements stay until this transaction or
+            # the next one ends.
             self.transaction_writes.announce()
 
     def init_connection_state(self) -> None:
@@ -225,10 +224,9 @@ class DatabaseWrapper(ServerConnectionMixin[NodePool], stock.DatabaseWrapper):
         try:
             copy.ensure_connection()
             assert copy.connection is not None
-            # Hold the session of the temporary schema, so that close() ends the session instead of
-            # returning it to the pool. Otherwise the next copy, whose schema has the same name,
-            # might lease this session and create tables with the character set of the dropped
-            # schema.
+            # Hold the session of the temporary schema, so that close() ends it. From the pool, the
+            # next copy, whose schema has the same name, might lease it, and create tables with the
+            # character set of the dropped schema.
             copy.connection.hold()
             copy.build_schema(definitions)
             yield copy
@@ -304,8 +302,8 @@ class DatabaseWrapper(ServerConnectionMixin[NodePool], stock.DatabaseWrapper):
             # by hand. In both cases, the next statement is not the COMMIT.
             or len(self._atomic_blocks) > 1
             or not self.commit_on_exit
-            # If several shards commit one after the other, do not delay the statements until the
-            # COMMIT. A statement that the server refuses must fail before the first shard commits.
+            # If several shards commit one after the other, a statement that the server refuses must
+            # fail before the first one commits. So do not delay the statements until the COMMIT.
             or self.commits_with_others
         ):
             yield

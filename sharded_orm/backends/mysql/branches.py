@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 _FORMAT: Final = 0x53484F52
 #: XAER_NOTA: the XA branch does not exist, or the session that prepared it is still connected.
 _UNKNOWN_BRANCH: Final = 1397
-#: XA_RBROLLBACK: the branch has changed no row, so the server rolled it back when its session ended.
-#: MariaDB lists such a branch as prepared until a statement ends it, which fails with this error.
+#: XA_RBROLLBACK: the branch has changed no row, so the server rolled it back when its session
+#: ended. MariaDB lists it as prepared until a statement ends it, which fails with this error.
 _CHANGED_NOTHING: Final = 1402
 _DEADLOCK: Final = 1213
 _DUPLICATE: Final = 1062

@@ -53,8 +53,8 @@ class MySQLChangeCapture(ChangeCapture):
     changes), and the journal of changed rows.
 
     A watched key is a shard key with a row in the table of fences. A transaction that changes rows
-    of the key holds a shared lock on that row until the transaction ends. So an exclusive lock on
-    the row waits for all writers of the key, and for no other transaction.
+    of the key holds a shared lock on that row until it ends. So whoever takes an exclusive lock on
+    the row waits for the writers of this key only.
     """
 
     _all_triggers = "SELECT trigger_name FROM information_schema.triggers WHERE event_object_schema = DATABASE()"
@@ -222,8 +222,8 @@ class MySQLChangeCapture(ChangeCapture):
         """Return pairs of session id and start time, by the server's clock, of the open
         transactions.
 
-        The server returns a copy of its list of transactions. The copy may be old: the server does
-        not renew it as long as other sessions keep reading it without a pause.
+        The result may be old: the server returns a copy of its list of transactions, and does not
+        renew the copy as long as other sessions keep reading it.
         """
         rows = self._rows(
             "SELECT trx_mysql_thread_id, CAST(trx_started AS CHAR) FROM information_schema.innodb_trx"

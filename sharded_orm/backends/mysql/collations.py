@@ -10,9 +10,8 @@ from sharded_orm.backends.key_guard import ColumnType
 
 _TEXT_TYPES = frozenset({"varchar", "tinytext", "text", "mediumtext", "longtext"})
 
-# Schema and table are compared with constants, so the server opens no other tables. The server may
-# ignore case in the names of schemas and tables, as its file system does. It returns these names as
-# they are spelled in the query.
+# Schema and table are compared with constants, so the server opens no other tables. It may ignore
+# case in their names, as its file system does, and returns them as they are spelled in the query.
 _COLUMNS = (
     "SELECT table_schema, table_name, column_name, data_type, collation_name,"
     " character_maximum_length, column_type, is_nullable FROM information_schema.columns"

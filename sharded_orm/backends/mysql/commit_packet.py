@@ -20,16 +20,15 @@ if TYPE_CHECKING:
 
 
 class CommitPacket:
-    """Base class of :class:`~sharded_orm.backends.mysql.connection.VirtualConnection`, for
-    statements that are sent together with the COMMIT.
+    """Statements that are sent together with the COMMIT: a base class of
+    :class:`~sharded_orm.backends.mysql.connection.VirtualConnection`.
 
-    While :meth:`collecting` is active, the INSERTs, UPDATEs and DELETEs of cursors are not sent,
-    unless they return rows. They are sent with the COMMIT. If the server refuses one of them, it
-    does not execute the COMMIT. If another statement must be executed earlier, they are sent before
-    it.
+    While :meth:`collecting` is active, INSERTs, UPDATEs and DELETEs that return no rows wait, and
+    are sent in the packet of the COMMIT. If the server refuses one of them, it does not execute the
+    COMMIT. Another statement that must run earlier sends the waiting ones first.
 
-    Invariant: while statements wait, their session is leased. If a key or a shard moves meanwhile,
-    its fence (triggers that refuse writes) affects them as if they had been sent.
+    Invariant: while statements wait, their session is leased. So the fence of a key or shard that
+    moves meanwhile affects them as if they had been sent.
     """
 
     if not TYPE_CHECKING:  # The subclass has slots for these attributes.

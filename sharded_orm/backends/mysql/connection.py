@@ -1,14 +1,14 @@
 """The virtual connection of a Django alias: it leases a physical session of its node while there is
 work.
 
-In autocommit, the virtual connection holds a session for one statement, or until a cursor has read all
-results. In a transaction, it holds a session from the first statement to the end of the transaction.
+In autocommit, the virtual connection holds a session for one statement, or until a cursor has read
+all results. In a transaction, it holds a session from the first statement to the end of the
+transaction.
 
 A transaction starts with ``BEGIN``, which is cheaper than the two ``SET autocommit`` of Django's
-own backend. But ``BEGIN`` starts only one transaction. An implicit commit, or an error such as a
-deadlock, may end that transaction inside an atomic block. Then each later statement of the block
-would commit by itself. So the session is put into ``autocommit=0`` before a statement that commits
-implicitly, and after any error.
+own backend. But an implicit commit or an error such as a deadlock may end that transaction inside
+an atomic block. Later statements of the block would then commit one by one. So the session is put
+into ``autocommit=0`` before a statement that commits implicitly, and after any error.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from MySQLdb import InterfaceError, MySQLError, OperationalError
 
-from sharded_orm.backends.mysql.branch_lease import BranchLease
 from sharded_orm.backends.mysql.commit_packet import CommitPacket
 from sharded_orm.backends.mysql.driver import DriverFace
 from sharded_orm.backends.mysql.identity import session_id
 from sharded_orm.backends.mysql.session import FORGET_INSERT_ID, NodeSession, is_lost
 from sharded_orm.backends.mysql.transaction import COMMIT, ServerTransaction
+from sharded_orm.backends.mysql.two_phase import BranchLease
 from sharded_orm.backends.session_hold import SessionHold
 from sharded_orm.backends.session_mode import SessionMode
 from sharded_orm.backends.write_hooks.session_id import SessionID
@@ -89,7 +89,7 @@ class VirtualConnection(BranchLease, CommitPacket, DriverFace, SessionHold[NodeS
         #: Function to call before a statement that may commit implicitly; None to call nothing.
         self.before_commit: weakref.WeakMethod[Callable[[], None]] | None = None
         self.transaction = ServerTransaction()
-        #: What to send in front of each write, to limit its time; empty for no limit.
+        #: Statements to send in front of each write, to limit its time; empty for no limit.
         self.limit = b""
         self.collects = False
         self.waiting = []

@@ -1,7 +1,7 @@
 """Cursors that lease a session for each statement, and return it when all results are read.
 
-One such cursor replaces two objects: the driver's cursor, and Django's wrapper around the driver's
-cursor. That saves a layer of Python calls for every statement.
+One such cursor replaces both the driver's cursor and Django's wrapper around it. That saves a layer
+of Python calls for every statement.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from sharded_orm.backends.mysql.statement_kind import (
 from sharded_orm.backends.session_mode import SessionMode
 from sharded_orm.backends.write_hooks.route_check import check_route
 
-# Seconds. If a read loses its session, the read is repeated only if it has run for less than this
-# time. After a longer time, somebody may have killed the read because it was slow.
+# Seconds within which a read whose session is lost is repeated. If it has run for longer, somebody
+# may have killed it because it was slow.
 RETRY_WITHIN = 1.0
 _OUT_OF_SYNC = 2014
 
@@ -73,8 +73,8 @@ class LeaseMixin(BaseCursor):
     _rows: Any = None
     # The session that runs a statement of this cursor or has its unread results. None if there is none.
     _session: NodeSession | None = None
-    # The weak reference to this cursor in connection.open_cursors. It is None if the cursor has no
-    # unread results, or if the connection holds the session that has them.
+    # The weak reference to this cursor in connection.open_cursors. None if the cursor has no unread
+    # results, or if the connection holds their session.
     _registration: weakref.ref[Any] | None = None
     # The kind of the statements while executemany() runs; None at other times.
     _kind: StatementKind | None = None
@@ -193,8 +193,8 @@ class LeaseMixin(BaseCursor):
         pin_reason = ""
         if mode >= _LOST:
             if kind is _CHECKS_ON and connection.checks_off and not connection.transaction.is_open:
-                # The statement switches foreign key checks on. They are already on in every session
-                # except the one that was lost, so there is nothing to send.
+                # The statement switches foreign key checks on. Only the lost session had them off,
+                # so there is nothing to send.
                 connection.record_checks(off=False)
                 return self._empty_result(query)
             # This call raises an error, because the session is lost.
@@ -236,9 +236,9 @@ class LeaseMixin(BaseCursor):
                     _OUT_OF_SYNC, "Commands out of sync: a cursor has results left to read"
                 )
             if mode is _TRANSACTION and (
-                # In a two-phase commit, a shard whose transaction only reads is committed early:
-                # before the decision to commit is stored. A stored function might write, so a query
-                # that calls one does not count as a read.
+                # In a two-phase commit, a shard whose transaction only reads is committed early,
+                # before the decision is stored. A stored function might write, so a query that
+                # calls one does not count as a read.
                 kind or (connection.transaction.plain_only and calls_stored_function(query))
             ):
                 connection.transaction.only_reads = False

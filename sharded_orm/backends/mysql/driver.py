@@ -14,9 +14,8 @@ from MySQLdb.connections import Connection
 
 from sharded_orm.backends.mysql.session import NodeSession
 
-# Attributes of the driver's connection that do not change the session's state, so they may be used
-# on any session of the node. Access to any other attribute pins a session: the alias keeps that
-# session until close().
+# Attributes of the driver's connection that do not change the session's state, so any session of
+# the node serves. Access to any other attribute pins a session: the alias keeps it until close().
 _STATELESS = frozenset([
     "character_set_name", "client_flag", "converter", "dump_debug_info", "encoders", "encoding",
     "escape_string", "get_character_set_info", "get_host_info", "get_proto_info",

@@ -34,9 +34,9 @@ class LeasedCursor(LeaseMixin, Cursor):
             self.warning_count = session.warning_count()
             self.rownumber = 0
         finally:
-            # Free the result now. When mysqlclient 2.3 frees a result, it locks the session. If the
-            # result lived longer than the lease (in a traceback, for example), freeing it could lock
-            # the session while another thread uses that session.
+            # Free the result now. mysqlclient 2.3 locks the session when it frees a result. A
+            # result that outlives the lease (in a traceback, for example) could lock the session
+            # while another thread uses it.
             result = None
 
     description_flags: Any = None

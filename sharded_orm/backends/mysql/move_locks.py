@@ -50,8 +50,8 @@ def capture_lock(
 
 @contextmanager
 def held(run: Callable[..., Any], purpose: str, patience: float) -> Iterator[bool]:
-    """Hold the lock for ``purpose`` on this schema during the ``with`` block, if no other session still
-    holds it after ``patience`` seconds. Yield whether this session holds it.
+    """Hold the lock for ``purpose`` on this schema during the ``with`` block. Yield False if
+    another session still holds it after ``patience`` seconds.
     """
     ((is_taken,),) = run(f"SELECT GET_LOCK({_NAME}, %s)", purpose, patience)
     try:

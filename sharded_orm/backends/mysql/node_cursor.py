@@ -30,8 +30,8 @@ class _NodeCursorMixin(BaseCursor):
 
     # Whether a statement was sent whose answer was not read.
     _is_awaited = False
-    # The last statement with its parameters, and the time until which it is repeated if its session
-    # is lost: 0 for a statement that may change rows.
+    # The last statement with its parameters. If its session is lost, the statement is repeated
+    # until this time: 0 (never) for a statement that may change rows.
     _statement: tuple[Any, Any]
     _may_repeat_until: float
 

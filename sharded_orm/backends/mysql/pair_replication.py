@@ -20,9 +20,8 @@ _POLL: Final = 0.02
 # a server tries to connect every ten seconds.
 _CONNECTING: Final = 15.0
 #: The delay of replication, in seconds, for a server that must not execute the changes that it
-#: receives. It is 68 years, the longest delay that the server accepts. The delay is stored, so it
-#: is still in force if the server restarts and starts the replication by itself. Other settings
-#: that could stop the changes are lost at a restart.
+#: receives: 68 years, the longest that the server accepts. The server stores the delay, so it
+#: survives a restart, unlike other settings that could stop the changes.
 HELD: Final = 2**31 - 1
 # The number of attempts to set a position. An attempt fails if the application writes at that moment.
 _ATTEMPTS: Final = 200
@@ -67,10 +66,10 @@ class MySQLPairReplication(MySQLReplicationServer):
     def take_as_received(self, last: str, schema: str) -> None:
         """Mark the other server's transactions up to ``last`` as received, without executing them.
 
-        Use this for transactions of the other server that this server must never execute. Until the
-        log of this server contains their last GTID, the other server cannot replicate from this
-        server again. So an empty transaction with this GTID is logged. This server must not
-        replicate meanwhile. Can be repeated.
+        Use this for transactions that this server must never execute. The other server can
+        replicate from this server again only if the log of this server contains their last GTID. So
+        an empty transaction with this GTID is logged. This server must not replicate meanwhile. Can
+        be repeated.
 
         :param last: the GTID of the last such transaction.
         :param schema: a schema of the pair, in which the empty transaction is logged.
@@ -99,12 +98,11 @@ class MySQLPairReplication(MySQLReplicationServer):
         """Set the position from which this server receives, so that it gets no change that it has
         now.
 
-        The server refuses a position that lacks its own last change. The application may write a
-        change after the position was read, so retry in that case.
+        The server refuses a position without its own last change. If the application has written a
+        change after the position was read, read it again.
 
-        :param last: a transaction of the other side, after which the changes of the other side are
-            received. By default, they are received after the last one that this server has
-            executed.
+        :param last: a transaction of the other side, after which its changes are received. By
+            default, they are received after the last one that this server has executed.
         """
         for attempt in range(1, _ATTEMPTS + 1):
             position = self.status().current
@@ -125,7 +123,7 @@ class MySQLPairReplication(MySQLReplicationServer):
         :param settings: the settings of the source's node, for its address.
         :param account: ``USER`` and ``PASSWORD`` of the replication account on ``source``.
         """
-        # This server must not receive its own changes back from the source.
+        # Do not receive this server's own changes back from the source.
         self._receive_after_own()
         encrypted = int(bool(settings.get("OPTIONS", {}).get("ssl")))
         # With DEBUG, Django logs what cursor() executes. The password must not be logged.
@@ -146,9 +144,8 @@ class MySQLPairReplication(MySQLReplicationServer):
             )
         link = source.link_from(self)
         if link is not None and link.executes:
-            # If the source replicates from this server, wait until it has executed this server's
-            # last event. The application may be writing to this server, and the source refuses this
-            # server for good if its log lacks an event that this server has written.
+            # If the source replicates from this server, let it catch up first. It would refuse this
+            # server for good if its log lacked an event that this server has written.
             source.wait_for(self.written(), _CONNECTING)
         self._rows("START SLAVE")
 
@@ -223,10 +220,10 @@ class MySQLPairReplication(MySQLReplicationServer):
         """Execute the changes that have arrived by ``link``, even if they were held back. Receive
         no more.
 
-        Can be repeated. The relay log, the file of received changes, may be their only copy,
-        because the other server may be dead. The server deletes this log if a stopped connection
-        with GTID is started or gets another delay. It keeps the log if the statement names the
-        log's file and position.
+        Can be repeated. The relay log (the file of received changes) may be their only copy,
+        because the other server may be dead. The server deletes it if a stopped connection with
+        GTID is started or gets another delay, unless the statement names the log's file and
+        position.
         """
         if link.executes and link.delay != HELD:
             return

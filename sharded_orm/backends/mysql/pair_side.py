@@ -35,9 +35,9 @@ SCHEMA_PRIVILEGES: Final = (
     "TRIGGER", "EVENT",
 )  # fmt: skip
 
-# Session settings for a change on one server of a pair that must not be replicated to the other
-# server. The auto_increment settings matter if the same row is inserted on both servers, for
-# example into django_migrations: with them, it gets the same id on both.
+# Session settings for a change on one server of a pair that must not be replicated to the other.
+# With the auto_increment settings, a row that is inserted on both servers, such as one of
+# django_migrations, gets the same id on both.
 _QUIET: Final = (
     f"sql_log_bin = 0, auto_increment_increment = 1, auto_increment_offset = 1, {PASSES} = 1"
 )
@@ -270,9 +270,9 @@ class MySQLPairSide(MySQLPairReplication):
     def columns(self, schemas: Sequence[str]) -> dict[str, dict[str, list[tuple[Any, ...]]]]:
         """Return the columns of all tables, in their order, by schema and table. One query.
 
-        Row-based replication matches columns by their position, so their order counts. Each column is a
-        tuple: its name, its type, whether it may be NULL, and its default. The library's own tables,
-        such as those of key moves, are left out.
+        The order counts, because row-based replication matches columns by their position. Each
+        column is a tuple: its name, its type, whether it may be NULL, and its default. The
+        library's own tables, such as those of key moves, are left out.
         """
         columns: dict[str, dict[str, list[tuple[Any, ...]]]] = {}
         if not schemas:

@@ -1,8 +1,8 @@
 """Find the session for a statement that reads what an earlier statement has left in a session.
 
-Such statements contain ``LAST_INSERT_ID()``, ``ROW_COUNT()`` or ``SHOW WARNINGS``. Each must run on the
-session on which the same alias ran the earlier statement. If another alias has used that session since,
-the statement is refused, because it would read what that other alias has left.
+Such statements contain ``LAST_INSERT_ID()``, ``ROW_COUNT()`` or ``SHOW WARNINGS``. Each must run on
+the session of the same alias's earlier statement. If another alias has used that session since, the
+statement is refused.
 """
 
 from __future__ import annotations
@@ -26,13 +26,11 @@ def is_show(query: Any) -> bool:
 
 
 def lease(connection: VirtualConnection, query: Any) -> NodeSession:
-    """Lease the session on which ``query`` must run, because it reads what an earlier statement has
-    left in the session.
+    """Lease the session in which an earlier statement has left what ``query`` reads.
 
     If ``query`` reads the id of an insert, this is the session of the last insert of
-    ``connection``. Otherwise it is the session of the last statement of ``connection``. If
-    ``connection`` has run no such statement, lease any session, and make the session forget the id
-    of its last insert.
+    ``connection``. Otherwise it is that of its last statement. Without such a statement, lease any
+    session, and make it forget the id of its last insert.
 
     :raises SessionStateRefused: another alias has used the session since, or the session is dead.
     """
@@ -62,8 +60,7 @@ def must_forget(connection: VirtualConnection, session: NodeSession, query: Any)
 
     :param session: the session that ``connection`` holds.
     :raises SessionStateRefused: ``session`` does not have the id of the last insert of
-        ``connection``. Either that insert ran on another session, or another alias has inserted a
-        row on ``session`` since.
+        ``connection``: it ran on another session, or another alias has inserted a row here since.
     """
     if not reads_insert_id(query) or session.inserter is connection:
         return False

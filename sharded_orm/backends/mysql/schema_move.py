@@ -220,11 +220,10 @@ class MySQLSchemaMove(SchemaMove):
         pairs = ", ".join(
             f"{self._quote(name)} TO {self._quote(other)}" for name, other in names.items()
         )
-        # Let RENAME TABLE wait for table locks as briefly as possible. Other statements queue
-        # behind it, and it may cause deadlocks with transactions that use several of the tables.
-        # (Do not use NOWAIT, because then the replicas would not wait either.) Do not limit the
-        # waits for InnoDB's row locks. If RENAME TABLE fails after the first table, the server
-        # needs such locks to undo it. Without them, some tables would stay renamed.
+        # Let RENAME TABLE wait for table locks as briefly as possible: other statements queue
+        # behind it, and it may deadlock with transactions that use several of the tables. (With
+        # NOWAIT, the replicas would not wait either.) Do not limit the waits for InnoDB's row
+        # locks. The server needs such locks to undo a RENAME TABLE that fails half way.
         self._rows(f"SET SESSION lock_wait_timeout = {self._flavor.least_lock_wait:d}")
         try:
             while True:

@@ -63,9 +63,9 @@ class NodeSession:
     def __init__(self, raw: Connection, *, split: bool = False) -> None:
         self.raw = raw
         #: Name of the current schema; None if unknown. Invariant: the name is never wrong. It is
-        #: set to None before a packet is sent, and to the name after the whole packet has
-        #: succeeded. The name stays the same if another session drops the schema and creates it
-        #: again. This session then still uses the old character set for new tables.
+        #: None from before a packet is sent until the whole packet has succeeded. It stays the same
+        #: if another session drops the schema and creates it again; this session then uses the old
+        #: character set for new tables.
         self.schema: str | None = None
         #: Whether to send each statement in a separate packet, because multi-statements are switched
         #: off.
@@ -179,8 +179,8 @@ class NodeSession:
         """Run statements in one packet, and drop their rows. Return the id that each statement has
         inserted; 0 for none.
 
-        An error of the driver gets the attribute ``prefix_done``: how many statements succeeded. The
-        server executes none of those after the one that failed.
+        The server executes nothing after a statement that failed. The driver's error then gets the
+        attribute ``prefix_done``: how many statements succeeded.
         """
         ids: list[int] = []
         self.stored = False
@@ -294,10 +294,10 @@ def connect(params: Mapping[str, Any]) -> NodeSession:
 
 
 def check_parameters(params: Mapping[str, Any]) -> None:
-    """Check that the driver accepts ``params``.
+    """Check that the driver accepts ``params``. Asks no server.
 
-    The driver has no list of its arguments. It checks them before it connects, and here it connects to a
-    file that is no socket. So no server is asked.
+    The driver has no list of its arguments. It checks them before it connects, so let it connect to
+    a file that is no socket.
 
     :param params: arguments of ``MySQLdb.connect``.
     :raises ImproperlyConfigured: the driver refuses them.
@@ -313,7 +313,7 @@ def check_parameters(params: Mapping[str, Any]) -> None:
 
 
 def datetime_or_none(text: Any) -> Any:
-    """Return what the driver's ``DateTime_or_None()`` returns, in a seventh of its time."""
+    """Return the same as the driver's ``DateTime_or_None()``, in a seventh of its time."""
     # With six digits of microseconds or none. The driver's function knows other texts, such as zeros.
     if len(text) in (19, 26):
         try:

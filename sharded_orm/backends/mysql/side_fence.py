@@ -1,9 +1,9 @@
 """The fence of the passive side of a pair of MariaDB servers: triggers that refuse writes.
 
-Each trigger calls one function of the schema, which says whether writes are refused. So one ``CREATE
-OR REPLACE FUNCTION`` closes or opens all tables at the same moment. A transaction that has called the
-function keeps a metadata lock on the function until the transaction ends. So the statement waits for
-all transactions that have written, and later writes wait for the statement.
+Each trigger calls one function of the schema, which says whether writes are refused. So one
+``CREATE OR REPLACE FUNCTION`` closes or opens all tables at the same moment. A transaction that has
+called the function keeps a metadata lock on it until the transaction ends. So the statement waits
+for all transactions that have written, and later writes wait for the statement.
 """
 
 from __future__ import annotations
@@ -108,9 +108,9 @@ class MySQLSideFence(SideFence):
             "SELECT table_name FROM information_schema.tables WHERE table_schema = DATABASE()"
             " AND table_type = 'BASE TABLE' AND engine <> 'InnoDB'"
         )
-        # InnoDB calls no triggers for rows that a foreign key changes. If such a change begins in
-        # this schema, a trigger of the first table refuses it. If it begins in another schema,
-        # nothing refuses it. So foreign keys to tables of other schemas are obstacles.
+        # InnoDB calls no triggers for rows that a foreign key changes. A trigger of the first table
+        # refuses such a change only if it begins in this schema. So foreign keys to tables of other
+        # schemas are obstacles.
         keys = self._rows(
             "SELECT table_name, CONCAT(unique_constraint_schema, '.', referenced_table_name)"
             " FROM information_schema.referential_constraints WHERE constraint_schema = DATABASE()"

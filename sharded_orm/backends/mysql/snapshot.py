@@ -204,9 +204,8 @@ def digests(cursor: NodeCursor, schemas: Sequence[str]) -> dict[str, str | None]
     """Return a digest of each schema's applied migrations, keyed by schema name.
 
     The digest is "" if the schema has no table ``django_migrations``, and None if the schema does
-    not exist. One query reads 500 schemas. It fails if one of them does not exist or lacks the
-    table. In that case, one more query lists the schemas of the node, and another one those with
-    the table. Then all schemas with the table are read again.
+    not exist. One query reads 500 schemas. If it fails because a schema or a table is missing, two
+    more queries list the schemas and those with the table, and the latter are read again.
     """
     try:
         # Do not check first which schemas exist. That would list all schemas of the node, and
@@ -274,10 +273,10 @@ def _by_dependency(views: dict[str, str]) -> Iterable[str]:
     try:
         return [views[name] for name in TopologicalSorter(dependencies).static_order()]
     except CycleError:
-        # The views seem to depend on each other in a cycle, so keep the order of the snapshot. If a
-        # view cannot be created, the server raises an error. But the cycle may not be real: a
-        # definition that contains the name of a view counts as dependent on the view, even if the
-        # name is that of a column.
+        # The views seem to depend on each other in a cycle, so keep the order of the snapshot. The
+        # cycle may not be real: a definition counts as dependent on a view if it contains the
+        # view's name, even as the name of a column. If a view cannot be created, the server raises
+        # an error.
         return list(views.values())
 
 

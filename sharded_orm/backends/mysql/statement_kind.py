@@ -1,12 +1,11 @@
 """Classify SQL statements by what they do to the session that runs them. Pure functions.
 
-All shards of a node share its sessions. So a statement that leaves state in its session, or might
-do so, pins the session: one alias keeps the session until its connection is closed. The functions
-need only the text of a statement before its parameters are filled in. Each parameter becomes a
-literal, and literals do not change the kind of a statement.
+All shards of a node share its sessions. A statement that may leave state in its session *pins* the
+session: one alias keeps it until the alias's connection is closed. The functions read the text of a
+statement before its parameters are filled in, because literals do not change its kind.
 
-The text does not show the effects of stored functions, triggers and the server's settings. These
-effects are not considered.
+Stored functions, triggers and the server's settings are not considered: the text does not show
+their effects.
 """
 
 from __future__ import annotations

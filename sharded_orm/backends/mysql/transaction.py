@@ -133,8 +133,8 @@ class ServerTransaction:
                 run(end)
             except MySQLError:
                 # Ignore the error. XA END fails if it was sent before, or if an error such as a
-                # deadlock has rolled back the branch (this shard's part of a two-phase commit). If the
-                # session is lost, the next statement raises an error.
+                # deadlock has rolled back the branch. If the session is lost, the next statement
+                # raises an error.
                 pass
             run(ending)
 

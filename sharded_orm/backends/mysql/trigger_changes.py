@@ -29,10 +29,10 @@ class LockedChanges:
         """Wait for every transaction that has used ``table``, then change the triggers of the
         table.
 
-        Only the wait for the lock has a time limit. The changes must have none: if the server stops
-        a session while the session opens a table, it has read only some of the triggers. Later
-        writes of any session then fail. The table is opened before the wait, and nobody else uses
-        it while the lock is held. So the changes never have to open the table.
+        Only the wait for the lock has a time limit. A server that stops a session while it opens a
+        table has read only some of the triggers, and later writes of any session fail. The wait
+        opens the table, and nobody else uses it while the lock is held. So the changes need not
+        open it again.
 
         :param deadline: a moment of ``time.monotonic()`` until which to wait.
         :param changes: the statements that change the triggers.

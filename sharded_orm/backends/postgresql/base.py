@@ -435,8 +435,8 @@ class DatabaseWrapper(ServerConnectionMixin[PostgreSQLPool], stock.DatabaseWrapp
         return (
             self.connection is not None
             and self.connection.mode is SessionMode.TRANSACTION
-            # A shared connection is part of a two-phase commit. If its transaction is not open on the
-            # server, it has sent no statement yet, so it has written nothing.
+            # A shared connection is part of a two-phase commit. If its transaction is not open on
+            # the server, it has written nothing.
             and (
                 self.connection.only_reads
                 or (self.connection.is_shared and not self.connection.is_open)

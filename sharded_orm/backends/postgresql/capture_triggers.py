@@ -1,9 +1,9 @@
 """SQL for the PostgreSQL triggers that record or refuse changes of a table.
 
-While a key moves to another shard, the triggers write changed rows to a journal. Near the end of
-the move, the *fence* (a row that says which key moves) is closed, and the triggers refuse changes
-of the key's rows. The trigger functions belong to the account that moves keys, and run with its
-privileges. So the application's account needs no privileges on the tables of fences and journal.
+While a key moves to another shard, the triggers write changed rows to a journal. Near the end, the
+*fence* (a row that says which key moves) is closed, and they refuse changes of the key's rows. The
+trigger functions run with the privileges of their owner, the account that moves keys. So the
+application's account needs none on the tables of fences and journal.
 """
 
 from __future__ import annotations
@@ -85,19 +85,19 @@ def trigger_statements(
         " has_snapshot CONSTANT boolean := current_setting('transaction_isolation')"
         " IN ('repeatable read', 'serializable');"
         " BEGIN"
-        # A REPEATABLE READ or stricter transaction has one snapshot for all its statements. It cannot
-        # see a row that was committed later, such as a new fence, which makes triggers refuse writes.
-        # So it must fail if its snapshot is older than the last transaction that added a fence.
+        # A REPEATABLE READ or stricter transaction has one snapshot for all its statements. It
+        # cannot see a fence that was committed after this snapshot. So it must fail if a fence was
+        # added since.
         f" IF has_snapshot AND NOT pg_visible_in_snapshot((SELECT e.last_value FROM {quote(EPOCH)} e)"
         "::text::xid8, pg_current_snapshot()) THEN"
         f" RAISE {literal(_OLD_SNAPSHOT)} USING ERRCODE = '{SERIALIZATION_FAILURE}'; END IF;"
         f"{_unknown_keys(table, rows, quote)}"
         f" PERFORM pg_advisory_xact_lock_shared(f.gate) FROM {fences} f WHERE f.value = ANY(keys);"
         " IF NOT FOUND THEN RETURN NULL; END IF;"
-        # In READ COMMITTED, each statement sees the present state of the fence, the row that says
-        # whether to refuse writes. In a stricter transaction, a statement may see an old state. So
-        # the trigger locks the row FOR SHARE. This fails with a serialization failure if the row
-        # has changed since the transaction's snapshot.
+        # In READ COMMITTED, each statement sees the present state of the fence. In a stricter
+        # transaction, it may see an old one. So the trigger locks the row of the fence FOR SHARE,
+        # which fails with a serialization failure if the row has changed since the transaction's
+        # snapshot.
         f" IF has_snapshot THEN PERFORM 1 FROM {fences} f WHERE f.value = ANY(keys) FOR SHARE; END IF;"
         f" IF EXISTS (SELECT FROM {fences} f WHERE f.value = ANY(keys) AND f.state = 'closed') THEN"
         f" RAISE {literal(table.refusal)} USING ERRCODE = '{SQLSTATE}'; END IF;"
@@ -129,9 +129,9 @@ def truncate_statements(table: CapturedTable, schema: str, quote: Quote) -> Iter
 def _unknown_keys(table: CapturedTable, rows: tuple[str, ...], quote: Quote) -> str:
     """Return SQL that handles changed rows whose shard key cannot be found.
 
-    Such a row gets its key from another row, to which its foreign key refers. The other row is
-    missing if the same transaction has deleted it or will insert it later. So the SQL does not know
-    which moving key the changed row belongs to, and records the row for each moving key.
+    The key of such a row is in another row, to which its foreign key refers. The same transaction
+    has deleted the other row, or will insert it later. So the changed row is recorded for each key
+    that moves.
     """
     if not table.links:
         return ""

@@ -38,11 +38,10 @@ class CatalogRow(NamedTuple):
     detail: str | None
 
 
-# The query for the objects that depend on the schema. It leaves out objects of extensions (dependency
-# type "e") and parts of other objects (type "i"), such as the sequences of identity columns and the
-# constructors of range types. For a table, view or sequence, the third column has letters: its kind in
-# pg_class, and the properties that need another query. The cast to regnamespace raises error 3F000 if
-# the schema does not exist.
+# The query for the objects of the schema. It leaves out objects of extensions (dependency type "e")
+# and parts of other objects (type "i"), such as the sequences of identity columns. For a table,
+# view or sequence, the third column has letters: its kind in pg_class, and the properties that need
+# another query. The cast to regnamespace raises error 3F000 if the schema does not exist.
 _LIST = """\
 SELECT d.classid::regclass::text, d.objid::int8, concat(
   c.relkind,
@@ -211,8 +210,8 @@ SELECT 'sequence', relation.name, concat(
 )
 FROM relation JOIN pg_sequence q ON q.seqrelid = relation.oid"""
 
-# The query for a table's counter: the lowest next value of the sequences of its columns. A sequence has
-# no next value here if it has not returned a value yet, or if this account may not read it.
+# The query for a table's counter: the lowest next value of the sequences of its columns. A sequence
+# that has not returned a value yet, or that this account may not read, does not count.
 _COUNTERS = """\
 SELECT 'counter', relation.name, min(pg_sequence_last_value(q.seqrelid) + q.seqincrement)::text, NULL
 FROM relation

@@ -46,13 +46,13 @@ _TRIGGERS: Final = (
 
 
 class PostgreSQLChangeCapture(ChangeCapture):
-    """Change capture of one shard on PostgreSQL: triggers, fences (rows that name the
-    keys whose changes the triggers refuse), and the journal of changed rows.
+    """Change capture of one shard on PostgreSQL: triggers, fences (rows that name the keys whose
+    changes the triggers refuse), and the journal of changed rows.
 
-    Each fence has an advisory lock, its *gate*. A transaction that changes rows of the fenced key holds
-    a shared lock on the gate until the transaction ends. So an exclusive lock on the gate waits for all
-    writers of this key, and for no other transaction. Later writers wait behind the exclusive lock,
-    which they would not do with a lock on the row of the fence.
+    Each fence has an advisory lock, its *gate*. A transaction that changes rows of the fenced key
+    holds a shared lock on the gate until it ends. So whoever takes an exclusive lock on the gate
+    waits for the writers of this key only, and later writers wait behind. With a lock on the
+    fence's row instead, later writers would not wait behind.
     """
 
     # The query for working triggers. A trigger that somebody has disabled counts as missing.
@@ -126,10 +126,9 @@ class PostgreSQLChangeCapture(ChangeCapture):
         epoch = self._quote(EPOCH)
         with self._locks.transaction():
             super().watch(number, value, closed=closed)
-            # A transaction whose snapshot is older than this transaction cannot see the new fence
-            # (the row that tells the triggers which key to watch). So this transaction stores its
-            # number in a sequence, because every transaction sees the present number of a sequence.
-            # The triggers compare this number with a transaction's snapshot.
+            # A transaction with an older snapshot cannot see the new fence. But every transaction
+            # sees the present number of a sequence. So store the number of this transaction in one:
+            # the triggers compare it with a transaction's snapshot.
             self._rows(
                 f"SELECT pg_catalog.setval('{epoch}', greatest(last_value,"
                 f" pg_catalog.pg_current_xact_id()::text::bigint)) FROM {epoch}"

@@ -1,17 +1,18 @@
 """The virtual connection of a Django alias: it leases a physical session of its node while there is
 work.
 
-In autocommit, the virtual connection holds a session for one statement. In a transaction, it holds a
-session from the first statement to the end of the transaction.
+In autocommit, the virtual connection holds a session for one statement. In a transaction, it holds
+a session from the first statement to the end of the transaction.
 
-A session finds the tables of a shard by its search path. The path is set for one transaction at a
-time, in the same packet as the first statement. So setting the path costs no round trip, and the
-server restores the old path at the end of the transaction. This works even behind a connection
-pooler that gives each transaction another session. In autocommit, the packet ``SELECT
-set_config('search_path', …, true), …; statement`` is one transaction by itself. A transaction
-begins with ``BEGIN; SELECT set_config(…), …; statement``. The ``SELECT`` fails if the schema does
-not exist or may not be used. If it did not fail, the statement could find or create a table in
-another schema of the path.
+A session finds the tables of a shard by its search path. The path is set for one transaction, in
+the packet of the first statement, so it costs no round trip. The server restores the old path at
+the end of the transaction. This works even behind a pooler that gives each transaction another
+session.
+
+In autocommit, the packet ``SELECT set_config('search_path', …, true), …; statement`` is one
+transaction by itself. A transaction begins with ``BEGIN; SELECT set_config(…), …; statement``. The
+``SELECT`` fails if the schema does not exist or may not be used. Otherwise the statement could find
+or create a table in another schema of the path.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from psycopg.adapt import AdaptersMap
 from psycopg.pq.abc import PGconn
 
 from sharded_orm.backends import savepoints
-from sharded_orm.backends.postgresql.branch_preparation import BranchPreparation
 from sharded_orm.backends.postgresql.search_path import guard_of, packet_of, search_path_of
 from sharded_orm.backends.postgresql.session_lease import SessionLease
 from sharded_orm.backends.postgresql.sql_quotes import literal
 from sharded_orm.backends.postgresql.statement_kind import PostgreSQLKind
+from sharded_orm.backends.postgresql.two_phase import BranchPreparation
 from sharded_orm.backends.savepoints import SavepointStatement, savepoint_statement
 from sharded_orm.backends.session_mode import SessionMode
 from sharded_orm.exceptions import SessionStateRefused
@@ -292,9 +293,8 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
             return session, self.pending[:]
         prefix = [self.begin]
         if not self.has_own_path and self.set_path is not None:
-            # Before SET TRANSACTION, leave out the query that checks whether the schema exists,
-            # because the server accepts SET TRANSACTION only before the first query. The check is
-            # sent with the next statement.
+            # The server accepts SET TRANSACTION only before the first query. So send the query that
+            # checks whether the schema exists with the next statement.
             self.is_unguarded = sets_transaction
             prefix.append(self.set_path_bare if sets_transaction else self.set_path)
         return session, [*prefix, *self.pending]
@@ -389,19 +389,18 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
             self.pending.clear()
             return False
         if self.is_open and savepoint_statement(sql.strip()) is SavepointStatement.SAVEPOINT:
-            # Do not defer SAVEPOINT. The server parses a packet as a whole. If it cannot parse the
-            # statement after a deferred SAVEPOINT, it does not set the savepoint, so the whole
-            # transaction would be lost.
+            # Do not defer SAVEPOINT. The server parses a packet as a whole. If it could not parse
+            # the statement after it, the savepoint would not be set, and the whole transaction
+            # would be lost.
             return False
         return savepoints.defer(sql, self.pending, may_release=self.is_open)
 
     def fail_transaction(self, prefix: list[bytes]) -> None:
         """Begin the transaction on the server, and make it fail.
 
-        Called if the server has refused a packet while parsing it, before it executed any
-        statement, so the server has no transaction yet that could fail. With Django's own backend,
-        such an error makes the transaction fail, and the server refuses later statements until the
-        rollback. This method has the same effect.
+        Called if the server has refused a packet while parsing it, so that no transaction was
+        begun. With Django's own backend, such an error makes the transaction fail, and the server
+        refuses later statements until the rollback. This method has the same effect.
 
         :param prefix: the statements that were sent in the packet before the failed statement.
         """

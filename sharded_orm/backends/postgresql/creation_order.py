@@ -17,8 +17,8 @@ from sharded_orm.backends.postgresql.definitions import (
 from sharded_orm.backends.postgresql.sql_quotes import quoted
 from sharded_orm.backends.snapshot import kind_of
 
-# Kinds of objects, in the order of their creation. The objects of the kinds on one line may need
-# each other. So their order follows from the names that occur in their definitions.
+# Kinds of objects, in the order of their creation. Objects of the kinds on one line may need each
+# other: the names in their definitions decide their order.
 _STAGES = (
     ("collation", "type", "domain", "function", "procedure"),
     ("sequence",),
@@ -101,9 +101,8 @@ def _stage_kind(name: str, definitions: Mapping[str, str]) -> str:
 def _by_dependency(names: list[str], definitions: Mapping[str, str]) -> list[str]:
     """Return ``names`` in an order in which each object comes after the objects that it needs.
 
-    An object counts as needing another object if its definition contains the name of the other
-    object. The name may in fact be that of a column or an argument. If two objects seem to need
-    each other, they keep their order.
+    An object counts as needing another object if its definition contains the other's name, even if
+    the name is in fact that of a column. Objects that seem to need each other keep their order.
     """
     by_identifier: dict[str, list[str]] = {}
     for name in names:

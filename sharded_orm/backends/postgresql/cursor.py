@@ -1,8 +1,8 @@
 """Cursors that lease a session for each statement, and return it when the statement is done.
 
-A cursor of the driver refers to a connection. While a statement runs, that is the leased session; at
-other times, it is the alias's virtual connection. Before a session is returned, the process has fetched
-all rows of the statement. Only named cursors leave rows on the server.
+A cursor of the driver refers to a connection: to the leased session while a statement runs,
+otherwise to the alias's virtual connection. All rows of a statement are fetched before its session
+is returned. Only named cursors leave rows on the server.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from sharded_orm.exceptions import SessionStateRefused
 if TYPE_CHECKING:
     from sharded_orm.backends.postgresql.session import PostgreSQLNodeSession
 
-# Seconds. If a read loses its session, the read is repeated only if it has run for less than this time.
-# After a longer time, somebody may have killed the read because it was slow.
+# Seconds within which a read whose session is lost is repeated. If it has run for longer, somebody
+# may have killed it because it was slow.
 RETRY_WITHIN = 1.0
 
 _WRITE, _INSERT = PostgreSQLKind.WRITE, PostgreSQLKind.INSERT
@@ -106,8 +106,8 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
         else:
             if not kind and connection.is_shared and not is_repeatable(text):
                 # The statement calls a function that may write. In a two-phase commit, a
-                # transaction that only reads commits before the decision to commit is stored. So
-                # this transaction must not count as one that only reads.
+                # transaction that only reads commits before the decision is stored. So this one
+                # must not count as such.
                 connection.only_reads = False
             self._run_held(connection, kind, query, params, options)
         return self
@@ -279,8 +279,8 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
     ) -> None:
         """Run ``query`` on ``session``, in one packet after the statements of ``_prefix``."""
         self._conn, self._pgconn = session.raw, session.pgconn
-        # Make the driver create new converters. For the same query as before, it would use the old
-        # ones, which refer to the session of the earlier statement.
+        # Make the driver create new converters: for the same query as before, it would use those of
+        # the session of the earlier statement.
         self._last_query = None
         try:
             super().execute(query, params, **options)

@@ -1,10 +1,10 @@
 """Share the types of extensions between the shards, for ``django.contrib.postgres``.
 
 ``django.contrib.postgres`` queries the numbers of the types hstore and citext for each alias that
-connects. All schemas of a database have the same types. So this module queries the numbers once per
-pool, instead of once for each of thousands of shards. The alias of a whole shard group gets no
-numbers, because it refuses SQL. It needs none, because values pass through the sessions of its
-shards. For any other alias, the numbers are queried as with Django's backend.
+connects. All schemas of a database have the same types, so this module queries them once per pool,
+not once for each of thousands of shards. The alias of a whole shard group refuses SQL, and needs no
+numbers: values pass through the sessions of its shards. Other aliases are treated as with Django's
+backend.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def share_types() -> None:
     Further calls do nothing.
     """
     # django.contrib.postgres has no hook for this, so replace get_type_oids(), which its functions
-    # for hstore and citext call. It is not enough to replace its receiver of connection_created,
-    # because the app's ready() calls it, too: for each alias in use, even for groups, whenever
+    # for hstore and citext call. Replacing its receiver of connection_created is not enough: the
+    # app's ready() calls these functions for each alias in use, even for groups, whenever
     # INSTALLED_APPS is overridden.
     signals.get_type_oids = _type_oids

@@ -1,9 +1,9 @@
 """Find out which session of which server made a write, and whether that session still exists.
 
-A session is identified by its process id and the start time of its process, because a server reuses
-process ids. Both mean nothing without the identity of the server. After a promotion (a replica takes
-over), another server may have the same address and the same system identifier. But a promotion begins
-a new timeline, so the timeline is a part of the server's identity.
+A session is identified by its process id and the start time of its process (a server reuses process
+ids), together with the identity of its server. After a promotion, another server may have the same
+address and the same system identifier, but it has a new timeline. So the timeline is a part of the
+server's identity.
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ def _query_sessions(pool: PostgreSQLPool) -> tuple[set[int], tuple[str, str, boo
         pool.discard(session)
         raise
     pool.release(session)
-    # Record the account whose sessions this session can see. If this session cannot see even
-    # itself, it sees no session of its account, so record no account ("").
+    # Record the account whose sessions this session can see. A session that cannot see even itself
+    # sees none, so record no account ("").
     visible = short_hash(account) if own is not None else ""
     answer = pool.last_answer = (short_hash(server), visible, bool(sees_all))
     return {int(number) for number in existing or ()}, answer

@@ -20,10 +20,10 @@ from sharded_orm.backends.pool import (
 from sharded_orm.backends.postgresql.session import PostgreSQLNodeSession, connect
 from sharded_orm.backends.signals import session_opened
 
-#: A session is closed after it has used this many schemas. ``POOL["MAX_SCHEMAS"]`` sets another
-#: number. The reason is memory: until the session ends, the server's process keeps about 13 kB for
-#: each table that the session has read, and 25 kB for each table that it has written. The
-#: measurements are in docs/decisions/0037-postgresql.md.
+#: A session is closed after it has used this many schemas (``POOL["MAX_SCHEMAS"]``). The reason is
+#: memory: until the session ends, the server's process keeps about 13 kB for each table that the
+#: session has read, and 25 kB for each that it has written. The measurements are in
+#: docs/decisions/0037-postgresql.md.
 MAX_SCHEMAS = 200
 #: If a session reads the tables of many schemas in one query, this many tables count as one schema
 #: towards MAX_SCHEMAS. While such a query runs, the server's process needs about 90 kB for each table.

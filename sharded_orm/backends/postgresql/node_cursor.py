@@ -91,6 +91,6 @@ class PostgreSQLNodeStream(_QualifiedNamesMixin, PostgreSQLServerCursor):
 
     def __init__(self, pool: PostgreSQLPool, node: str | None) -> None:
         super().__init__(pool, node, name="sharded_orm_stream", scrollable=False, withhold=False)
-        # Open a transaction. At its end, the server drops the rows that are still unread, so it
-        # must stay open until they are fetched.
+        # Open a transaction, and keep it open until all rows are fetched: at its end, the server
+        # drops the unread rows.
         self._owner.autocommit = False

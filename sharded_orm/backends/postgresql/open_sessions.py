@@ -41,9 +41,9 @@ def left(run: Run, markers: Sequence[Mapping[str, Any]]) -> list[int]:
     """Return for each marker how many of its sessions and prepared transactions may still change
     rows by a statement that began before the marker was made.
 
-    A session of the marker does not count if it has ended. It does not count either if it has run
-    another statement since, and its transaction of that time has ended. Statements are recognized
-    by their start times. Only start times of the same server are compared, and only for equality.
+    A session does not count if it has ended, or if it has run another statement since and its
+    transaction of that time has ended. Statements are recognized by their start times, which are
+    compared only on the same server, and only for equality.
 
     :param markers: results of :func:`marker`.
     :raises django.db.OperationalError: the account may not see the sessions of other accounts.

@@ -18,10 +18,10 @@ _COUNTERS = """
     AND a.attnum > 0 AND NOT a.attisdropped
     AND pg_catalog.pg_get_serial_sequence(%s, a.attname) IS NOT NULL
 """
-# DatabaseOperations.returning_columns() makes an INSERT fail if its id must be refused: it casts
-# this text, followed by the id, to a number. The cast fails, and the server's error message
-# contains the text in any language. The id is cast to text first, because || of a text and another
-# type is an SQL function, which the server would have to parse for each INSERT.
+# The beginning of a text that DatabaseOperations.returning_columns() casts to a number if an INSERT
+# must fail because of its id. The server's error message contains the text in any language. The id
+# is cast to text first: || of a text and another type is an SQL function, which the server would
+# have to parse for each INSERT.
 _REFUSED = "sharded_orm refuses id "
 _REFUSED_ID = re.compile(rf'"{_REFUSED}(-?\d+)"')
 

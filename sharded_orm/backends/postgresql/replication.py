@@ -282,12 +282,12 @@ class PostgreSQLReplicationServer(ReplicationServer):
         deadline = time.monotonic() + patience
         self._rows(f"SET lock_timeout = {max(1, int(patience * 1000))}")
         self._allow_connections(False)
-        # Also wait for the sessions that are being opened now, because they may have read that the
-        # database is open. The server refuses all sessions that begin later.
+        # Also wait for the sessions that are being opened now: they may have read that the database
+        # is open. The server refuses all that begin later.
         beginning = self._beginning()
         while True:
-            # First query the sessions that are being opened, and then those that are open. So a
-            # session that is no longer being opened is either in the second list, or has ended.
+            # Query the sessions that are being opened before those that are open. Then a session
+            # that has left the first list is in the second one, or has ended.
             beginning &= self._beginning()
             sessions = self._sessions()
             if not beginning and not sessions:
@@ -301,8 +301,8 @@ class PostgreSQLReplicationServer(ReplicationServer):
             self._rows(queries.END_SESSIONS, self._databases)
             time.sleep(_INTERVAL)
         # Commit again. Commits of the ended sessions may not be on disk yet (synchronous_commit =
-        # off). This commit writes them to disk. So the position in the log that is read afterwards
-        # is higher than that of any commit.
+        # off). This commit writes them, so the position in the log that is read afterwards is
+        # higher than theirs.
         self._allow_connections(False)
         self._fence = self._versions()
 

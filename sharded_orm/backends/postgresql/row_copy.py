@@ -18,9 +18,8 @@ from sharded_orm.backends.row_copy import COPY, DELETED, SIDE_PREFIX, RowCopy
 
 # Seconds that a session waits for another session that works on the same copy of a key's rows.
 _PATIENCE: Final = 50
-# A sequence that must advance by at most this many numbers is advanced by nextval(), one number at
-# a time. If it must advance further, setval() is used. That is safe, because other sessions take
-# fewer numbers than this at the same time.
+# Up to this many numbers, a sequence is advanced by nextval(), one number at a time, and further by
+# setval(). That is safe, because other sessions take fewer numbers than this meanwhile.
 _TAKEN: Final = 1000
 _RELATION: Final = "%s::pg_catalog.regclass"
 
@@ -61,9 +60,9 @@ class PostgreSQLRowCopy(RowCopy):
         with alone, self._transaction():
             if not self._rows(fence, number):
                 raise self._not_closed(number)
-            # With this setting, the triggers let this transaction's changes pass. They refuse all
-            # other writes of the key at once, because its fence (the row that the triggers read) is
-            # closed. So no writer waits for this transaction.
+            # With this setting, the triggers let this transaction's changes pass. The fence is
+            # closed, so they refuse all other writes of the key at once, and no writer waits for
+            # this transaction.
             self._rows("SELECT pg_catalog.set_config(%s, '1', true)", PASSES)
             yield
 

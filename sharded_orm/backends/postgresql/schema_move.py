@@ -138,9 +138,9 @@ class PostgreSQLSchemaMove(SchemaMove):
     def _lock(self, names: Sequence[str], patience: float) -> float:
         """Lock tables in this transaction so that no other session can use them.
 
-        Other sessions never have to wait for this method. If a table is in use, an attempt to lock
-        the tables fails at once, and is repeated later. An automatic vacuum does not stop for such
-        attempts. So this method first waits for a weaker lock, which makes the vacuum end.
+        Other sessions never wait for this method. If a table is in use, the attempt fails at once,
+        and is repeated later. An automatic vacuum does not stop for such attempts. So this method
+        first waits for a weaker lock, which makes the vacuum end.
 
         :param patience: seconds for which attempts are repeated.
         :return: when the successful attempt began, as ``time.monotonic()``.
@@ -274,9 +274,8 @@ class PostgreSQLSchemaMove(SchemaMove):
         """Postpone foreign keys and automatic vacuum of new tables until the tables are shown
         (renamed to their real names).
 
-        The foreign keys are dropped, so that rows can be copied in any order. A table records them,
-        so that they can be added later. Vacuum is switched off because it could hold a lock on a
-        table at the moment when the table is to be shown.
+        Without foreign keys, rows can be copied in any order. A table records the keys, so that
+        they can be added later. Vacuum could hold a lock on a table when the table is to be shown.
         """
         table = self._quote(_ADDITIONS)
         self._rows(
@@ -345,8 +344,8 @@ class PostgreSQLSchemaMove(SchemaMove):
         with self._exclusively(_PATIENCE):
             for name, hidden, kind in self._hidden_relations():
                 if kind == "S" and name in counters:
-                    # A sequence whose numbers are used up has no next number. So set it to its last
-                    # number, and mark that number as used.
+                    # A sequence whose numbers are used up has no next number: set it to its last
+                    # number, as used.
                     self._rows(
                         "SELECT pg_catalog.setval(seqrelid,"
                         " greatest(seqmin, least(seqmax, %s))::bigint, %s NOT BETWEEN seqmin AND seqmax) FROM pg_catalog.pg_sequence"

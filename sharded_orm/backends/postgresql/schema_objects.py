@@ -82,12 +82,11 @@ def with_default_vacuum(run: Run, schema: str) -> list[str]:
 
 
 def additions(run: Run, schema: str) -> Iterator[tuple[str, str]]:
-    """Yield SQL statements that create what the snapshot of a schema leaves out.
+    """Yield SQL statements that create what the snapshot of a schema leaves out: privileges of
+    other roles on tables and sequences, and the functions that generate ids, which contain the
+    number of the shard.
 
     Each item is a pair: the key of an object in the snapshot, and a statement about this object.
-
-    The statements grant privileges on tables and sequences to other roles. They also create the
-    functions that generate ids, which contain the number of the shard.
     """
     for name, kind, privileges, role in run(
         "SELECT c.relname, c.relkind, pg_catalog.string_agg(a.privilege_type ||"
@@ -218,10 +217,8 @@ def require_no_users(run: Run, schema: str) -> None:
 
 
 def become_owner(run: Run, schema: str, alias: str) -> None:
-    """Act as the owner of the schema in this transaction, so that the schema's owner also owns the
-    objects which the transaction creates.
-
-    Otherwise applications could not use these objects.
+    """Act as the owner of the schema in this transaction, so that the owner also owns the objects
+    which the transaction creates. Otherwise applications could not use them.
 
     :raises MoveFailed: this account may not act for the owner.
     """

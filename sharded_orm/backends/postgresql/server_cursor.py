@@ -88,8 +88,8 @@ class PostgreSQLServerCursor(SessionLeaseMixin, StockServerCursor):
                 # the schema exists.
                 error = connection.schema_error(session) or exc
             is_leased = self._is_leased
-            # If the statement was interrupted, the server may have declared the cursor all the same. So
-            # discard the session.
+            # An interrupted statement may have declared the cursor on the server. So discard the
+            # session.
             self._leave(discard=not isinstance(exc, psycopg.Error))
             if not is_leased:
                 connection.record_error(exc)

@@ -104,9 +104,8 @@ class PostgreSQLNodeSession:
         except psycopg.InternalError as exc:
             if self.is_idle:
                 raise
-            # Raise the usual error for a lost session. The driver raises InternalError if it
-            # receives two answers where it expects one. That happens if both the server and a
-            # pooler report that the session has ended.
+            # Raise the usual error for a lost session. The driver raises InternalError if both the
+            # server and a pooler report the end of the session, because it expects one answer.
             raise psycopg.OperationalError(f"the connection was lost at {how}: {exc}") from exc
 
     def ping(self) -> bool:

@@ -14,11 +14,10 @@ _ROWS = """\
 CASE WHEN pg_stat_get_live_tuples(c.oid) > 0 THEN pg_stat_get_live_tuples(c.oid)
   ELSE greatest(c.reltuples, 0)::bigint END"""
 
-# SQL for the size of a table in bytes. pg_total_relation_size() opens the table and its indexes.
-# After that, the server process keeps 15 kB of memory for each table until its session ends. So the
-# function is called only if the table has changed much since the last ANALYZE: more than 1,000 rows
-# plus a fifth of the table. Otherwise the size is that of the last ANALYZE. A table that has rows
-# and was never analyzed counts as one page.
+# SQL for the size of a table in bytes. pg_total_relation_size() opens the table and its indexes,
+# and then costs the session 15 kB of memory until it ends. So it is called only if more than 1,000
+# rows plus a fifth of the table have changed since the last ANALYZE. Otherwise the size is that of
+# the last ANALYZE. A table that has rows and was never analyzed counts as one page.
 _BYTES = """\
 CASE WHEN pg_stat_get_mod_since_analyze(c.oid) > 1000 + 0.2 * greatest(c.reltuples, 0)
   THEN pg_total_relation_size(c.oid)
@@ -43,8 +42,8 @@ WHERE n.nspname"""
 def read(cursor: CatalogCursor, schemas: Sequence[str]) -> dict[str, ShardSize]:
     """Return the size of each of ``schemas``, keyed by schema name. One query.
 
-    If a table has changed little since the server last analyzed it, its size is that of the last
-    analysis. A schema that has no tables or does not exist has the size 0 bytes and 0 rows.
+    The size of a table that has changed little is that of the server's last analysis. A schema that
+    has no tables or does not exist has 0 bytes and 0 rows.
     """
     sizes = dict.fromkeys(schemas, ShardSize(0, 0))
     if sizes:

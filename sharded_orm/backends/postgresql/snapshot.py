@@ -158,9 +158,9 @@ def _is_named(name: str, sql: str) -> bool:
 def digests(cursor: CatalogCursor, schemas: Sequence[str]) -> dict[str, str | None]:
     """Return a digest of each schema's applied migrations, keyed by schema name.
 
-    The digest is "" if the schema has no table ``django_migrations``, and None if the schema does not
-    exist. One query reads 100 schemas. The query fails if one of them does not exist or lacks the
-    table. In that case, one more query finds the schemas with the table, and these are read again.
+    The digest is "" if the schema has no table ``django_migrations``, and None if the schema does
+    not exist. One query reads 100 schemas. If it fails because a schema or a table is missing, one
+    more query finds the schemas with the table, and these are read again.
 
     :param cursor: a cursor in autocommit.
     """

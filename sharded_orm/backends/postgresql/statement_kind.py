@@ -1,12 +1,11 @@
 """Classify SQL statements by what they do to the session that runs them. Pure functions.
 
-All schemas of a node share its sessions. A session finds the tables of a schema by its search path,
-which is set for one transaction only. The functions here find the statements that cannot share a packet
-with the statement that sets the search path, and those that leave state in the session.
+All schemas of a node share its sessions, and the search path of a schema is set for one transaction
+only. These functions find the statements that cannot share a packet with the statement that sets
+the search path, and those that leave state in the session.
 
-The text of a statement does not show what stored functions and triggers do, so their effects are not
-considered. But the text of a ``DO`` statement contains its body, so the effects of the body are
-considered.
+Stored functions and triggers are not considered: the text of a statement does not show what they
+do. But the text of a ``DO`` statement contains its body, which is considered.
 """
 
 from __future__ import annotations
@@ -144,8 +143,8 @@ _ALONE = re.compile(
     r"|ALTER\b.*\bDETACH\s+PARTITION\b.*\bCONCURRENTLY\b",
     re.DOTALL,
 )
-# Matches some of the statements that _ALONE matches: those which the server refuses in a
-# transaction block only if the table is partitioned. Most tables are not partitioned.
+# Matches statements of _ALONE that the server refuses in a transaction block only if the table is
+# partitioned. Most tables are not.
 _MAYBE_ALONE = re.compile(
     r"REINDEX\s*(?:\((?![^()]*\bCONCURRENTLY\b)[^()]*\)\s*)?(?:TABLE|INDEX)\s+(?!CONCURRENTLY\b)"
     r"|CLUSTER\b\s*(?:\([^()]*\)\s*|VERBOSE\s+)?(?!VERBOSE\s*$)[\w?]"
@@ -254,10 +253,10 @@ def resets_path(sql: str) -> bool:
 
 
 def is_repeatable(sql: str) -> bool:
-    """Whether the statement ``sql`` may be sent again if it is a read whose result was lost.
+    """Whether the statement ``sql`` may be sent again if its result was lost.
 
-    True if ``sql`` calls no function that might write. The server may have run the statement
-    although its result never arrived. So such a function might write twice.
+    True if ``sql`` calls no function that might write. The server may have run the statement before
+    its result was lost, so the function might write twice.
 
     :param sql: a statement that reads or writes rows.
     """
@@ -352,8 +351,8 @@ def _parts(upper: str) -> list[str]:
             parts.append(part)
             body = _ATOMIC_BODY.match(part)
             is_open = body is not None and body["body"].strip() != "END"
-    # No END was found for the body of the function, so the last part may contain any statement. Add
-    # "END", so that the text counts as one that may end a transaction.
+    # The body of the function has no END, so the last part may contain any statement. "END" makes
+    # the text count as one that may end a transaction.
     return [*parts, "END"] if is_open else parts
 
 
@@ -365,8 +364,8 @@ def _of_several(kinds: list[PostgreSQLKind]) -> PostgreSQLKind:
     if PostgreSQLKind.EXTENSION in kinds and strongest < PostgreSQLKind.CONTROL:
         return PostgreSQLKind.EXTENSION
     if PostgreSQLKind.MAYBE_ALONE <= strongest <= PostgreSQLKind.ALONE:
-        # One of the statements must be sent alone, so the text fails in any case: the server runs it
-        # as one transaction block, and raises an error at that statement. So send it like any write.
+        # One statement of the text must be sent alone. The server would run the text as one
+        # transaction block, and raise an error at that statement. So send the text like any write.
         return PostgreSQLKind.WRITE
     if strongest in (PostgreSQLKind.BARE, PostgreSQLKind.SET_TRANSACTION):
         return PostgreSQLKind.WRITE

@@ -30,8 +30,7 @@ class SQLiteChangeCapture(ChangeCapture):
     whose changes the triggers refuse), and the journal of changed rows.
 
     SQLite allows one writer in the file at a time. So a write to the table of fences waits for all
-    other writers. ``REPLACE`` may delete a row that has the same unique value. Triggers see this
-    deletion only with ``recursive_triggers`` on.
+    other writers. Triggers see that ``REPLACE`` deletes a row only with ``recursive_triggers`` on.
     """
 
     _all_triggers = "SELECT name FROM sqlite_master WHERE type = 'trigger'"

@@ -28,9 +28,8 @@ class SQLiteRowCopy(RowCopy):
 
     @contextmanager
     def _passing(self, number: int) -> Iterator[None]:
-        # Set the fence, the row by which triggers refuse writes, to the state "passes", which lets
-        # this session's changes pass. The fence is closed again before the commit, so no other
-        # session ever sees this state.
+        # The state "passes" of the fence lets this session's changes pass the triggers. The fence
+        # is closed again before the commit, so no other session ever sees this state.
         fence = f"UPDATE {self._quote(FENCES)} SET state = %s WHERE id = %s"
         with self._transaction():
             if self._count_changed(f"{fence} AND state = 'closed'", "passes", number) != 1:

@@ -26,9 +26,8 @@ class BranchName:
 
     :param transaction: the result of :func:`new_transaction`, the same for all branches of the
         transaction.
-    :param schema: name of the shard's schema. Two projects on one server (on PostgreSQL: in one
-        database) cannot have schemas of the same name. So the name also shows which project the branch
-        belongs to.
+    :param schema: name of the shard's schema. It also shows the project of the branch: two projects
+        on one server (on PostgreSQL: in one database) cannot have schemas of the same name.
     """
 
     transaction: str

@@ -152,8 +152,8 @@ class Coordinator:
             for member in branches:
                 member.prepare_branch()
         except BaseException:
-            # If a session was lost, its branch (its part of the transaction) may be prepared all
-            # the same. So report that a branch may be left to a recovery.
+            # If a session was lost, its branch (its part of the transaction) may be prepared. So
+            # report that a branch may be left to a recovery.
             self._report(_shards([decider, *branches]), True)
             raise
         self._decide(decider, branches)

@@ -46,10 +46,10 @@ class TwoPhaseMixin(CommitHookMixin):
         return self.two_phase_refusal
 
     def begin_decider(self) -> None:
-        """Make the next transaction of this object the deciding one of a two-phase commit, which
-        stores the decision to commit. Sends nothing.
+        """Make the next transaction of this object the one that stores the decision to commit.
+        Sends nothing.
 
-        The deciding transaction is an ordinary one, in which no statement may commit implicitly.
+        It is an ordinary transaction, in which no statement may commit implicitly.
 
         :raises TwoPhaseMisused: the session has state that such a transaction cannot have.
         """
@@ -64,10 +64,9 @@ class TwoPhaseMixin(CommitHookMixin):
         raise NotImplementedError
 
     def prepare_branch(self) -> None:
-        """Prepare this shard's part of a two-phase commit, so that it survives the end of its session
-        and a restart of its server.
-
-        Afterwards, only the commit or the rollback of the transaction may follow.
+        """Prepare this shard's part of a two-phase commit, so that it survives the end of its
+        session and a restart of its server. Only the commit or the rollback of the transaction may
+        follow.
 
         :raises django.db.Error: the branch is not prepared, or it is unknown whether it is.
         """
@@ -103,8 +102,8 @@ class TwoPhaseMixin(CommitHookMixin):
         decision to commit.
 
         Tries to insert the decision in a new session, and rolls that back. The insertion fails if
-        the decision is already stored. If an open transaction has inserted the same decision, the
-        insertion waits until that transaction ends.
+        the decision is stored. It waits for an open transaction that has inserted the same
+        decision.
 
         :param seconds: how long to wait, approximately.
         :raises django.db.Error: the shard does not answer, or has no table of decisions.
@@ -114,12 +113,11 @@ class TwoPhaseMixin(CommitHookMixin):
     # ##### The decision #####
 
     def store_decision(self, transaction: str) -> None:
-        """Insert the decision to commit ``transaction``. The decision takes effect when the
-        inserted row is committed.
+        """Insert the decision to commit ``transaction``. It takes effect when the row is committed.
 
-        Must be called before the first branch is prepared. The inserted row is then locked until the
-        transaction ends. So a process that finds a prepared branch, and can insert the same row, knows
-        that no decision to commit can follow.
+        Must be called before the first branch is prepared. The row is then locked until the
+        transaction ends. So a process that finds a prepared branch, and can insert the same row,
+        knows that no decision to commit can follow.
         """
         with self.cursor() as cursor:
             if names := old_decisions.take(self.alias):
@@ -146,9 +144,9 @@ class TwoPhaseMixin(CommitHookMixin):
             super().announce_commit()
 
     def _commit(self) -> None:
-        # Overrides BaseDatabaseWrapper._commit. After the decision to commit is stored, an error of
-        # this shard changes nothing: its branch (its part of the transaction) stays prepared, and a
-        # recovery commits it later. So Django must not roll back.
+        # Overrides BaseDatabaseWrapper._commit. Once the decision to commit is stored, an error of
+        # this shard changes nothing: its branch stays prepared, and a recovery commits it later. So
+        # Django must not roll back.
         if not self.is_bound:
             self._is_confirmed = False
             try:

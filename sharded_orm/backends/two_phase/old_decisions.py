@@ -1,9 +1,8 @@
 """Collect the decisions of two-phase commits that are not needed any more, because all branches
 (the parts on the shards) have committed.
 
-When this process stores the next decision on the same shard, it deletes the rows of these
-decisions. If the process ends before, ``manage.py transactions recover`` deletes the rows that are
-left.
+Their rows are deleted when this process stores its next decision on the same shard, or by
+``manage.py transactions recover`` if the process ends before.
 """
 
 from __future__ import annotations
@@ -12,9 +11,9 @@ import time
 from collections import defaultdict, deque
 from typing import Final
 
-#: Seconds for which the row of a decision to commit is kept. If a server does not write each commit to
-#: its disk, it may lose the commit of a branch (the transaction's part on one shard) when the machine
-#: fails. The branch is then prepared again, and needs the decision.
+#: Seconds for which the row of a decision to commit is kept. A server that does not write each
+#: commit to its disk may lose the commit of a branch when the machine fails. The branch is then
+#: prepared again, and needs the decision.
 KEPT_FOR: Final = 60.0
 _BATCH = 20
 _MOST = 10_000
@@ -25,8 +24,8 @@ _finished: defaultdict[str, deque[tuple[float, str]]] = defaultdict(lambda: dequ
 
 
 def add(alias: str, transaction: str) -> None:
-    """Record that all shards have committed ``transaction``, so its decision to commit, which is stored
-    on the shard ``alias``, can be deleted later.
+    """Record that all shards have committed ``transaction``: its decision, on the shard ``alias``,
+    can be deleted later.
     """
     _finished[alias].append((time.monotonic(), transaction))
 

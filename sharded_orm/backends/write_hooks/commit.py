@@ -92,11 +92,11 @@ class CommitHookMixin(_Wrapper):
         return SessionID()
 
     def known_session(self) -> AbstractContextManager[None] | None:
-        """Return a context manager that keeps one session in autocommit. So within its block,
+        """Return a context manager that keeps one session in autocommit. Within its block,
         :meth:`session_id` is known before a statement is sent.
 
-        Return None if the backend has no such context manager, if the session has no identity, or if
-        the session may have an open transaction.
+        Return None if the backend cannot do so, if the session has no identity, or if it may have
+        an open transaction.
         """
         return None
 
@@ -107,9 +107,9 @@ class CommitHookMixin(_Wrapper):
 
         If True is yielded, :meth:`session_id` is known before a statement is sent, and the server
         breaks off each UPDATE, INSERT and DELETE that takes longer than ``seconds``. Waits for
-        locks count, but the commit after the statement does not. A shorter limit of the server or
-        the session stays in force. If the shard moves to another node meanwhile, a statement is
-        refused, as in a transaction.
+        locks count; the commit does not. A shorter limit of the server or the session stays in
+        force. If the shard moves to another node meanwhile, a statement is refused, as in a
+        transaction.
 
         If False is yielded, nothing was changed: the backend cannot do this, the session has no
         identity, or it may have an open transaction.
@@ -168,12 +168,13 @@ class CommitHookMixin(_Wrapper):
 
     @contextmanager
     def sent_with_commit(self) -> Iterator[None]:
-        """Run a ``with`` block whose INSERTs, UPDATEs and DELETEs are sent with the COMMIT, if possible.
+        """Run a ``with`` block whose INSERTs, UPDATEs and DELETEs are sent with the COMMIT, if
+        possible.
 
-        The statements must be the last ones of the outermost transaction. If they are sent with the
-        COMMIT, they cost no round trip of their own, and ``lastrowid`` of their cursors is set at the
-        COMMIT. If one of them fails, commit() raises the error, and the COMMIT is not executed. If the
-        statements cannot be sent with the COMMIT, each is executed at once.
+        They must be the last statements of the outermost transaction. Sent with the COMMIT, they
+        cost no round trip, and ``lastrowid`` of their cursors is set at the COMMIT. If one of them
+        fails, commit() raises the error, and the COMMIT is not executed. If they cannot be sent
+        with the COMMIT, each is executed at once.
         """
         yield
 
@@ -312,8 +313,7 @@ class CommitHookMixin(_Wrapper):
             except BaseException:
                 outcome = self.commit_outcome()
                 if outcome is CommitOutcome.OVER:
-                    # The transaction has ended, but it is unknown how. Pass None to the watchers, so
-                    # that they rely neither on a commit nor on a rollback.
+                    # The transaction has ended, but it is unknown how. None tells the watchers so.
                     self._tell_watchers(None)
                     self._conclude_writes()
                 elif outcome is CommitOutcome.UNKNOWN:

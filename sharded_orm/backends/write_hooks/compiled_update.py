@@ -1,8 +1,7 @@
 """Send UPDATEs whose SQL was compiled earlier.
 
-Only a compiler reports writes to the cache and to the other parts of the library that follow a model
-(:mod:`sharded_orm.backends.write_hooks.compilers`). So these functions are only for rows that are not
-cached and not followed. They make the same checks as a compiler.
+These functions make the same checks as a compiler, but report no writes to the cache or to
+followers of a model. So they are only for rows that are not cached and not followed.
 """
 
 from __future__ import annotations
@@ -45,9 +44,8 @@ def check_write(connection: Any, table: str) -> None:
 
 
 def send(connection: Any, sql: str, parameters: tuple[Any, ...]) -> int:
-    """Send an UPDATE, and return the number of rows that matched.
-
-    Only for rows that are not cached and whose writes no other part of the library follows.
+    """Send an UPDATE of rows that are not cached and not followed. Return the number of rows that
+    matched.
     """
     try:
         with connection.cursor() as cursor:

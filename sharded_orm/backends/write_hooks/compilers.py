@@ -39,9 +39,8 @@ class ReadMixin(SQLCompiler):
     """
 
     def get_from_clause(self) -> Any:
-        # Overrides SQLCompiler.get_from_clause. When Django calls this method, it knows all joins
-        # of the query, including those that select_related and order_by add. So the list of tables
-        # is complete here.
+        # Overrides SQLCompiler.get_from_clause. Django now knows all joins, including those of
+        # select_related and order_by, so the list of tables is complete here.
         clause = super().get_from_clause()
         connection: Any = self.connection
         if (shard := getattr(connection, "shard", None)) is not None:
@@ -56,9 +55,9 @@ class ReadMixin(SQLCompiler):
 class WriteMixin(ReadMixin):
     """The mixin for the compilers of INSERT, UPDATE and DELETE.
 
-    It reports each write to the cache's observer, to the followers of the model (objects that act on
-    each write) and to the connection. In autocommit, it opens a transaction for a single write to a
-    cached or followed model. But if the model is not cached and has only one follower, the follower
+    It reports each write to the cache's observer, to the followers of the model (objects that act
+    on each write) and to the connection. In autocommit, it opens a transaction for a write to a
+    cached or followed model. If the model is not cached and has only one follower, the follower
     decides whether a transaction is needed.
     """
 

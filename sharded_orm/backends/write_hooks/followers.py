@@ -1,9 +1,9 @@
 """Hooks by which other parts of the library follow the ORM's writes to a model.
 
-A :class:`WriteFollower` is called around each statement of the ORM that writes rows on a shard, inside
-the write's transaction. If the follower requests it, it is also called in other databases with a
-backend of this package. For its work at the end of the transaction, it adds a :class:`CommitWatcher` to
-the connection object. Followers belong to higher layers, so a Django app provides them when it is
+A :class:`WriteFollower` is called around each statement of the ORM that writes rows on a shard,
+inside the write's transaction; if it requests so, also in other databases with a backend of this
+package. For its work at the end of the transaction, it adds a :class:`CommitWatcher` to the
+connection object. Followers belong to higher layers, so a Django app provides them when it is
 ready.
 """
 

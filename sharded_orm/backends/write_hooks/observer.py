@@ -28,9 +28,9 @@ class TransactionListener(Protocol):
     def announce(self) -> None:
         """Announce the transaction's writes to the cache, because they may be committed now.
 
-        Called immediately before COMMIT, and before each statement that may commit implicitly. The
-        transaction may continue after such a statement. If this method raises an error, neither COMMIT
-        nor the statement is sent.
+        Called immediately before COMMIT, and before each statement that may commit implicitly,
+        after which the transaction may continue. If this method raises an error, COMMIT or the
+        statement is not sent.
         """
 
     def over(self) -> None:

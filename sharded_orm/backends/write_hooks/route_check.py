@@ -1,9 +1,8 @@
 """The check that the rows of a write still belong on its shard, just before the write is sent.
 
-While a key moves, its fence (triggers on the shard that it leaves) stops writes of all sessions
-that were open at the switch. A session that is opened later may meet no fence. So each write leases
-its session first, and then checks whether its keys are still on this shard. The check belongs to
-another layer, so the app provides it.
+While a key moves, its fence refuses writes of all sessions that were open at the switch. A session
+that is opened later may meet no fence. So each write leases its session first, and then checks
+whether its keys are still on this shard. The app provides the check.
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ class FoundEntry(NamedTuple):
 
     A missing object is leased to one reader, which stores it; meanwhile other readers query the
     database and store nothing. A reader that stores nothing gives the lease back
-    (:meth:`CacheServer.release`). If the reader dies, the lease ends after :data:`LEASE_SECONDS`. The lease also allows the reader to replace an entry that exists but is
-    no longer valid.
+    (:meth:`CacheServer.release`). If it dies, the lease ends after :data:`LEASE_SECONDS`. The lease
+    also allows the reader to replace an entry that is no longer valid.
 
     :param value: the bytes of the entry; None if the entry is missing or leased to another reader.
     :param lease: the permission to store this entry; None (the default) if the reader has none.
@@ -58,14 +58,15 @@ class CacheEntry(NamedTuple):
 class CacheServer(ABC):
     """One cache server. Thread-safe; forked children may use the object, too.
 
-    A call costs one round trip, except where a method says otherwise, or if hundreds of names
-    are read at once.
+    A call costs one round trip, except where a method says otherwise, or if hundreds of names are
+    read at once. A round trip ends within the timeout of the server.
 
     Every method except :meth:`close` may raise :exc:`ServerDown`. The server may then have executed
-    all, a part or nothing of the call, and may still execute it later. Any call may be executed
-    twice: if an idle connection turns out to be dead, the call is repeated on a new connection. A
-    round trip ends within the timeout of the server. For some seconds after a failure, calls raise
-    this error at once without being sent. Then one call is sent as a trial.
+    all, a part or nothing of the call, and may still execute it later. For some seconds after a
+    failure, calls raise this error at once without being sent. Then one call is sent as a trial.
+
+    Any call may be executed twice: if an idle connection turns out to be dead, the call is repeated
+    on a new connection.
 
     Names of entries are those of :mod:`sharded_orm.cache.keys`: printable ASCII without spaces.
     """
@@ -86,8 +87,8 @@ class CacheServer(ABC):
 
         :param names: names of the entries to read first.
         :param objects: names of objects (cached rows), which are read second.
-        :param again: names of the entries to read last; may repeat some of ``names``, to see
-            whether their entries have changed meanwhile.
+        :param again: names of the entries to read last. They may repeat some of ``names``, to see
+            whether these have changed meanwhile.
         :returns: the values of the first group, the entries of the objects, and the values of the
             last group. The value of a missing entry is None.
         """
@@ -107,13 +108,14 @@ class CacheServer(ABC):
 
     @abstractmethod
     def release(self, objects: Mapping[str, FoundEntry]) -> None:
-        """Give leases back that were not used to store an object, so that other readers can take them.
+        """Give leases back that were not used to store an object, so that other readers can take
+        them.
 
-        A lease that is void by now is left alone. If that fails, the lease ends after
+        A lease that is void by now is left alone. If the call fails, the lease ends after
         :data:`LEASE_SECONDS`. This method may return before the server has answered.
 
-        :param objects: what :meth:`read` returned for an object, with the lease of :meth:`lease`, by
-            the object's name.
+        :param objects: what :meth:`read` returned for an object, with the lease of :meth:`lease`,
+            by the object's name.
         """
 
     @abstractmethod
@@ -152,8 +154,8 @@ class CacheServer(ABC):
     ) -> None:
         """Delete objects (cached rows), then append a line to each of several guards.
 
-        A *guard* is an entry that says whether other entries are valid. The deletion of an object
-        also makes void the leases (permissions to store) that readers have for the object.
+        The deletion of an object also makes void the leases (permissions to store) that readers
+        have for it.
 
         :param objects: the names of the objects.
         :param records: names of guards, each with the line to append. A guard that is missing is
@@ -161,8 +163,7 @@ class CacheServer(ABC):
         :param lost: if given, this method may return before the server has answered. The answer is
             then read before the next packet of the same connection. If the server has not confirmed
             the whole call, ``lost`` is called, perhaps in another thread. It must not raise errors.
-            If this method itself raises an error, ``lost`` is not called. Default: wait for the
-            answer.
+            It is not called if this method itself raises an error. Default: wait for the answer.
         """
 
     @abstractmethod

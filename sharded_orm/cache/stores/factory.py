@@ -100,12 +100,12 @@ def open_servers(
 
 
 def name_prefix(*aliases: str) -> str:
-    """Return the prefix with which the names of all cache entries must begin.
+    """Return the prefix with which the names of all cache entries must begin, so that several
+    projects can share a server.
 
-    The prefix is made of ``KEY_PREFIX`` and ``VERSION`` of the ``aliases`` in ``CACHES``. With it,
-    several projects can share a server. The prefix is empty if the aliases leave both settings at
-    their defaults. The caller must add the prefix before it shortens names to the length that
-    servers allow, because the server objects do not add the prefix.
+    It is made of ``KEY_PREFIX`` and ``VERSION`` of the ``aliases`` in ``CACHES``, and empty if
+    these settings have their defaults. The caller must add it before names are shortened to the
+    length that servers allow, because the server objects do not.
     """
     parts = []
     for alias in aliases:

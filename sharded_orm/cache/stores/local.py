@@ -60,9 +60,9 @@ class LocalServer(CacheServer):
 
     def _locked(self) -> threading.Lock:
         if forks.identity() != self._process:
-            # This is a forked child. At the fork, a thread of the parent may have held the lock and
-            # changed half of the items. In the child, nobody would ever release that lock: so the
-            # child starts with a new lock and without items.
+            # This is a forked child. A thread of the parent may have held the lock at the fork,
+            # with half of the items changed, and nobody would release it here. So start with a new
+            # lock, without items.
             self._lock = threading.Lock()
             self._items = OrderedDict()
             self._process = forks.identity()

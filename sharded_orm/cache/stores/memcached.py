@@ -4,8 +4,8 @@ All commands of a call are sent in one packet. The server answers each command, 
 
 A *lease* is the permission to store a missing object. memcached supports leases itself: ``mg … N``
 for a missing name creates an empty entry, and tells one reader that it has *won*. The lease is the
-version number of the empty entry (flag ``c``): with this number, ``ms … C`` stores a value only if
-nobody else has changed the entry.
+version number of this entry (flag ``c``): ``ms … C`` with the number stores a value only if nobody
+else has changed the entry.
 """
 
 from __future__ import annotations
@@ -126,9 +126,8 @@ class MemcachedServer(RemoteServer):
 
     def _value(self, answer: _Answer) -> bytes | None:
         line, value = answer
-        # If the server answers SERVER_ERROR to a read, it lacks memory: for the answer, or for the
-        # empty entry that it creates for a lease (a reader's permission to store the entry). The
-        # entry then counts as missing.
+        # SERVER_ERROR means that the server lacks memory: for the answer, or for the empty entry
+        # that it creates for a lease. The entry then counts as missing.
         if value is None and line != b"EN" and not line.startswith(b"SERVER_ERROR"):
             raise self._failed("unexpected answer to a read")
         return value or None
@@ -156,8 +155,8 @@ class MemcachedServer(RemoteServer):
         if answer[0] in lines:
             return answer[0] == lines[0]
         if answer[0].startswith(b"SERVER_ERROR"):
-            # The server lacks memory for this command. Only this call fails: _failed() is not
-            # called, because after it the server would not be used for some seconds.
+            # The server lacks memory for this command. Do not call _failed(), after which the
+            # server would not be used for some seconds.
             raise ServerDown(f"{self.name}: {answer[0][:80].decode(errors='replace')}")
         raise self._failed("unexpected answer to a write")
 
@@ -382,10 +381,10 @@ def _reads(names: Sequence[str], objects: Sequence[str], again: Sequence[str]) -
 def _hits(raw: bytes, middle: int, last: int, count: int) -> _Reply | None:
     """Parse the answers to a read quickly, if all ``count`` entries were found; else return None.
 
-    Also return None if a value is empty or contains a line end: the answers are split at line ends,
-    so only the slower :func:`_parse` can parse such a value. As the lease (permission to store) of
-    an object, return the whole first line of its answer. :func:`_version` cuts the version number
-    out of this line when the lease is used. This saves time, because few leases are used.
+    Also return None if a value is empty or contains a line end, which only the slower
+    :func:`_parse` can handle. The lease (permission to store) of an object is the whole first line
+    of its answer. Few leases are used, so :func:`_version` cuts the version number out of it only
+    then.
 
     :param count: the number of answers. The answers about objects are next to each other.
     :param middle: the position of the first answer about an object.

@@ -69,12 +69,11 @@ class Connection:
     __slots__ = ("_owed", "_socket", "_timeout", "incarnation")
 
     def __init__(self, connected: socket.socket, timeout: float, incarnation: bytes = b"") -> None:
-        """
-        :param connected: a socket that is connected to the server.
+        """:param connected: a socket that is connected to the server.
         :param timeout: the time limit in seconds for one :meth:`ask`.
-        :param incarnation: a value that identifies the data on the server. It changes when the
-            server loses its data, or is restarted with older data. Functions that make packets (see
-            :data:`Packet`) read it. It is empty (the default) if the server has no such value.
+        :param incarnation: a value that identifies the data on the server, for functions that make
+            packets (see :data:`Packet`). It changes when the server loses its data, or is restarted
+            with older data. Empty (the default) if the server has no such value.
         """
         self.incarnation = incarnation
         self._socket = connected
@@ -122,7 +121,7 @@ class Connection:
         """
         if self._owed is not None:
             self._settle(deadline)
-        # As in ask(), the timeout that the socket has already is mostly enough.
+        # Do not set a timeout here: that of the socket is usually right, as in ask().
         sent = self._socket.send(packet)
         if sent < len(packet):
             self._send(memoryview(packet)[sent:], deadline)

@@ -4,8 +4,8 @@ Each ``put()`` of an entity also marks it, in the same transaction, so the mark 
 transaction commits late. Marked entities are cleaned first, starting with the newest. Then the
 cleaner goes through all entities and all rows of indexes (:mod:`.whole_pass`).
 
-Any number of cleaners may run. Two cleaners of one shard do no harm. A lease only prevents double
-work, so a cleaner takes one only if there is much work.
+Any number of cleaners may run. Two cleaners of one shard do no harm, but do the same work twice. So
+a cleaner with much work takes a lease.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from sharded_orm import runtime, unbound
 from sharded_orm.contrib.entities import index_states, late_rows
 from sharded_orm.contrib.entities.clean_report import CleanReport
 from sharded_orm.contrib.entities.index import Index, follows
+from sharded_orm.contrib.entities.index_repair import compare, settle
 from sharded_orm.contrib.entities.index_rows import FOLLOW_TIME, IndexRow
 from sharded_orm.contrib.entities.pending_rows import ends_with
-from sharded_orm.contrib.entities.settlement import compare, settle
 from sharded_orm.contrib.entities.shard_lease import leased
 from sharded_orm.contrib.entities.store import DataStore, stores
 from sharded_orm.contrib.entities.stored_entity import (
@@ -56,12 +56,13 @@ def clean_marked(
     min_age: float = FOLLOW_TIME,
     stopping: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Repair the index rows of marked entities (whose rows may be wrong), on all shards of all stores.
+    """Repair the index rows of marked entities (whose rows may be wrong), on all shards of all
+    stores.
 
     Leaves out shards that do not answer, and shards on which another cleaner repairs many entities.
 
-    Cost for each store: one query per node (a database server), one query per shard with marked
-    entities, and a few statements per index shard on which rows are repaired.
+    Cost for each store: one query per node (a database server), one per shard with marked entities,
+    and a few statements per index shard with repaired rows.
 
     :param only: the only store to clean; None for all stores.
     :param min_age: entities that were marked less than this number of seconds ago are skipped:
@@ -155,12 +156,12 @@ def clean_batch(
 
 
 def take_off_marks(store: DataStore, alias: str, entities: Sequence[StoredEntity]) -> list[UUID]:
-    """Remove the marks of ``entities``, unless others have changed them, or marked them for a late row.
-
-    Return the ids of those others.
+    """Remove the marks of ``entities``. Return the ids of entities that keep their marks: others
+    have changed them, or marked them for a late row.
 
     A deleted entity has no index rows any more, so its row in the table of entities is deleted too.
-    Costs one statement, and one more if there are deleted or changed entities or many version numbers.
+    Costs one statement, and one more if there are deleted or changed entities or many version
+    numbers.
     """
     changed: list[UUID] = []
     for is_deleted in (False, True):
@@ -275,9 +276,10 @@ class ContinuousCleaner:
         self._failed: list[WholePart] = []
 
     def round(self) -> CleanReport:
-        """Clean marked entities, then continue the pass over all entities until the interval is over.
+        """Clean marked entities, then continue the pass over all entities until the interval is
+        over.
 
-        The pass makes a step even if the interval is over already, so that it ends some time.
+        The pass always makes at least one step, so that it ends some time.
 
         :returns: the work that was done since the last call.
         """
@@ -300,8 +302,8 @@ class ContinuousCleaner:
     def _due_parts(self) -> list[WholePart]:
         """Return the parts that are to be compared now: all parts, the failed parts, or none yet."""
         now = time.monotonic()
-        # The whole pass begins on time, even if some parts have failed again and again: a shard that
-        # never answers must not keep the cleaner from the other parts.
+        # The whole pass begins on time, even if some parts have failed again and again: a shard
+        # that never answers must not stop the cleaning of the others.
         self._is_whole = now >= self._next_whole
         if self._is_whole:
             return whole_parts()

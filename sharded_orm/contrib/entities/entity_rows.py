@@ -22,9 +22,8 @@ def entity_rows(
 ) -> list[tuple[Any, ...]]:
     """Return the values of the fields ``names`` of each row that has one of the ids in ``keys``.
 
-    In a store with ``shard_on``, ids and shard keys are not matched in pairs: a returned row has an
-    id and a shard key from ``keys``, but perhaps not those of the same entity. Costs a round trip
-    to each node (a database server).
+    Costs a round trip to each node (a database server). In a store with ``shard_on``, a returned
+    row may have the id of one entity in ``keys`` and the shard key of another.
 
     :param keys: the shard keys of the entities, by id; at least one.
     """

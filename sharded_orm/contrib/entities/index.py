@@ -169,9 +169,8 @@ class Index:
         """Return a page of entities with these properties, in the order of the index (FriendFeed,
         FF5).
 
-        Properties and order are those that the entities have when they are read. An entity may be
-        missing for a moment after it was written, until its index row is written. No entity is in a
-        page twice.
+        The page shows the entities as they are when they are read, each once. A new entity may be
+        missing for a moment, until its index row is written.
 
         :param limit: the number of entities, from 1 to 1000. The page has fewer only if the index
             has no more.

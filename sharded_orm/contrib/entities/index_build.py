@@ -14,8 +14,8 @@ from sharded_orm.contrib.entities.clean_report import CleanReport
 from sharded_orm.contrib.entities.cleaner import clean_marked
 from sharded_orm.contrib.entities.exceptions import StoreNotFound
 from sharded_orm.contrib.entities.index import Index
+from sharded_orm.contrib.entities.index_repair import compare, settle
 from sharded_orm.contrib.entities.index_states import DROPPED, REMEMBERED, SERVED, WRITTEN
-from sharded_orm.contrib.entities.settlement import compare, settle
 from sharded_orm.contrib.entities.store import stores
 from sharded_orm.contrib.entities.stored_entity import entity_batches, rows_of
 from sharded_orm.contrib.entities.whole_pass import index_row_batches, mark_lacking, remove_stale
@@ -98,7 +98,7 @@ def build(
     """Write the rows that ``index`` lacks for existing entities, then let reads use the index.
 
     Each process that stores entities must know the index before the call, so that it writes the
-    rows of new entities. The build writes the rows of old entities. Then it compares all entities
+    rows of new entities. The build writes those of old entities, and then compares all entities
     once more. If no row was missing, reads may use the index. The build can be run again after an
     interruption. Yields after each batch.
 
@@ -185,8 +185,8 @@ def _verify(index: Index, report: BuildReport, found: CleanReport) -> Iterator[i
     for shard in runtime.group(store.group).shards():
         with found.shard(shard.alias):
             yield from mark_lacking(store, [index], rows_of(store, shard.alias), found)
-    # Compare the entities of all moved keys again: an entity that moved meanwhile may have been on
-    # neither of its two shards when that shard was compared.
+    # Compare the entities of all moved keys again: while a shard was compared, an entity may have
+    # been on the other one of its two shards.
     entries = moving.entries()
     if any(map(is_digest, entries)):
         found.add_problem(

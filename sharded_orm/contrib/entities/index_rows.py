@@ -1,9 +1,9 @@
 """Reads and writes rows of indexes.
 
-Only the version of a stored row ever changes: each write of the entity that needs the row sets the
-row's version to the entity's version. A process that removes a row names the highest version that
-the row may have. So a cleaner that has read an old state of the entity cannot remove a row that a
-later version needs.
+Only the version of a stored row ever changes: each write of the entity that needs the row sets it
+to the entity's version. A process that removes a row names the highest version that the row may
+have. So a cleaner that has read an old state of the entity cannot remove a row that a later version
+needs.
 """
 
 from __future__ import annotations
@@ -59,10 +59,9 @@ class IndexRow:
 def follow(rows: Sequence[tuple[Index, IndexRow]], marked_at: float) -> None:
     """Write the index rows of an entity that was committed.
 
-    If a row cannot be written, the cleaner writes it later, because the entity is marked. If the
-    entity's write was rolled back to a savepoint that the program made by hand, this is called all
-    the same. The written rows are then stale, which does no harm: reads skip stale rows, and the
-    cleaner removes them.
+    If a row cannot be written, the cleaner writes it later, because the entity is marked. The
+    entity's write may have been rolled back to a savepoint that the program made by hand. The rows
+    are then stale, which does no harm: reads skip them, and the cleaner removes them.
 
     :param rows: pairs of an index and the entity's row in it, at least one.
     :param marked_at: the time when the entity was marked, by ``time.monotonic()``. If this is more

@@ -118,8 +118,8 @@ def before_migrate(*, using: str, plan: Iterable[tuple[Migration, bool]], **kwar
         if isinstance(operation, CreateModel) and not is_backwards
     }
     for store in stores.values():
-        # If this migration also creates the table of entities, as on a new shard, reads may still
-        # use the indexes: the table has no entities whose index rows could be missing.
+        # Reads may still use the indexes if this migration also creates the table of entities, as
+        # on a new shard: no entity can lack its index rows.
         if store.model._meta.label_lower not in created:
             for index in store.indexes:
                 # The migration plan of each database contains all migrations. But a migration

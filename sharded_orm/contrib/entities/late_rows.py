@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 
 
 def mark(rows: Sequence[tuple[Index, IndexRow]]) -> None:
-    """Mark an entity, so that the cleaner removes those of ``rows`` that are stale.
+    """Mark an entity, so that the cleaner removes those of ``rows`` that are stale. Costs one
+    statement.
 
-    If the entity was deleted and its row is gone, nothing is marked. Only the cleaner's pass over
-    all index rows then finds the stale rows. Costs one statement.
+    If the row of a deleted entity is gone, nothing is marked. Only the cleaner's pass over all
+    index rows then finds the stale rows.
 
     :param rows: pairs of an index and a row of the entity in it, at least one.
     """

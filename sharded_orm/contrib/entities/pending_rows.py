@@ -88,9 +88,8 @@ def with_rows(
 
     :param rows: pairs of an index and the values of the entity's row in it. The values are None if
         the entity had no row there.
-    :param is_late: whether the rows were written late. If so, the text gets a new, random end. By
-        this end, a cleaner that has read the text earlier notices that it has not checked these
-        rows.
+    :param is_late: whether the rows were written late. If so, the text gets a new, random end,
+        which shows a cleaner that has read the text earlier that it has not checked these rows.
     """
     lines = [[index.name, values_to_json(values)] for index, values in rows if values is not None]
     if is_late:

@@ -1,11 +1,11 @@
 """Unique indexes, in which at most one entity has certain values.
 
 Invariant: as long as a committed entity has the values of a unique index, the index has its row. So
-the row is written before the entity, as a reservation. The transaction that writes the entity then
-verifies that the row still exists.
+the row is written before the entity, as a reservation. The entity's transaction then verifies that
+the row still exists.
 
-A row is removed only under the lock of its entity. The lock shows that the entity does not have the
-values, and that no transaction is about to assign them to it.
+A row is removed only under the lock of its entity. Under this lock, the entity does not have the
+values, and no transaction is about to give it them.
 """
 
 from __future__ import annotations
@@ -148,11 +148,11 @@ def _confirm(index: Index, row: IndexRow) -> bool:
 def take_away(index: Index, row: IndexRow) -> bool:
     """Remove ``row`` from a unique index if its entity does not have the values of the row.
 
-    If a writer has just reserved the values for the entity, it finds the row missing, and reserves
-    the values again.
+    A writer that has just reserved the values for the entity finds the row missing, and reserves
+    them again.
 
-    :returns: whether the entity does not have the values. Also False if the change that removes the
-        values from the entity is not committed yet, because it may be rolled back.
+    :returns: whether the entity does not have the values. Also False if the change that removes
+        them is not committed yet, because it may be rolled back.
     """
     return _repeated(index.store.group, partial(_take_away, index, row))
 
@@ -163,8 +163,8 @@ def _take_away(index: Index, row: IndexRow) -> bool:
         return False
     if not _locks_rows(alias) and _commits_apart(alias, alias_of_entity):
         # Keep the row, because its removal would be committed apart from the entity's transaction.
-        # Without row locks, a writer that meanwhile verifies its reservation does not wait for the
-        # removal: it would still find the row, which then vanishes.
+        # Without row locks, a writer that verifies its reservation meanwhile would still find the
+        # row, which then vanishes.
         return False
     with unbound(), index.store.locked_values(row.entity_id, row.key) as state:
         if isinstance(state, EntityDamaged):

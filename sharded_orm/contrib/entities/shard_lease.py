@@ -23,8 +23,8 @@ def leased(subject: str) -> Iterator[Lease]:
         yield lease
     finally:
         try:
-            # The lease is a row in the journal of operations. Delete the row: rows that stay there
-            # are operations that can be resumed after a crash, and a cleaner is not resumed.
+            # Delete the row of the lease from the journal of operations: rows that stay there are
+            # operations to be resumed after a crash, and a cleaner is not resumed.
             lease.own_row().delete()
         finally:
             lease.release()

@@ -232,20 +232,19 @@ class DataStore:
     def put(self, entity: Entity) -> Entity:
         """Store ``entity``, and return it (FriendFeed, FF4).
 
-        The entity is written first, in one local transaction on its shard. New index rows are
-        written after it on their own shards: at once, or after the commit if the caller is in a
-        transaction. If a shard of an index does not answer, the entity is stored nevertheless, and
-        the cleaner writes the row later. Only the row of a unique index is written before the
-        entity. If that row cannot be written, the entity is not stored. Index rows of earlier
-        properties are skipped by reads, until the cleaner removes them.
+        The entity is written first, in one local transaction on its shard. New index rows follow on
+        their own shards: at once, or after the commit if the caller is in a transaction. If an
+        index shard does not answer, the cleaner writes the row later. Only the row of a unique
+        index is written before the entity. If that row cannot be written, the entity is not stored.
+        Reads skip the index rows of earlier properties, until the cleaner removes them.
 
         :raises EntityExists: the entity is new, and the store has one with its id. A transaction of
             the caller on the shard can only be rolled back then.
         :raises EntityChanged: others have changed or deleted the entity since it was read.
         :raises InvalidProperty: a property cannot be stored.
         :raises EntityTooLarge: the body is larger than ``max_body``.
-        :raises FormerRowsFull: the entity was changed so often since the cleaner came that no more of
-            its former index rows can be noted.
+        :raises FormerRowsFull: the entity was changed so often since the cleaner came that no more
+            of its former index rows can be noted.
         :raises ShardKeyChanged: the property ``shard_on`` of a stored entity has another value.
         :raises UniqueValueTaken: another entity has the values of a unique index, or loses them in
             a transaction that is not committed yet.
@@ -405,8 +404,8 @@ class DataStore:
     def edit(self, id: UUID | str, **key: Any) -> Iterator[Entity]:
         """Return a context manager that yields an entity to be changed, and stores it at the end.
 
-        The entity's row is locked until the end of the block. So no concurrent update is lost, and
-        none can make this update fail. If the block raises an error, nothing is written.
+        The entity's row is locked until the end of the block, so no concurrent update is lost or
+        makes this one fail. If the block raises an error, nothing is written.
 
         :param key: the property ``shard_on`` with its value, such as ``user_id=7``; nothing if the
             store has no ``shard_on``.
@@ -485,8 +484,8 @@ class DataStore:
             row = rows.first() if connections[alias].features.has_select_for_update else None
             if row is None:
                 # Lock the entity by inserting a row with the same id: the INSERT waits for an open
-                # transaction that has inserted the entity. A SELECT would not wait, because
-                # PostgreSQL does not see that entity yet, and SQLite has no row locks.
+                # transaction that has inserted the entity. A SELECT would not wait: PostgreSQL does
+                # not see that entity yet, and SQLite has no row locks.
                 placeholder = self._row(id, stored, version=0, body=b"", updated=timezone.now())
                 try:
                     with transaction.atomic(using=alias):

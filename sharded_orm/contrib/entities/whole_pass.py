@@ -1,7 +1,7 @@
 """Compares all entities with all index rows, and repairs the rows, without the use of marks.
 
-So it also repairs rows of entities that are not marked. Such rows are wrong if a writer has changed
-them very late, or if they were changed by SQL.
+So it also repairs rows of entities that are not marked: rows that a writer has written very late,
+or that SQL has changed.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from sharded_orm.contrib.entities import index_rows, index_states, reservations
 from sharded_orm.contrib.entities.clean_report import CleanReport
 from sharded_orm.contrib.entities.entity import Entity
 from sharded_orm.contrib.entities.index import Index, follows
+from sharded_orm.contrib.entities.index_repair import compare, is_outage
 from sharded_orm.contrib.entities.index_rows import IndexRow
-from sharded_orm.contrib.entities.settlement import compare, is_outage
 from sharded_orm.contrib.entities.shard_lease import leased
 from sharded_orm.contrib.entities.store import DataStore, stores
 from sharded_orm.contrib.entities.stored_entity import BATCH, entity_batches, rows_of
@@ -148,8 +148,8 @@ def mark_lacking(
         for entity in entities:
             if entity.id in lacking:
                 with unbound():
-                    # Leave out entities that have changed since they were read: their version is
-                    # higher, and their writers have marked them.
+                    # Leave out entities that have changed since they were read: their writers have
+                    # marked them.
                     row = store.row_of(entity.pk, entity.key).filter(version=entity.version)
                     marked += row.filter(marked_at=None).update(marked_at=timezone.now())
         yield marked

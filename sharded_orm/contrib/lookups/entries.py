@@ -1,12 +1,11 @@
 """Reads and writes entries, the rows of lookups that name the shard key of a value.
 
-Each statement is committed at once, on a separate connection. So a rollback of the caller's
-transaction does not undo it. A read sees all committed entries, even those that others have written
-since the caller's transaction began. Inside Django's ``TestCase``, the statements are a part of the
-test's transaction.
+Each statement is committed at once, on a separate connection. So a rollback of the caller does not
+undo it, and a read sees all committed entries, even new ones. Inside Django's ``TestCase``, the
+statements are a part of the test's transaction.
 
-The entries of a lookup are in one table of the global database, or in a table of the project. A
-table of the project is on all shards of a group, and the value determines the shard of its entries.
+The entries of a lookup are in one table of the global database, or in a table of the project, which
+is on all shards of a group. Their value then determines their shard.
 """
 
 from __future__ import annotations
@@ -143,8 +142,7 @@ def is_committed_at_once() -> bool:
 
 
 def refuse_own_lock(table: EntryTable) -> None:
-    """Refuse to write entries if the statement would wait for a transaction of this thread, and so
-    forever.
+    """Refuse to write entries if the statement would wait forever for a transaction of this thread.
 
     That happens on a database with one writer at a time, such as an SQLite file. Sends no query.
 
@@ -162,11 +160,11 @@ def refuse_own_lock(table: EntryTable) -> None:
 def blocking_transaction(alias: str) -> Any:
     """Return this thread's connection object if its open transaction could block other connections.
 
-    A transaction blocks other connections on databases with one writer at a time, such as SQLite.
-    Returns None for other databases.
+    That is so on databases with one writer at a time, such as SQLite. Returns None for other
+    databases.
 
-    A transaction that has not written yet has no lock, but its connection is returned, too.
-    Otherwise an error would depend on whether the program has written something before.
+    The connection is returned even if its transaction has not written yet and holds no lock.
+    Otherwise an error would depend on what the program has written before.
     """
     if not _has_one_writer(alias) or is_in_test_case(alias):
         return None
@@ -196,8 +194,8 @@ def add(
     :param token: the name of the change that writes the entries.
     :param writer: the database session of the change.
     :param is_open: whether the transaction of the change may still be open.
-    :returns: the positions in ``places`` of the entries that exist already. These are not changed.
-        One more query is sent if there are such entries.
+    :returns: the positions in ``places`` of the entries that exist already, and are left as they
+        are. One more query is sent if there are such entries.
     """
     taken: list[int] = []
     now = time.time()
@@ -225,13 +223,13 @@ def take(
 ) -> bool:
     """Assign an existing entry to the change ``token``, and return whether the entry was there.
 
-    A change is one statement that writes rows with lookups. Afterwards the entry has the token of
-    the change, the shard key of the row, and the session that writes it.
+    A change is one statement that writes rows with lookups. The entry gets its token, the shard key
+    of the row, and the session that writes it.
 
     :param key: the new shard key of the entry.
     :param writer: the database session of the change.
-    :param former: the entry as it was read. If the stored entry has changed since, it is not
-        assigned. None: the entry is assigned in any case.
+    :param former: the entry as it was read: it is assigned only if it has not changed since. None:
+        it is assigned in any case.
     """
     table = table_of(place.lookup, place.value)
     params = [key, token, is_open, writer, time.time(), *place]
@@ -426,8 +424,8 @@ def _rows(table: EntryTable, sql: str, params: Sequence[Any]) -> Sequence[Any]:
     own = blocking_transaction(table.alias)
     if own is not None and own.transaction_mode == "EXCLUSIVE":
         # In SQLite's mode EXCLUSIVE, no other connection can read while this thread's transaction
-        # is open. So send the query in that transaction. It reads the committed rows, because
-        # nobody else can write to the file since the transaction began.
+        # is open. So send the query in that transaction. It reads committed rows, because nobody
+        # else can have written since it began.
         with own.cursor() as cursor:
             return read(cursor)
     return _with_cursor(table, read)

@@ -25,7 +25,7 @@ class LookupExpired(ShardedOrmError, OperationalError):
     """A transaction was rolled back: it stayed open too long after it had written rows with
     lookups.
 
-    During that time, other transactions have reserved the values of these rows. This happens only
-    on databases, such as SQLite, that cannot report whether the session of another transaction
-    still exists.
+    Meanwhile, other transactions have reserved the values of these rows. This happens only on
+    databases, such as SQLite, that cannot report whether another transaction's session still
+    exists.
     """

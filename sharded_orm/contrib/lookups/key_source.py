@@ -36,8 +36,8 @@ class EntryKeySource:
     Implements :class:`~sharded_orm.models.sharding.key_sources.KeySource`. Costs one query, two for
     one value with many entries, or none if the column has no lookup.
 
-    No keys are returned for more than 500 values, nor if the entries are on several shards. Several
-    queries would be needed then, and a row that changes its value between two of them could be missed.
+    Returns None for more than 500 values, or if the entries are on several shards. Several queries
+    would be needed then, and a row that changes its value between two of them could be missed.
     """
 
     def __init__(self) -> None:

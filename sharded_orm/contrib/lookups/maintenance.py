@@ -100,9 +100,9 @@ def statuses() -> list[LookupStatus]:
 def build(lookup: ModelLookup) -> LookupDifferences:
     """Write the entries of all rows, then let queries rely on the lookup.
 
-    Call this after each process that writes the model has declared the lookup: other processes
-    write rows without entries. Reads each row once. If a row is left without its entry, queries
-    still do not rely on the lookup.
+    Call this after every process that writes the model has declared the lookup, because other
+    processes write rows without entries. Reads each row once. If a row is left without its entry,
+    queries still do not rely on the lookup.
 
     :raises LookupRefused: a column treats different texts as equal, or queries rely on entries of
         this lookup in a table that is not the declared table.
@@ -228,10 +228,11 @@ def _moves_of(lookup: ModelLookup, since: int | None) -> MoveList | None:
 def _compare_moved_rows(
     lookup: ModelLookup, differences: LookupDifferences, before: MoveList, *, repair: bool
 ) -> None:
-    """Compare rows and entries of all keys that have moved between shards since ``before`` was read.
+    """Compare rows and entries of all keys that have moved between shards since ``before`` was
+    read.
 
-    The walk over the shards may have missed such rows: a key may have moved from a shard that was
-    not read yet to a shard that had been read.
+    The walk over the shards may have missed their rows: a key may have moved to a shard that had
+    been read already.
     """
     group, done = lookup.options.group, set[Any]()
     moves: MoveList | None = before
@@ -289,9 +290,8 @@ def _compare_batch(
             continue
         first[place] = row
         own = entry if entry is not None and entry.key == key else None
-        # Skip a correct entry, unless it was last written by a transaction that may still be open.
-        # A rollback of that transaction could remove the entry, so write it again outside of that
-        # transaction.
+        # Skip a correct entry. But if a transaction that may still be open has written it, a
+        # rollback could remove it, so write it again.
         if own is not None and not (repair and own.is_open):
             continue
         if not _still_has(lookup, alias, row):

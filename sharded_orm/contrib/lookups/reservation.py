@@ -85,8 +85,8 @@ def _refuse_values_of_rows_without_entries(
     """Refuse values of a unique lookup that other rows have, while the lookup is not built yet.
 
     Such rows may have no entries, so each shard is searched. The entries of the new rows are
-    committed before this search, so a transaction that writes the same value later finds them. Costs
-    a query on each shard for 500 values, and none after the lookup is built.
+    committed first, so a later transaction with the same value finds them. Costs one query on each
+    shard for 500 values; none once the lookup is built.
     """
     places_by_lookup: dict[ModelLookup, list[Place]] = {}
     for place, (lookup, _) in rows.items():
@@ -173,8 +173,8 @@ def _take_over_if_free(
                 return
             continue
         if watcher.owns(entry.token):
-            # This transaction has written the entry itself: for a row that it has deleted since, or
-            # whose INSERT was undone by a rollback to a savepoint.
+            # This transaction has written the entry itself, and has since deleted the row or undone
+            # its INSERT by a rollback to a savepoint.
             if entry.key != key:
                 raise value_taken(
                     lookup,

@@ -76,10 +76,10 @@ class RowFollower:
         return any(field.name in names for field, _, _ in values)
 
     def needs_transaction(self, compiler: Any) -> bool:
-        """Whether the statement needs a transaction, in which it is sent before its entries are written.
+        """Whether the statement must be sent before its entries are written, in a transaction.
 
-        False for an INSERT of rows with known primary keys, if all its entries are of unique lookups.
-        That INSERT is sent after its entries, and outside of a transaction, which saves a round trip.
+        False for an INSERT of rows with known primary keys, if all its entries are of unique
+        lookups. It is sent after its entries, outside of a transaction, which saves a round trip.
         """
         query = compiler.query
         is_insert = isinstance(query, InsertQuery)
@@ -88,8 +88,8 @@ class RowFollower:
         pk = query.get_meta().pk.attname
         if any(getattr(obj, pk) is None for obj in query.objs):
             return True
-        # If a lookup is not unique, insert the row before its entry, in a transaction that locks
-        # the row. Without the lock, a transaction that deletes an earlier row with the same primary
+        # An entry of a lookup that is not unique is inserted after its row, in a transaction that
+        # locks the row. Otherwise a transaction that deletes an earlier row with the same primary
         # key could remove the new row's entry.
         return any(
             lookup.problem is not None
@@ -112,7 +112,7 @@ class RowFollower:
         """
         if compiler.connection.shard.group != self._lookups[0].options.group:
             # This database is no shard of the model, so the lookups have no entries for its rows.
-            # Such a database is written, for example, when its rows are imported into shards.
+            # It may be, for example, the source of an import into shards.
             return execute()
         for lookup in self._lookups:
             if lookup.problem is not None:
@@ -325,11 +325,11 @@ def _select(query: Any, connection: Any, names: list[str], limit: int | None) ->
 
 
 def _execute_on(query: Any, rows: Sequence[FollowedRow], execute: Callable[[], Any]) -> int:
-    """Run an UPDATE or DELETE for the locked ``rows`` only, and return the number of rows it changed.
+    """Run an UPDATE or DELETE for the locked ``rows`` only, and return the number of rows it
+    changed.
 
-    The statement's own conditions have selected these rows, and are replaced by their primary keys.
-    The conditions may read other rows and tables, which are not locked and may have changed since.
-    One statement per :data:`MAX_UPDATED` rows.
+    Their primary keys replace the statement's own conditions, which may read other rows and tables
+    that are not locked and may have changed. One statement per :data:`MAX_UPDATED` rows.
     """
     number = 0
     for alias in query.alias_map:

@@ -13,21 +13,19 @@ from sharded_orm.contrib.lookups.declaration import ModelLookup, lookups_by_name
 from sharded_orm.contrib.lookups.exceptions import LookupRefused
 from sharded_orm.contrib.lookups.models import LookupState
 
-# The lookups on which queries may rely, as this process has read from the database. The process
-# does not read them again: a lookup is withdrawn only after all processes have ceased to use it,
-# see docs/howto/lookups.md.
+# The lookups on which queries may rely, as this process has read. The process does not read them
+# again: a lookup is withdrawn only after all processes have ceased to use it, see
+# docs/howto/lookups.md.
 _served: set[tuple[str, bool, str | None]] = set()
 
 
 def is_served(lookup: ModelLookup) -> bool:
     """Whether queries may rely on ``lookup`` as it is declared now.
 
-    Each call sends one query to the global database. A process remembers the answer yes, and then
-    sends no more queries.
+    Costs one query to the global database, until the answer is yes, which the process remembers.
 
-    After a change of the declaration, the answer is no until the lookup is built again, because the
-    entries of unique lookups have a different form, and because the new declaration may name a
-    different table.
+    A changed declaration may give the entries another form or another table. So the answer is then
+    no, until the lookup is built again.
     """
     if is_known_to_be_served(lookup):
         return True
@@ -50,9 +48,7 @@ def is_known_to_be_served(lookup: ModelLookup) -> bool:
 
 def refuse_other_table(lookups: Iterable[ModelLookup]) -> None:
     """Refuse to write entries while queries of other processes may rely on entries in a different
-    table.
-
-    Those queries would not find the new entries in the declared table. One query for each lookup.
+    table, where they would not find the new entries. One query for each lookup.
 
     :param lookups: lookups that queries may not rely on yet, as far as this process knows.
     :raises LookupRefused: queries rely on entries of one of the lookups in a table that is not the
@@ -114,8 +110,8 @@ def forget(name: str) -> None:
 def after_migrate(*, using: str, **kwargs: Any) -> None:
     """Record that queries may not rely on lookups that no model declares any more.
 
-    In a test database, also record that queries may rely on all declared lookups. A test database is
-    new, so none of its rows is older than the lookups, and each row gets its entries as it is written.
+    In a test database, also record that queries may rely on all declared lookups: it is new, so
+    each row gets its entries as it is written.
 
     This is a receiver of ``post_migrate``, which Django also sends after a flush.
     """

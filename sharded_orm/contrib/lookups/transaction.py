@@ -1,9 +1,8 @@
 """Keeps track of the entries of lookups that one transaction on a shard has written.
 
 Each statement that writes rows is one :class:`EntryChange`. It has three tokens (random names), one
-for each kind of entries that it has written: new entries, existing entries that it has taken over,
-and entries of values that no row will have any more. If the transaction is rolled back, the new
-entries are removed. If it is committed, the entries of the values that rows have lost are removed.
+each for its new entries, for existing entries that it took over, and for entries of values that its
+rows lose. A rollback removes the new entries. A commit removes the entries of the lost values.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ from sharded_orm.contrib.lookups.exceptions import LookupExpired, LookupRefused
 
 logger = logging.getLogger("sharded_orm.lookups")
 
-#: If the database cannot report whether a session still exists, the transaction that has written an
-#: entry counts as ended after this number of seconds.
+#: Seconds after which the transaction that has written an entry counts as ended, if the database
+#: cannot report whether its session still exists.
 QUARANTINE = 600.0
-#: The process waits at least this number of seconds after a commit before it marks the
-#: transaction's entries as ended. It then marks them when it next writes entries.
+#: Seconds after a commit from which the transaction's entries are marked as ended, when the process
+#: next writes entries.
 CLOSE_AFTER = 5.0
 #: While the database of a table of entries does not answer, a process keeps at most this many ended
 #: changes of the table in memory. The entries of older changes stay open.
@@ -60,9 +59,9 @@ class ChangesToClose:
 class EndedChanges:
     """Statements whose transactions have ended, but whose lookup entries are not closed yet.
 
-    Thread-safe. Closing entries records in them that their transaction has ended. One SQL statement
-    closes the entries of many statements. If the process dies before that, other processes see that
-    its database sessions have ended, so the transactions have ended, too.
+    Thread-safe. To close an entry is to record in it that its transaction has ended. One SQL
+    statement closes the entries of many statements. If the process dies first, other processes see
+    that its database sessions, and so its transactions, have ended.
     """
 
     def __init__(self) -> None:
@@ -104,9 +103,9 @@ class EndedChanges:
         with self._lock:
             changes.failures += 1
             is_first, is_last = changes.failures == 1, changes.failures >= CLOSE_ATTEMPTS
-            # After the last attempt, give up all changes. After an earlier attempt, give up the
-            # oldest changes if too many wait. The entries of these changes stay open: other
-            # processes treat the transaction as open until the session of its writer ends.
+            # After the last attempt, give up all changes; before, the oldest ones if too many wait.
+            # Their entries stay open: other processes treat the transaction as open until the
+            # session of its writer ends.
             given_up = list(changes.tokens)[: None if is_last else -MAX_WAITING]
             for token in given_up:
                 del changes.tokens[token]
@@ -351,8 +350,8 @@ class TransactionEntries(StatementWatcher[EntryChange]):
     def _renew(self) -> None:
         """Verify that this transaction still has its entries, and make sure that it keeps them.
 
-        Other transactions may take over entries that were written too long ago. So the time of the last
-        write is renewed first, and then the entries are read.
+        Other transactions may take over entries that were written too long ago. So first renew the
+        time of the last write, and then read the entries.
 
         :raises LookupExpired: another transaction has taken an entry over.
         """
@@ -407,10 +406,9 @@ def _needless(
 ) -> Mapping[tuple[EntryTable, str], list[Place]]:
     """Return the entries that no row needs, and that must be removed by their identities.
 
-    Most superfluous entries are removed by the token of the change that wrote them last. This does
-    not work for an entry that the transaction has written several times, because entries that rows
-    need may have that token, too. For example, the transaction inserts a row, deletes the row
-    again, and is rolled back.
+    Most such entries are removed by the token of the change that wrote them last. An entry that the
+    transaction has written several times is different: entries that rows need may have the same
+    token. For example, the transaction inserts a row, deletes it again, and is rolled back.
 
     :param ends: all changes of the transaction in their order, and whether each is committed.
     :returns: the identities of these entries, by their table and by the token that they have.

@@ -69,8 +69,8 @@ class OutboxFollower:
         """
         followed = self._followed
         if compiler.connection.shard.group != followed.options.group:
-            # This database is no shard of the model, so no mirror has copies of its rows. Such a
-            # database is written, for example, when its rows are imported into shards.
+            # This database is no shard of the model, so no mirror has copies of its rows. It may
+            # be, for example, the source of an import into shards.
             return execute()
         if isinstance(followed, Mirror):
             _refuse_write_of_mirror(followed)
@@ -179,9 +179,9 @@ class SourceWrite:
     def _stored(self, pks: Sequence[Any]) -> list[WrittenRow]:
         """Lock and return the stored rows with the primary keys ``pks``.
 
-        With ignore_conflicts, the database does not report which rows it has inserted. A row that
-        it has not inserted may be stored, because a different transaction has inserted it. Or it is
-        not stored, because a column other than the primary key was in conflict.
+        With ignore_conflicts, the database does not report which rows it has inserted. A row may be
+        stored although another transaction has inserted it, or not be stored, because a column
+        other than the primary key was in conflict.
         """
         source = self._source
         mirror_keys = self._fields(source.mirror_keys)
@@ -260,8 +260,8 @@ class SourceWrite:
     def _execute_on(self, pks: Sequence[Any], execute: Callable[[], Any]) -> Any:
         """Run the statement for the rows that were read, and for no other rows.
 
-        The statement's own conditions are not enough: since the read, a concurrent transaction may
-        have changed an additional row, so that this row matches the conditions, too.
+        The statement's own conditions are not enough: a concurrent transaction may have made
+        another row match them since the read.
         """
         if not pks:
             return 0

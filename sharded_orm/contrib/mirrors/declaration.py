@@ -130,8 +130,7 @@ class Source:
         """Whether an instance keeps the values that its INSERT has stored unchanged until the
         commit.
 
-        False if a project's own field class may store another value, or if a value is mutable and
-        so may change before the commit.
+        False if a project's own field class may store another value, or if a value is mutable.
         """
         kinds = {type(f) for f in self.model._meta.concrete_fields if f.attname in self.copied}
         return all(

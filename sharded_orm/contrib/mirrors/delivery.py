@@ -1,9 +1,9 @@
 """Delivers written rows of a source to its mirrors.
 
 A delivery first reads the row from its source, and then writes it with the version of its outbox
-row, the record of the write. So the written state is never older than its version, and the highest
-version of a row comes with the row's last state. Rows may be delivered twice, late or in a
-different order without harm.
+row, the record of the write. So the written state is never older than its version. Rows may be
+delivered twice, late or in a different order: the highest version of a row comes with its last
+state.
 """
 
 from __future__ import annotations
@@ -181,9 +181,9 @@ def read_source(
 ) -> dict[Any, tuple[Any, tuple[Any, ...]]]:
     """Return the states of those ``rows`` that the mirror is to have, by primary key.
 
-    A state is the shard key in the mirror, and the values in the order of :attr:`Mirror.names`. The
-    state is read from the source. Or it is what an INSERT has stored, if the row's version is that
-    of the INSERT. So a state is never older than the row's version.
+    A state is the shard key in the mirror, and the values in the order of :attr:`Mirror.names`. It
+    is read from the source, or is what an INSERT has stored if the row has the version of that
+    INSERT. So it is never older than the row's version.
     """
     source = mirror.source
     if mirror.condition is None and all(row.inserted is not None for row in rows):

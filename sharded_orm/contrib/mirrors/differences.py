@@ -369,8 +369,8 @@ def _repair(
 def _record(source: Source, written: WrittenRow) -> tuple[str, OutboxEntry] | None:
     """Write a row into the outbox of its shard, as if the row had been saved.
 
-    The row is locked first, as a save locks it. Without the lock, a writer whose outbox row has a
-    lower id might commit after this transaction.
+    First lock the row, as a save does: otherwise a writer whose outbox row has a lower id might
+    commit after this transaction.
 
     :returns: the alias of the shard, and the outbox entry; None if there is no such row.
     """

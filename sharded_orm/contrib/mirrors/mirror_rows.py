@@ -82,8 +82,8 @@ def write_rows(
     them.
 
     All rows are written in one transaction. May be called again with the same rows. Costs two
-    statements if all rows are new. Otherwise it costs a few more, and one for each row. The
-    statements for a single new row are sent with the COMMIT, if the backend can do so.
+    statements if all rows are new; otherwise a few more, and one for each row. The statements for a
+    single new row are sent with the COMMIT, if the backend can do so.
 
     :param rows: at most one for each primary key.
     :param unchanged: for repairs: the versions that the shard had before the source was read, by
@@ -114,9 +114,8 @@ def write_rows(
             if attempt == _ATTEMPTS - 1:
                 raise
         except (OperationalError, ProgrammingError) as exc:
-            # The table is missing, perhaps because the shard is being moved. Try again with
-            # statements that are sent one by one, so that the backend can find out whether the
-            # shard moves.
+            # The table is missing, perhaps because the shard is being moved. If the statements are
+            # sent one by one, the backend can find out.
             if attempt > 0 or not is_missing_table(exc):
                 raise
 
@@ -284,7 +283,7 @@ def _lock_versions(
     if connections[alias].features.has_select_for_update:
         versions = versions.select_for_update().order_by("row")
     else:
-        # This database has no row locks. Send a write that changes nothing, because a transaction
+        # This database has no row locks. Begin with a write that changes nothing: a transaction
         # that begins with a read may fail at its first write.
         versions.update(version=F("version"))
     return _by_row(versions)

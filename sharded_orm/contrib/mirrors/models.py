@@ -14,11 +14,11 @@ class OutboxRow(models.Model):
     """A record that a row of a source was written, and that its mirrors may not have the change
     yet.
 
-    It is written in the transaction of the write, on the shard of the source. It names the row and
-    not the new values: a delivery reads the row.
+    The transaction of the write inserts the record, on the shard of the source. The record names
+    the row and not the new values: a delivery reads the row.
 
-    Among the records of the same row, ``id`` grows in the order of the commits: a write holds the
-    lock of the row when the database assigns the id.
+    Among the records of one row, ``id`` grows in the order of the commits: the write holds the lock
+    of the row when the database assigns the id.
     """
 
     id: models.BigAutoField[int, int] = models.BigAutoField(primary_key=True)
@@ -54,8 +54,8 @@ class RowVersion(models.Model):
     """The version of a row of a mirror on this shard. It is kept after the row was removed.
 
     A row of the mirror is written only while its RowVersion is locked, and only with a higher
-    version. Versions of different shard keys of the source cannot be compared, because each shard
-    of the source numbers its writes by itself.
+    version. Each shard of the source numbers its writes by itself, so versions of different shard
+    keys cannot be compared.
     """
 
     pk = models.CompositePrimaryKey("mirror", "row")

@@ -30,8 +30,8 @@ class WrittenRow:
 
     :param pk: the primary key of the row.
     :param key: the shard key of the row.
-    :param mirror_keys: the values that the row has or may have had in each attribute that is the
-        shard key of a mirror, keyed by attribute. Unknown values are left out.
+    :param mirror_keys: for each attribute that is the shard key of a mirror, the values that the
+        row has or may have had. Unknown values are left out.
     :param epoch: the version of the placement of the shard key, which grows when the key moves.
     :param is_new: whether the statement was an INSERT. Not stored in the outbox.
     :param inserted: the values that the INSERT has stored, by attribute; None if they are not

@@ -27,17 +27,17 @@ _LOOKS = 3
 class MirrorQuerySet(ShardedQuerySet[M]):
     """A queryset of a mirror whose ``ShardMeta`` has ``verify_reads = True``.
 
-    Each time it reads instances, it also reads their rows of the source: one query per source shard
-    and page, in one round trip per node (a database server). If a row of the source is gone or
-    differs, the mirror is repaired, and the query runs again. So pages are full, and filters and
-    order are right for the current values. If a row cannot be repaired now, such as inside a
-    transaction, it is left out if its source is gone, and otherwise gets the source's values.
+    When it reads instances, it also reads their rows of the source: one query per source shard and
+    page, in one round trip per node (a database server). If a row of the source is gone or differs,
+    the mirror is repaired, and the query runs again. So pages are full, and filters and order are
+    right for the current values. A row that cannot be repaired now, such as inside a transaction,
+    gets the source's values, or is left out if its source is gone.
 
-    Instances have None for the NULL of SQL and for the null of JSON. If a row has None in a JSONField,
-    one more query of the page finds out which of the two it is.
+    If a row has None in a JSONField, one more query of the page finds out whether it is the NULL of
+    SQL or the null of JSON. Instances have None for both.
 
-    Not verified: ``values()``, ``count()``, ``exists()``, aggregates and ``iterator()``. A row that
-    the mirror does not have at all cannot be noticed by reading the mirror.
+    Not verified: ``values()``, ``count()``, ``exists()``, aggregates and ``iterator()``. Reading
+    the mirror cannot show rows that it lacks.
     """
 
     _is_verified = False

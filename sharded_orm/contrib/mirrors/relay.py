@@ -1,7 +1,7 @@
 """The relay, which delivers writes that are left in the outboxes of shards.
 
-Any number of relays may run. Two relays that deliver the same row do no harm, because an older
-version never overwrites a newer one. A relay takes a lease only to prevent double work.
+Any number of relays may run. If two deliver the same row, an older version still never overwrites a
+newer one. A relay takes a lease only to prevent double work.
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ def _relay_shard(
             deliver_batch(alias, batch, report)
     finally:
         try:
-            # The lease is a row in the journal of operations. Delete the row: rows that stay there
-            # are operations that can be resumed after a crash, and a relay is not resumed.
+            # Delete the row of the lease from the journal of operations: rows that stay there are
+            # operations to be resumed after a crash, and a relay is not resumed.
             lease.own_row().delete()
         finally:
             lease.release()

@@ -44,11 +44,12 @@ class SourceChange(StatementChange):
 
 
 class TransactionChanges(StatementWatcher[SourceChange]):
-    """The changes of sources in one transaction: recorded before its commit, and delivered after it.
+    """The changes of sources in one transaction: recorded before its commit, and delivered after
+    it.
 
-    The changed rows may be recorded at any time between their statement and the commit. The
-    transaction locks these rows until its end. So the next transaction that changes one of the rows
-    records it in an outbox row with a higher id.
+    The transaction locks the changed rows until its end, so they may be recorded at any time before
+    the commit. The next transaction that changes one of them records it in an outbox row with a
+    higher id.
 
     :param connection: the connection object of the shard, in a transaction.
     """
@@ -109,8 +110,8 @@ class TransactionChanges(StatementWatcher[SourceChange]):
         """
         connection = self._connection
         hooks = connection.run_on_commit
-        # Add no second on-commit hook if the last hook in Django's list is this transaction's hook,
-        # and if all savepoints in which it was added are still open.
+        # Add no second on-commit hook if this transaction's hook is the last in Django's list, and
+        # all savepoints in which it was added are still open.
         if self._hook is not None and hooks:
             savepoints, last = hooks[-1][:2]
             if last is self._hook and savepoints <= set(connection.savepoint_ids):

@@ -121,14 +121,16 @@ class DeletedFilter(admin.SimpleListFilter):
 
 
 class ObjectAdmin(ShardedModelAdmin):
-    """``ShardedModelAdmin`` for objects: ``list_display`` and ``fields`` may name fields of the body.
+    """``ShardedModelAdmin`` for objects: ``list_display`` and ``fields`` may name fields of the
+    body.
 
-    Deleting sets ``active`` to False. The filter "deleted" lists deleted objects, and an action restores
-    them: it needs the permission to change objects, and makes an entry in the log of the admin. Rows
-    cannot be sorted, filtered or searched by fields of the body, and not be edited in the list.
+    Deleting sets ``active`` to False. The filter "deleted" lists deleted objects, and an action
+    restores them: it needs the permission to change objects, and makes an entry in the log of the
+    admin. Rows cannot be sorted, filtered or searched by fields of the body, nor edited in the
+    list.
 
-    Objects whose bodies cannot be read are listed with their errors. They can be deleted, and their pages
-    lead back to the list.
+    Objects whose bodies cannot be read are listed with their errors. They can be deleted. Their
+    pages lead back to the list.
 
     :raises InvalidObjectType: ``list_editable`` is set, or ``form`` does not compare versions.
     """

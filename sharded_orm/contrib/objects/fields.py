@@ -39,7 +39,7 @@ _OF_JSON = (str, int, float, dict, list, type(None))
 # The types whose values can be changed in place, without an assignment to the object's attribute.
 _MUTABLE = (dict, list)
 _NOTHING = object()
-# For methods to_python() of Django's fields: the types of values that they return as they are.
+# The types of values that methods to_python() of Django's fields return unchanged, by method.
 _KEPT: dict[Any, frozenset[type]] = {
     models.Field.to_python: frozenset({str, int, float, bool}),
     models.CharField.to_python: frozenset({str}),
@@ -187,8 +187,8 @@ class BodyField(_FieldBase):
     def prepare(self, instance: Any, add: bool) -> None:
         """Make the field's value of an object ready to be stored.
 
-        All values of a new object are validated. Of a stored object, only the values that have
-        changed are validated, so that an object from before a validator existed can still be saved.
+        All values of a new object are validated, but only the changed ones of a stored object: an
+        object from before a validator existed can still be saved.
 
         :raises InvalidValue: the value is missing, or a validator refuses it.
         """

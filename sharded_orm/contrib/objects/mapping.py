@@ -164,7 +164,8 @@ class Mapping(MappingEntry):
 
 
 class MirrorMapping(MappingEntry):
-    """The other direction of a mapping: copies of its entries, on the shards of its targets (Pinterest, P7).
+    """The other direction of a mapping: copies of its entries, on the shards of its targets
+    (Pinterest, P7).
 
     ::
 
@@ -173,9 +174,10 @@ class MirrorMapping(MappingEntry):
 
         PinBoards.objects.page(pin)  # the boards of a pin
 
-    It follows each write of the mapping, as :doc:`mirrors </howto/store-data-twice>` do, and needs the app
-    ``sharded_orm.contrib.mirrors``. It is read-only. ``MappingMeta`` may set ``cache = True``, and must set
-    ``group`` if ``target`` of the mapping is a text.
+    It is read-only: it follows each write of the mapping, as :doc:`mirrors
+    </howto/store-data-twice>` do, and needs the app ``sharded_orm.contrib.mirrors``.
+    ``MappingMeta`` may set ``cache = True``, and must set ``group`` if ``target`` of the mapping is
+    a text.
     """
 
     mapping: ClassVar[Any]

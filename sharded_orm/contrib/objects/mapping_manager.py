@@ -151,7 +151,7 @@ class MappingManager(_Manager):  # type: ignore[misc]  # the base class is Any f
     ) -> list[tuple[int, int]]:
         """Return the sequence and the far id of some entries, in order.
 
-        A cached mapping keeps them as one list of numbers, so its entries are not read one by one.
+        A cached mapping keeps all of them as one list of numbers, which is read in one piece.
         """
         column = self.model._sides.far_column
 

@@ -82,16 +82,16 @@ class ObjectLookupManager(_Manager):  # type: ignore[misc]  # the base class is 
         rows = self.filter(pk=value, target_id=pk)
         with transaction.atomic(using=rows.db):
             # The UPDATE changes nothing, and locks the row. If signals of deletions have receivers,
-            # QuerySet.delete() of Django reads the row first, and then deletes it by its value, even if
-            # the value leads to another object by then.
+            # QuerySet.delete() reads the row first, and deletes it by its value, even if the value
+            # leads to another object by then.
             return bool(rows.update(target_id=pk) and rows.delete()[0])
 
     def find_or_create(self, value: str, **fields: Any) -> tuple[Any, bool]:
         """Return the object to which a value leads; create it with ``fields`` if there is none.
 
         If several processes call this at once, all get the same object. If the object of the value
-        was deleted, the value leads to the new object from then on. A process that dies in the
-        middle may leave an object to which no value leads.
+        was deleted, a new one is created for the value. A process that dies in the middle may leave
+        an object to which no value leads.
 
         :returns: the object, and whether it was created.
         :raises DamagedObject: the object exists, and its body cannot be read.

@@ -70,7 +70,9 @@ class ObjectBase(ShardedModelBase):
 
 
 def _refuse_columns(name: str, cls: Any) -> None:
-    """Check that the table has no other columns: edit() would overwrite what others have stored in them."""
+    """Check that the table has no other columns: edit() would overwrite the writes of others to
+    them.
+    """
     if own := sorted({field.name for field in cls._meta.concrete_fields} - _COLUMNS):
         raise InvalidObjectType(
             f"{name} has columns for {own!r}, but the values of an object are in its body. Use the fields"
@@ -335,8 +337,8 @@ class ShardedObject(ShardedModel, metaclass=ObjectBase):
         alias = str(self._state.db)
         rows = type(self).objects.with_deleted().using(alias).filter(pk=self.pk)
         if not connections[alias].features.has_select_for_update:
-            # SQLite does not lock rows that are read. There the transaction begins with a write: after
-            # a read, it could not write if another one has written since.
+            # SQLite does not lock rows that are read. A transaction that begins with a read could
+            # not write if another one has written since. So begin with a write.
             rows.take_write_lock()
         if self.__dict__.get("active", True):
             # If the instance is known to be deleted, the lock also finds deleted rows, so that the

@@ -134,9 +134,9 @@ def states_on(alias: str) -> dict[str, Any]:
 def lock_states(alias: str) -> dict[str, Any]:
     """Return the versions of the copies on a shard, and lock them until the end of its transaction.
 
-    Call this before the rows in the global database are read. The caller also holds the lock of the
-    reference tables, which another process gets if the caller's session is lost. That process then
-    waits here, so that it writes its newer copies last.
+    Call this before the rows in the global database are read, under the lock of the reference
+    tables. If the caller's session is lost, another process gets that lock, and waits here. So it
+    writes its newer copies last.
 
     :raises django.db.OperationalError: other transactions hold locks on these rows. All later
         statements of the transaction may raise the error as well.
@@ -153,8 +153,8 @@ def may_be_continued(
     """Whether the shard's copies of a model are complete up to the version in ``state``, so that
     only later changes are missing.
 
-    Otherwise all rows have to be compared: the shard, the model or a column is new, older code has
-    written only the columns that it knows, or the global database was restored from a backup.
+    Otherwise all rows have to be compared. For example, the shard, the model or a column is new, or
+    the global database was restored from a backup.
 
     :param state: the version of the model's copies, as stored on their shard; None if it has none.
     """

@@ -231,9 +231,9 @@ def _insert(model: Any, alias: str, rows: Sequence[tuple[Any, ...]]) -> None:
 
 
 def _write(found: Sequence[CopyDifference], alias: str, *, replace: bool) -> None:
-    # Foreign keys are not checked, so that the order of the copies does not matter. This is safe:
-    # the global database has checked the foreign keys between reference tables, and each copy that
-    # is deleted here is inserted again.
+    # The order of the copies does not matter, because foreign keys are not checked. This is safe:
+    # the global database has checked those between reference tables, and each copy that is deleted
+    # here is inserted again.
     with connections[alias].constraint_checks_disabled():
         for each in found:
             if replace:

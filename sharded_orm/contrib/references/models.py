@@ -35,10 +35,9 @@ class ReferenceModel(GlobalModel):
 class TableVersion(models.Model):
     """A version of the rows of reference tables.
 
-    The global database has one row of this model, with an empty name. Each transaction that writes
-    reference tables raises the version in this row immediately before the commit. Whoever writes
-    copies locks this row. A shard has one row for each reference table: its copies have all changes
-    up to this version.
+    - The global database has one row, with an empty name. Each transaction that writes reference
+      tables raises its version immediately before the commit. Whoever writes copies locks this row.
+    - A shard has one row for each reference table: its copies have all changes up to this version.
     """
 
     _has_copies_on_shards: ClassVar[bool] = True
@@ -49,8 +48,8 @@ class TableVersion(models.Model):
     #: A random number that identifies the sequence of versions. After a flush, a new sequence
     #: begins.
     history: models.BigIntegerField[int, int] = models.BigIntegerField()
-    #: JSON: primary keys, as text, of copies that were removed while their row still exists in the
-    #: global database. If that row is not deleted soon, the copy has to be restored.
+    #: JSON: primary keys, as text, of copies that were removed before their rows in the global
+    #: database. If a row is not deleted soon, its copy has to be restored.
     removed: models.TextField[str, str] = models.TextField(default="[]")
 
     #: A hash of the names of the columns that were copied. If the running code copies different

@@ -1,8 +1,8 @@
 """Removes the copies of rows that are about to be deleted, before the rows themselves.
 
-So no row on a shard can begin to refer to a row that is being deleted. In the transaction that
-removes copies, the shard records which copies they were. If the deletion of a row then fails, the
-next update of the shard finds the row in the global database, and restores the copy.
+So no row on a shard can begin to refer to a row that is being deleted. The shard records which
+copies were removed, in the same transaction. If the deletion of a row then fails, the next update
+of the shard restores its copy.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ logger = logging.getLogger("sharded_orm.references")
 def remove_ahead(model: Any, pks: Sequence[Any]) -> None:
     """Delete the copies of rows of ``model`` on all shards, in one transaction per shard.
 
-    Called in the transaction that is about to delete the rows in the global database. That
-    transaction holds the lock of the reference tables from now on. If a shard refuses, the copies on
-    the other shards are restored.
+    Called in the transaction that is about to delete the rows in the global database, which holds
+    the lock of the reference tables from now on. If a shard refuses, the copies on the other shards
+    are restored.
 
     :param pks: the primary keys of the rows.
     :raises ReferenceRowKept: rows of a shard refer to one of the rows, a shard does not answer, or

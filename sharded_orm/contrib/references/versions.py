@@ -1,7 +1,7 @@
 """Versions of the rows of reference tables, and the lock under which copies are written.
 
 Each transaction that writes reference tables takes the lock before its commit, and raises the
-version. So a higher version is always committed later. Whoever holds the lock reads exactly the
+version. So a higher version is always committed later, and whoever holds the lock reads exactly the
 rows of the current version. Copies are written only under the lock. So a copy is never older than
 the version that its shard has stored, and no row is deleted while its copy is being written.
 """
@@ -70,9 +70,9 @@ _with_tables: set[str] = set()
 def has_tables() -> bool:
     """Whether the global database has the tables that record changes of reference tables.
 
-    As long as they are missing, changes need not be recorded, because the first delivery of copies
-    compares all rows anyway. So other apps may be migrated before this app, and may write reference
-    tables. Costs a query per call until the tables exist.
+    Without them, changes need not be recorded, because the first delivery of copies compares all
+    rows. So other apps may be migrated before this app, and may write reference tables. Costs a
+    query per call until the tables exist.
     """
     connection = connections[DEFAULT_DB_ALIAS]
     name = str(connection.settings_dict["NAME"])

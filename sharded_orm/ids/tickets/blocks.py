@@ -45,8 +45,8 @@ class Blocks:
         """Return a new id of the sequence named ``sequence``."""
         own = self._own
         if own.process != identity():
-            # This is a forked child. Use neither the blocks of the parent, nor its lock, which
-            # another thread of the parent may have held at the fork.
+            # This is a forked child. Use neither the parent's blocks nor its lock, which another
+            # thread of the parent may have held at the fork.
             own = self._own = _ProcessBlocks()
         with own.lock:
             blocks = own.blocks[sequence]
@@ -54,8 +54,8 @@ class Blocks:
                 for number in blocks[0]:
                     return number
                 blocks.popleft()
-        # Do not hold the lock while new ids are fetched: otherwise the other callers could not take
-        # ids while one caller waits for a ticket server.
+        # Do not hold the lock while new ids are fetched, so that other callers can take ids
+        # meanwhile.
         block = iter(self._fetch(sequence, self._size))
         first = next(block)
         with own.lock:

@@ -28,19 +28,21 @@ from sharded_orm.ids.tickets.session import SequenceSlot
 
 
 class TicketGenerator(IdGenerator):
-    """An id generator that takes ids from several ticket servers (databases that only count) in turn.
+    """An id generator that takes ids from several ticket servers (databases that only count) in
+    turn.
 
     Of N servers, the first in the list gives the ids 1, 1 + N, 1 + 2N, …; the second 2, 2 + N, …
 
-    :param aliases: the database aliases in ``SHARDED_ORM["TICKETS"]``; their order must never change.
+    :param aliases: the database aliases in ``SHARDED_ORM["TICKETS"]``; their order must never
+        change.
     :param options: ``SHARDED_ORM["TICKET_OPTIONS"]``; None means the defaults.
     :param turns: called with the number of servers; returns the :class:`Turns`, which choose the
         server to ask first.
 
-    The generator does not use Django's connections. So the caller's transaction does not keep the row
-    of the sequence locked, and a rollback does not take ids back. If a server does not answer, the
-    generator asks the next server. The failed server is not asked for ``BACKOFF`` seconds; then one
-    caller tries it again.
+    The generator does not use Django's connections. So a transaction of the caller does not lock
+    the row of the sequence, and its rollback does not take ids back. If a server does not answer,
+    the next one is asked. The failed server is left alone for ``BACKOFF`` seconds; then one caller
+    tries it again.
     """
 
     def __init__(
@@ -118,10 +120,7 @@ class TicketGenerator(IdGenerator):
         self, sequence: str
     ) -> Iterator[tuple[TicketServer, Callable[[str, int], Sequence[int]]]]:
         """Yield pairs of a server and the method to call for ids, in the order in which to try
-        them.
-
-        The healthy servers come first. The servers that failed lately come last. They are only
-        called if no other server returns ids.
+        them: first the healthy servers, then those that failed lately.
         """
         started = time.monotonic()
         left_alone = []

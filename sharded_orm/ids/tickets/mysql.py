@@ -27,16 +27,14 @@ _UPDATE, _REPLACE, _BATCH = "update", "replace", "batch"
 class MySQLSession(TicketSession):
     """A session on MariaDB or MySQL, which gets ids by ``UPDATE`` or ``REPLACE``.
 
-    An id is the insert id of the statement (Flickr's method, F1). A sequence has one of two forms,
-    that is, ways to make its next number:
+    An id is the insert id of the statement (Flickr's method, F1). A sequence has one of two forms:
 
     - Form ``update`` keeps the last number in the sequence's row of the catalog table, on InnoDB.
     - Form ``replace``, which Flickr published, keeps the last number in a separate table for each
-      sequence. The table needs an engine that locks whole tables: MyISAM, which Flickr used, or, on
-      MariaDB, Aria, which also survives a crash. InnoDB is not suitable, because on InnoDB a
-      REPLACE takes its number before it locks the row. So two REPLACEs would deadlock. And if a
-      REPLACE overlapped with a batch (an UPDATE that takes several numbers), it would move the
-      counter back.
+      sequence. The table needs an engine that locks whole tables: MyISAM, as at Flickr, or
+      MariaDB's Aria, which also survives a crash. On InnoDB, a REPLACE takes its number before it
+      locks the row. Two of them would deadlock, and one that overlaps with a batch (an UPDATE that
+      takes several numbers) would move the counter back.
     """
 
     forms = ("update", "replace")
@@ -224,9 +222,9 @@ class MySQLSession(TicketSession):
             (),
             deadline,
         )
-        # Make sure that the sequence's counter table has its one row, because taking several ids at
-        # once updates that row. If the row exists already, raise its number. Another process or an
-        # interrupted run may have inserted the row with a lower number.
+        # Make sure that the sequence's counter table has its one row, which taking several ids at
+        # once updates. If the row exists, raise its number: another process or an interrupted run
+        # may have inserted a lower one.
         self._raise_counter(name, max(value, self.slot.position), deadline)
 
     def _advance(self, row: SequenceRow, value: int, deadline: float) -> None:

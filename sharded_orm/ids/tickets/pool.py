@@ -179,9 +179,9 @@ class Lent:
     def __exit__(self, kind: Any, exc: Any, traceback: Any) -> None:
         if self._session is None:
             return
-        # Give the session back only if its last request was answered: after success, or a TicketError.
-        # After any other error, such as one that a signal handler raised, an answer may still be on its
-        # way, and would be taken for the answer to the next request.
+        # Give the session back only if its last request was answered: after success, or a
+        # TicketError. After any other error, a late answer could be taken for the answer to the
+        # next request.
         if exc is None or isinstance(exc, TicketError):
             self._pool.give_back(self._session)
         else:

@@ -35,9 +35,8 @@ _MAX_IDENTIFIER = 63
 _BINARY = pq.Format.BINARY
 # The oids of the types int8, int2, int4 and oid.
 _INTEGERS = {20, 21, 23, 26}
-#: Key of the advisory lock that is held during CREATE … IF NOT EXISTS, because that statement may
-#: fail if two processes run it at once. If another application uses the same key, this process only
-#: waits for that application.
+#: Key of the advisory lock that is held during CREATE … IF NOT EXISTS, which may fail if two
+#: processes run it at once. An application that uses the same key only delays this process.
 _CREATING = 0x5348_4F52_4D53_4551
 _WAITS_FOR_INPUT = select.POLLIN
 _WAITS_FOR_BOTH = select.POLLIN | select.POLLOUT
@@ -123,13 +122,10 @@ class PostgreSQLSession(TicketSession):
         return statement
 
     # SQL that makes the commit wait until the numbers that nextval returned are safe on disk.
-    # Without this SQL, a server that crashes could hand out the same numbers a second time. The
-    # reason: nextval writes 32 numbers to the write-ahead log in advance. The session whose call
-    # wrote them waits, in its commit, until the log is on disk. Other sessions that get the next of
-    # these numbers do not wait.
-    # So this SQL writes a message to the log, and then the commit waits for the disk. The message
-    # is written only if a part of the log is not on disk yet, and if this transaction has written
-    # nothing to the log (it has no transaction id).
+    # Otherwise a server that crashes could hand out the same numbers again: nextval writes 32
+    # numbers to the write-ahead log in advance, and only the session whose call wrote them waits
+    # for the disk. So this SQL writes a message to the log, unless the whole log is on disk or this
+    # transaction has written to it (it then has a transaction id).
     _ON_DISK = (
         "CASE WHEN pg_current_wal_insert_lsn() > pg_current_wal_flush_lsn()"
         " AND pg_current_xact_id_if_assigned() IS NULL"
@@ -154,10 +150,11 @@ class PostgreSQLSession(TicketSession):
         )
 
     def _from_valid(self, name: str, count: str) -> str:
-        """Return a FROM clause that yields one row if the sequence may be used, and otherwise no row.
+        """Return a FROM clause that yields one row if the sequence may be used, and otherwise no
+        row.
 
         The sequence may be used if its row in the catalog (the table of sequences) and its
-        ``SEQUENCE`` are both unaltered, and if at least ``count`` numbers are left.
+        ``SEQUENCE`` are unaltered, and at least ``count`` numbers are left.
         """
         slot = self.slot
         return (

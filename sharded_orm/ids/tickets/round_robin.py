@@ -26,13 +26,12 @@ class Turns:
     """A round robin over ``count`` servers, per sequence. Thread-safe and fork-safe, without a
     lock.
 
-    Each sequence has its own counter. With a common counter, a site that saves rows of two models
-    alternately would get all ids of one model from the same server.
+    With a common counter for all sequences, a site that saves rows of two models alternately would
+    get all ids of one model from the same server.
 
     :param first: called with ``count``; returns the index (from 0) of the server that this process
-        asks first for a sequence. The default draws a random index. So the servers share the load
-        even if each process takes only a few ids, and a forked child does not repeat its parent's
-        turns.
+        asks first for a sequence. By default a random index: so the servers share the load even if
+        each process takes only a few ids, and a forked child does not repeat its parent's turns.
     """
 
     def __init__(self, count: int, first: Callable[[int], int] = _random.randrange) -> None:

@@ -80,15 +80,16 @@ class _State:
 class TicketServer:
     """A client that takes ids from one ticket server. Thread-safe and fork-safe.
 
-    The high-water mark of a server is the highest id that it is known to have handed out, per
-    sequence. Its :attr:`partner`, the next server in ``TICKETS``, stores that mark. The server
-    stores the mark of its :attr:`predecessor`, the server before it. A server whose position in a
-    sequence is below its mark has forgotten ids, for instance after a restore, and is refused
+    The high-water mark of a server is the highest id of a sequence that it is known to have handed
+    out. Its :attr:`partner`, the next server in ``TICKETS``, stores that mark. The server itself
+    stores the mark of its :attr:`predecessor`. A server whose position in a sequence is below its
+    mark has forgotten ids, for instance after a restore, and is refused
     (:exc:`TicketServerBehind`).
 
     :param slot: the numbers that this server may hand out.
     :param patience: the longest time, in seconds, to wait for an answer of the server.
-    :param backoff: seconds for which the server, or one of its sequences, is not asked after a failure.
+    :param backoff: seconds for which the server, or one of its sequences, is not asked after a
+        failure.
     :param needs_partner: True if ``PARTNER_DOWN`` is ``"refuse"``: a new session then hands out no
         id until this server's high-water mark was read from the partner. If False (the default),
         ids are handed out even if the partner does not answer.
@@ -136,8 +137,8 @@ class TicketServer:
             self._failed(state, name, exc)
             raise
         except SequenceNotChecked:
-            # Do not record a failure of this server: only its partner did not answer, the server
-            # that stores its high-water mark.
+            # Record no failure of this server: only its partner, which stores its high-water mark,
+            # did not answer.
             raise
         except FAILURES as exc:
             self._failed(state, None, exc)
@@ -232,10 +233,10 @@ class TicketServer:
         # A high-water mark of 0 means that no mark is known. Do not compare the position with 0,
         # because the position of a new sequence may be below 0.
         if high_water_mark and position < high_water_mark:
-            # The position is below the high-water mark (the highest id that the server is known to
-            # have handed out), so the server has forgotten ids. Refuse the server before an id is
-            # taken: each id taken would raise the position. A position above the mark would pass
-            # this check, but the server might still repeat ids that only other processes know of.
+            # The server has forgotten ids: its position is below the high-water mark (the highest
+            # id that it is known to have handed out). Refuse it before an id is taken, which would
+            # raise the position: a position above the mark would pass this check, but ids that only
+            # other processes know of might be repeated.
             raise self._behind(name, f"stands at {position!r}", high_water_mark)
         return row
 
@@ -315,9 +316,9 @@ class TicketServer:
         if self.partner is None:
             return True
         try:
-            # The partner usually is not asked for a while if it failed lately. Ask it nevertheless
-            # if this server failed lately, too: with PARTNER_DOWN "refuse", this server may hand
-            # out no id before its high-water mark was read from the partner.
+            # With PARTNER_DOWN "refuse", this server may hand out no id before its high-water mark
+            # was read from the partner. So if both failed lately, do not wait to ask the partner
+            # again.
             even_if_left_alone = (
                 self._needs_partner and new_connection and state.breaker.cause() is not None
             )

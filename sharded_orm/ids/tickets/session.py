@@ -67,8 +67,7 @@ class SequenceRow:
     step: int
     position: int
     #: The last id that was handed out, if this row is the sequence's counter. If a separate table
-    #: or ``SEQUENCE`` is the counter, ``value`` is the number above which the sequence began, and
-    #: it never changes.
+    #: or ``SEQUENCE`` is the counter, the number above which the sequence began; it never changes.
     value: int
     #: The highest id that the predecessor (the server before this one in the list) is known to have
     #: handed out.
@@ -105,9 +104,9 @@ class TicketSession(ABC):
     #: The names of the forms (ways to make a sequence's next number) that this kind of database
     #: supports, the default first.
     forms: ClassVar[tuple[str, ...]]
-    #: The names of the forms (ways to make the next number) for which :meth:`take` also stores the
-    #: predecessor's mark, in the same statement and so at no cost. The mark is the highest known id
-    #: of the server before this one.
+    #: The forms (ways to make the next number) for which :meth:`take` also stores the predecessor's
+    #: mark (the highest known id of the server before this one), in the same statement and so at no
+    #: cost.
     carries_predecessor_mark: ClassVar[frozenset[str]] = frozenset()
     #: Dotted path of the ``DatabaseWrapper`` class that connects. The class gets the settings of
     #: the database alias, but the setting ENGINE is not used.
@@ -166,9 +165,8 @@ class TicketSession(ABC):
     ) -> Sequence[int]:
         """Take and return ``count`` new ids of a sequence, ascending. Costs one round trip.
 
-        Return no id and change nothing in two cases. Either the sequence has fewer than ``count``
-        numbers left, or it does not match ``row`` any more: it was dropped, or its slot (set of
-        numbers) or form (way to make the next number) was changed.
+        Return no id and change nothing if the sequence has fewer than ``count`` numbers left, or if
+        it does not match ``row`` any more: it was dropped, or its slot or form was changed.
 
         :param row: the sequence's row in the catalog table, as returned by :meth:`read`.
         :param predecessor_mark: the highest id that the predecessor (the server before this one in
@@ -295,10 +293,8 @@ class TicketSession(ABC):
 
     @abstractmethod
     def durability(self, deadline: float) -> str | None:
-        """Return a sentence that says why a crash may make this server forget its last ids.
-
-        A server that forgets ids hands them out again. Return None if a crash cannot make it forget
-        ids.
+        """Return a sentence that says why a crash may make this server forget its last ids, and so
+        hand them out again. Return None if it cannot.
         """
 
     def abandon(self) -> None:

@@ -20,9 +20,9 @@ _SECONDS_BETWEEN_ATTEMPTS = (0.0002, 0.002)
 # lock, for at most a second. Otherwise the child might inherit a mutex of SQLite in its locked
 # state.
 _opening = threading.Lock()
-# One lock per database file, keyed by the file's name. A thread holds the lock while it runs a
-# statement, because SQLite allows one writer per file. Without the lock, SQLite would refuse a
-# second writer on a shared in-memory database at once, without letting it wait.
+# One lock per database file, keyed by the file's name, which a thread holds while it runs a
+# statement. SQLite allows one writer per file. On a shared in-memory database, it would refuse a
+# second writer at once, without letting it wait.
 _turns: dict[str, threading.Lock] = {}
 
 

@@ -33,9 +33,9 @@ _CHUNK_SIZE = 2000
 class Command(dumpdata.Command):
     """Dumps the rows of models: from all shards if a model is sharded, else from one database.
 
-    Without ``--database``, the command dumps sharded models and the models of the default database.
-    With the alias of a shard group, it dumps the models of that group. With any other alias, it
-    dumps the rows of that database, as Django does.
+    Without ``--database``: sharded models and those of the default database. With the alias of a
+    shard group: the models of that group. With any other alias: the rows of that database, as
+    Django does.
     """
 
     help = (
@@ -138,7 +138,7 @@ def _refuse_absent(alias: str, named: set[Model], selected: Sequence[Model]) -> 
 
     :param named: the models that the command line names one by one.
     :param selected: all models to be dumped.
-    :raises CommandError: a model of ``named`` is not on ``alias``, or none of ``selected`` is.
+    :raises CommandError: a model of ``named`` is not on ``alias``, or no model of ``selected`` is.
     """
     absent = {model for model in selected if not router.allow_migrate_model(alias, model)}
     wanted = absent.intersection(named) or (absent if len(absent) == len(selected) else set())
@@ -166,8 +166,8 @@ def _group_of_key(alias: str | None, selected: Sequence[Model]) -> str:
 def _rows_of(model: Model, options: dict[str, Any]) -> Iterator[models.QuerySet[Any]]:
     """Yield querysets of the rows of ``model`` that are dumped, in the order of their primary keys.
 
-    The rows of a sharded model are those of all shards. Yields nothing if the model is not sharded
-    and its rows are in a database other than the default one.
+    The rows of a sharded model are those of all shards. Yields nothing for an unsharded model whose
+    rows are not in the default database.
     """
     shards = shard_options(model)
     manager: Any = model._base_manager if options["use_base_manager"] else model._default_manager

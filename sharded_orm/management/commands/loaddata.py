@@ -80,10 +80,9 @@ class Command(loaddata.Command):
     # -- Loading ---------------------------------------------------------------
 
     def load_label(self, fixture_label: str) -> None:
-        # Find the fixture files now, because their names may contain the alias, which is in
-        # self.using; Django caches the found files. Later, self.using is set to None. Then each
-        # look-up of a natural key goes to the database that has the rows of the model, instead of
-        # the database self.using.
+        # Find the fixture files now (Django caches them), because their names may contain the alias
+        # in self.using. Later, self.using is None, so that each look-up of a natural key goes to
+        # the database that has the rows of the model.
         self.find_fixtures(fixture_label)
         shard = self._shard
         own = (DEFAULT_DB_ALIAS, *runtime.config().tickets, runtime.config().directory)
@@ -164,7 +163,7 @@ class Command(loaddata.Command):
 
     def reset_sequences(self, connection: Any, models: Any) -> None:
         # If rows were loaded, Django calls this method after it has checked the constraints of its
-        # own database, and before it reports success. So check the constraints of the shards here.
+        # own database. So check those of the shards here.
         try:
             self._transaction.check_constraints()
             self._transaction.check_keys()

@@ -205,10 +205,11 @@ class Command(BaseCommand):
     def _fence_new_tables(self, selection: Selected) -> Iterator[str]:
         """Make the passive sides of pairs refuse writes to the tables that migrations have created.
 
-        A pair is two nodes that replicate each other. The application writes to the active side only.
+        A pair is two nodes that replicate each other. The application writes to the active side
+        only.
 
-        Yield a sentence if that fails. If a passive side only lags behind in replication, as after the
-        change of a large table, write the sentence to stderr instead.
+        Yield a sentence if that fails. A passive side that only lags behind in replication, as
+        after the change of a large table, is reported on stderr instead.
         """
         group = selection.group
         shards = [shard for shard in selection.shards if group.range_of(shard.number).is_pair]

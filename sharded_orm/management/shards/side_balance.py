@@ -1,8 +1,8 @@
 """The option ``--pairs`` of ``manage.py shards balance``: divide the shards of each pair evenly.
 
-A pair is two servers that replicate from each other. Each shard has one of them as its active side,
-which takes the writes. The command prints which shards must change their active side so that both
-servers are active for half of the shards, or switches these shards.
+A pair is two servers that replicate from each other. One of them, the active side of a shard, takes
+its writes. The command prints which shards must change their active side so that each server is
+active for half of the shards, or switches them.
 """
 
 from __future__ import annotations

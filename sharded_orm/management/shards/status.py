@@ -15,7 +15,7 @@ from django.template.defaultfilters import filesizeformat
 from sharded_orm.management.actions import Action, problems_error
 from sharded_orm.management.selection import add_selection, selection_of
 from sharded_orm.management.tables import write_table
-from sharded_orm.operations.pairs.state import PairStatus, pair_states
+from sharded_orm.operations.pairs.status import PairStatus, pair_states
 from sharded_orm.operations.shards.fleet_status import FleetStatus, GroupOnNode
 from sharded_orm.operations.shards.health import SAMPLE, HealthReport, check
 from sharded_orm.operations.shards.status import PATIENCE, status

@@ -17,9 +17,9 @@ class CreateSequence(Operation):
     """A migration operation that creates a sequence of ids on a ticket server (Flickr, F4).
 
     ``migrate --database tickets_1`` creates the sequence on the ticket server ``tickets_1``. On any
-    database that is not a ticket server, the operation does nothing. The first id is above every
-    existing id, and above every id that another server has handed out. So all servers must answer,
-    as for ``manage.py tickets create``. An existing sequence stays as it is.
+    other database, the operation does nothing. The first id is above every existing id, and above
+    every id that another server has handed out. So all servers must answer, as for ``manage.py
+    tickets create``. An existing sequence stays as it is.
 
     Backwards, the operation does nothing: ids that were handed out are never taken back.
 
@@ -27,8 +27,8 @@ class CreateSequence(Operation):
     :param start: the smallest possible first id; by default the first id is above all existing
         ones.
     :param form: the kind of SQL statement that makes the next id: ``update``, ``replace`` or
-        ``sequence``. By default, it is the form that the sequence has on the other servers. If they
-        do not have the sequence, it is the first form that the database supports.
+        ``sequence``. By default, the form of the sequence on the other servers; if they do not have
+        it, the first form that the database supports.
     """
 
     # makemigrations writes this import path into migrations. It is the path of the package, so the
@@ -61,8 +61,8 @@ class CreateSequence(Operation):
             _refuse_locked_file(connection)
             if is_test_database(server.alias):
                 # In a test database, do not call create(). It looks for existing ids in other
-                # databases, but the test run may not have created those yet, and they would contain
-                # no ids.
+                # databases, which the test run may not have created yet. They would contain no ids
+                # anyway.
                 begin(server, [self.name], after=(self.start or 1) - 1, form=self.form)
             else:
                 create([self.name], start=self.start, form=self.form, only=server.alias)

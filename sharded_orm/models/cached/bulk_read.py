@@ -109,9 +109,8 @@ def read_together(
     :param queryset: a queryset without conditions.
     """
     level = request_cache.current()
-    # The rows that were found: by the kind of factories that make the same instances of them, one of
-    # these factories, the rows, and their aliases. Converting the rows of all shards in one call
-    # takes half of the time of converting those of each shard.
+    # The rows that were found, by the kind of their factories: one factory, the rows, and their
+    # aliases. Converting the rows of all shards in one call takes half as long as shard by shard.
     parts: dict[object, tuple[InstanceFactory, list[Row], list[str]]] = {}
 
     def keep(use: ConnectionUse, rows: Collection[Row]) -> None:

@@ -28,6 +28,6 @@ class InstanceFactory(InstanceLoader):
         # of the backend depend on these two. A field's own converter (from_db_value) is called for
         # each instance: its values may be mutable, or depend on more than the row.
         self.decoded = plan.decoded(connection.vendor, connection.timezone_name)
-        #: Factories of the model with the same value make equal instances, so that one of them may
-        #: make those of all.
+        #: Factories of the model with the same ``kind`` make equal instances, so one of them may
+        #: make the instances of all.
         self.kind: object = self.decoded if self.serves_others else self

@@ -2,10 +2,11 @@
 
 A model is cached if its ``ShardMeta`` has ``cache = True``. ``ShardMeta.isolate_key`` names a field
 that divides the cached lists of a shard key: a write voids only the lists with the written row's
-value. In the name of a cache entry, a field value is represented by a *token*. The tokens of a
-field are *exact* if the database considers two values equal exactly when their tokens are equal. If
-the tokens of a field are not exact, the values of the field cannot be used in names of cache
-entries.
+value.
+
+In the name of a cache entry, a *token* represents a field value. The tokens of a field are *exact*
+if two values are equal in the database exactly when their tokens are equal. Names of cache entries
+can contain only values of fields with exact tokens.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ NULL = "%N"
 # How many Scope objects each model remembers. A scope is a set of rows whose cache entries become
 # void together.
 _SCOPES = 2048
-# If the value of an argument of a model field, such as max_length, has one of these types, the
-# argument is part of the model's fingerprint, a digest of the model's fields.
+# An argument of a model field, such as max_length, is part of the model's fingerprint if its value
+# has one of these types.
 _PLAIN = (str, int, float, bool, type(None))
 # The names of field arguments that do not change how values are stored in the column. They are left
 # out of the model's fingerprint, a digest of the model's fields.
@@ -158,8 +159,8 @@ class CachedModel:
         model, which has no shard key.
 
         The token of a key that has moved to another shard contains the version of its placement
-        (its row in the directory, the table of keys and shards). So cache entries from the time
-        before the move are never used again, not even if the key moves back.
+        (its row in the directory). So entries from before the move are never used again, not even
+        if the key moves back.
         """
         if self.key_field is None or self.options is None:
             return None
@@ -177,9 +178,9 @@ class CachedModel:
     def isolate_token(self, value: Any) -> str | None:
         """Return the token of ``value`` as an isolate key: its form in names of cache entries.
 
-        Unlike other keys, an isolate key that is NULL (``value`` is None) has a token. Return None
-        if any other ``value`` has no token (see :meth:`TokenField.token`), if the tokens of the
-        field are not exact, or if the model has no isolate key.
+        Return None if the model has no isolate key, or if ``value`` has no token (see
+        :meth:`TokenField.token`). But NULL (``value`` is None) has a token here, if the field is
+        exact.
         """
         field = self.isolate_field
         if field is None:

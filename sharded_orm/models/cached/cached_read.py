@@ -293,7 +293,8 @@ def answer(read: CachedRead, reader: Reader) -> list[Any]:
 def to_fill(
     read: CachedRead, rows: Sequence[Row], values: Sequence[Row]
 ) -> tuple[ObjectRequest | ListRequest, list[str], Sequence[Row]] | None:
-    """Return what :meth:`Reader.fill` needs to store rows: the request, the primary keys, the rows.
+    """Return the arguments of :meth:`Reader.fill` that store rows: the request, the primary keys,
+    the rows.
 
     Return None if the rows must not be stored.
 

@@ -35,9 +35,8 @@ class ConnectionState:
     def may_fill(self) -> bool | None:
         """Return how the connection may use the cache at this moment.
 
-        :returns: True if the connection may read from the cache, and store in it what it reads from
-            the database; False if it may only read from the cache; None if it must not use the
-            cache.
+        :returns: True: it may read from the cache, and store what it reads from the database.
+            False: it may only read from the cache. None: it must not use the cache.
         """
         if self._may_read_uncommitted:
             return None  # The connection may read rows that are rolled back later.
@@ -50,12 +49,12 @@ class ConnectionState:
         if not in_transaction and not (group is not None and group.levels):
             return True
         if connection.wrote or connection.needs_rollback or self._isolation != "read committed":
-            # The transaction must not use the cache, for one of three reasons: it has uncommitted
-            # writes of its own, it must be rolled back, or its reads may show an earlier state.
+            # The transaction must not use the cache: it has uncommitted writes of its own, must be
+            # rolled back, or may read an earlier state.
             return None
-        # Under READ COMMITTED, each statement reads the rows that are committed when the statement
-        # begins. So rows that a transaction reads before its first write may be stored in the
-        # cache, as in autocommit mode.
+        # Under READ COMMITTED, each statement reads what is committed when it begins. So what a
+        # transaction reads before its first write may be stored in the cache, as in autocommit
+        # mode.
         return bool(connection.reads_as_autocommit())
 
     def factory(self, plan: LookupPlan) -> InstanceFactory:
@@ -74,8 +73,8 @@ class ConnectionState:
 def connection_state(connection: Any) -> ConnectionState | None:
     """Return the :class:`ConnectionState` of a connection of this thread.
 
-    Return None if the database backend is not one of this library. Such a connection does not use
-    the cache, because its backend does not inform the cache of writes before they are committed.
+    Return None for a backend that is not one of this library: it does not inform the cache of
+    writes before they are committed, so the connection does not use the cache.
     """
     state: ConnectionState | None = connection.__dict__.get("_for_cache")
     if state is None and isinstance(connection, ShardConnectionMixin):

@@ -279,9 +279,9 @@ def _whole(cached: CachedModel, alias: str) -> VoidRows:
 def _in_transaction(cached: CachedModel, alias: str, *, only: bool) -> Any:
     """Return the connection of ``alias`` if the connection is inside of a transaction, else None.
 
-    :param only: True if the caller invalidates rows on this alias alone; False if the caller may
-        invalidate rows on all shards. If False, the result is None for a shard without an open
-        connection, because this thread has no transaction there.
+    :param only: True if the caller invalidates rows on this alias alone. False if it may invalidate
+        rows on all shards. The result is then None for a shard without an open connection, because
+        this thread has no transaction there.
     """
     connection: Any
     if cached.options is None or only:
@@ -301,8 +301,8 @@ def _in_transaction(cached: CachedModel, alias: str, *, only: bool) -> Any:
 def _refuse(cached: CachedModel, field: Any, tokens: Any, value: Any) -> None:
     """Raise ValueError if ``value`` has no token because ``field`` does not accept it.
 
-    A *token* represents a value in names of cache entries. If the field has no exact tokens, no
-    value of the field has a token. Then ``value`` may be valid, so do nothing.
+    A *token* represents a value in names of cache entries. In a field without exact tokens, even a
+    valid value has none, so do nothing.
 
     :param tokens: the :class:`~sharded_orm.models.cached.cached_model.TokenField` of the field.
     :param value: a value for which ``tokens`` has returned None instead of a token.

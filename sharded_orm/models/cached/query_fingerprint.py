@@ -1,11 +1,10 @@
 """Makes the text under which the cache stores the result of a query (Yupoo, Y14).
 
 As long as no row changes, queries with equal texts have equal results. Yupoo uses the md5 of the
-SQL as the text. But compiling the SQL takes half of the time of a query. So the text is made from
-the query object if the query has only parts that this module knows: comparisons of the model's
-columns with plain values, ordering by the model's columns, and limits. For other queries the text
-is the SQL. A query has no text, and is not cached, if it reads other tables, or if its result may
-change while no row changes.
+SQL. But compiling the SQL takes half of the time of a query. So the text is made from the query
+object if the query has only comparisons of the model's columns with plain values, ordering by the
+model's columns, and limits. For other queries the text is the SQL. A query has no text, and is not
+cached, if it reads other tables, or if its result may change while no row changes.
 """
 
 from __future__ import annotations
@@ -138,8 +137,8 @@ def _is_flat(where: WhereNode, equal: dict[str, list[Any]]) -> bool:
 
 
 def _joins(query: Any) -> bool:
-    # A table in alias_map is joined only if its reference count is not 0: when Django finds a join
-    # unnecessary (album__id=7), it leaves the table in alias_map and sets the count to 0.
+    # alias_map may contain a table that is not joined: when Django finds a join unnecessary
+    # (album__id=7), it only sets the reference count of the table to 0.
     return any(
         query.alias_refcount[alias] for alias in query.alias_map if alias != query.base_table
     )
@@ -176,9 +175,9 @@ class _Conditions:
             else:
                 part = None
             if part is None:
-                # This condition is of an unknown kind, so the SQL must identify the query. Read the
-                # other conditions all the same, because one of them may contain the shard key: a
-                # query of a sharded model is cached only if its shard key is known.
+                # The SQL must identify this query, because the kind of this condition is unknown.
+                # Read the other conditions all the same: one of them may contain the shard key,
+                # without which the query is not cached.
                 unknown = True
             else:
                 parts.append(part)

@@ -148,13 +148,13 @@ class CachedQuerySet(QuerySet[M]):
     ) -> tuple[int, ...]:
         """Return numbers that are computed from the rows of one shard key, through the cache.
 
-        They are void after each write to a row of the shard key, as lists of rows are. Costs one
-        round trip to the cache. If this queryset has conditions, or cannot be read through the cache
-        now, the numbers come from the database.
+        Each write to a row of the shard key makes them void. Costs one round trip to the cache. If
+        this queryset has conditions, or cannot be read through the cache now, the numbers come from
+        the database.
 
         :param key: the shard key.
-        :param text: says what the numbers are. Calls with the same text return the same numbers,
-            as long as no row of the shard key is written.
+        :param text: says what the numbers are. Calls with the same text return the same numbers, as
+            long as no row of the shard key is written.
         :param query_database: queries the database for the numbers, without the cache.
         """
         plan = plan_of(self.model)
@@ -286,9 +286,8 @@ def fetch_together(*querysets: Any) -> None:
         fetch_together(photos, tags)
 
     After the call, the rows of each queryset are loaded, as after ``list()``. Querysets of cached
-    models are looked up together: all commands for one cache server are sent in one round trip.
-    Then the other querysets, and those whose rows the cache lacks, query the database one after the
-    other.
+    models are looked up together, in one round trip to each cache server. Then the other querysets,
+    and those whose rows the cache lacks, query the database one after the other.
     """
     with recorded_uses(PlacementUses()) as uses:
         looked_up = _look_up_together(querysets)

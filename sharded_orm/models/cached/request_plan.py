@@ -1,9 +1,9 @@
 """The request to the cache of queries that have a plan: SQL that was compiled once for their shape.
 
-All queries of a shape make the same request to the cache, except for the values of their
-conditions. So the request is prepared once, from one query of the shape, and a read builds no
-query. The entries have the names that :func:`sharded_orm.models.cached.cached_read.prepare` finds
-for a query. So processes that have a plan share them with those that have none yet.
+The queries of a shape make the same request, except for the values of their conditions. So it is
+prepared once, from one query of the shape, and a read builds no query. The names of the entries are
+those that :func:`sharded_orm.models.cached.cached_read.prepare` finds, so processes that have no
+plan yet use the same entries.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ class LeftToDjango(Exception):
 class RequestPlan:
     """The request to the cache of queries that differ only in their values. Immutable, thread-safe.
 
-    It finds the results in the cache, so it is a :class:`~sharded_orm.models.plans.plan.ReadCache`.
+    It is the :class:`~sharded_orm.models.plans.plan.ReadCache` of their plan.
 
     :param plan: the key fields of the model.
     :param kind: :data:`ROWS`, :data:`COUNT` or :data:`EXISTS`.
-    :param fingerprint: that of one of the queries, without limits.
+    :param fingerprint: the fingerprint of one of the queries, without limits.
     :param recording: the calls that have built this query.
     :raises LeftToDjango: it is unclear how the names of entries depend on the values.
     """
@@ -237,7 +237,8 @@ def _format_of(fingerprint: QueryFingerprint, recording: Recording) -> tuple[str
     That is the position of a condition, or _SHARD for the alias of the shard.
     """
     values, places = recording.values, list[int]()
-    # The conditions have the order of the parameters in the SQL, which is that of the text.
+    # The conditions of the plan have the order of the parameters in the SQL. The text has the same
+    # order.
     variable = [
         position
         for position, part in enumerate(recording.shape.conditions)

@@ -1,10 +1,10 @@
 """save() of a loaded row of a cached model, by the plan of its UPDATE.
 
-In autocommit, the cache is told of the write *before* the statement is sent, so the statement needs no
-transaction of its own. That is possible because the instance tells its keys: they are conditions of the
-UPDATE, which changes no row if a key is wrong. The server limits the time of the statement, so the
-commit begins while the announcement (the marker) is young. Everything else goes the long way: the
-statement in a transaction, the marker before COMMIT.
+In autocommit, the write is announced to the cache *before* the statement is sent, so the statement
+needs no transaction. The instance tells the keys of the row: they are conditions of the UPDATE,
+which changes no row if a key is wrong. The server limits the time of the statement, so that the
+commit begins while the announcement counts. All other saves run the statement in a transaction, and
+make the announcement before COMMIT.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ def save_cached_row(
 ) -> bool | None:
     """Update one row of a cached model by a plan, and return True if the row was updated.
 
-    Return None, without having changed anything, if Django must update the row. This is also so for the
-    first two saves of a shape, and if no row has the keys of the instance.
+    Return None, without having changed anything, if Django must update the row: at the first two
+    saves of a shape, for example, or if no row has the keys of the instance.
 
-    Costs one round trip to the database, and one to each cache server; the answer to the closing of the
-    markers is not waited for. The long way costs one more to the database.
+    Costs one round trip to the database, and one to each cache server; the answer to the closing of
+    the markers is not waited for. A save without a plan costs one more round trip to the database.
 
     :param attributes: the attributes of the instance. The other arguments are those of
         :func:`~sharded_orm.models.plans.saves.save_row`.
@@ -92,8 +92,8 @@ def save_loaded_cached_row(
 ) -> bool | None:
     """Update ``row`` by a plan that an earlier save has made, and return whether a row matched.
 
-    As :func:`save_cached_row`, but this function also does what ``Model._save_table()`` and
-    ``_do_update()`` do before the UPDATE. Return None, without having changed anything, if Django must
+    Unlike :func:`save_cached_row`, this function also does the work of ``Model._save_table()`` and
+    ``_do_update()`` before the UPDATE. Return None, without having changed anything, if Django must
     do that.
 
     :param alias: the shard of the row.
@@ -121,7 +121,8 @@ def _conditions(
     saved: Mapping[str, Any],
     attributes: Mapping[str, Any],
 ) -> dict[str, Any] | None:
-    """Return what the row must have, by name: the keys of the instance. None if one is not known.
+    """Return the conditions that the UPDATE gets: the keys of the instance, by name. None if one of
+    them is not known.
 
     :param saved: the new values, by the attnames of their fields.
     """
@@ -206,7 +207,7 @@ def _update_alone(row: SavedRow, connection: Any, send: Callable[[], int]) -> bo
     assert cache is not None
     markers = TransactionMarkers(cache, connection)
     # One half of the time is for the announcement and the way to the server, the other for the
-    # statement. So the commit begins within COMMIT_WITHIN, as in the long way.
+    # statement. So the commit begins within COMMIT_WITHIN, as after a statement in a transaction.
     limit = cache.options.commit_within / 2
     with connection.limited_session(limit) as is_limited:
         if not is_limited:

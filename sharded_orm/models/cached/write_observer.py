@@ -69,10 +69,9 @@ class CacheObserver:
 
     @contextmanager
     def table_flush(self, connection: Any) -> Iterator[None]:
-        """Context manager for a block that empties tables: report this to the cache.
-
-        Before the block, the cache is informed that all rows of cached models on ``connection`` are
-        being written. After the block, it is informed that the write has ended.
+        """Context manager for a block that empties tables. Announces to the cache that all rows of
+        cached models on ``connection`` are being written, and after the block that the write is
+        over.
         """
         cache = runtime.cache() if runtime.config().cache is not None else None
         models = [m for m in _cached_models() if m.caches_alias(connection.alias)] if cache else []

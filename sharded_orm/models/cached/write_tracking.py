@@ -3,13 +3,11 @@
 The cache needs the shard key, the isolate key (which divides the cached lists of a shard key) and
 the primary key of each written row. For an INSERT, the keys come from the new instances; for an
 UPDATE or DELETE, from the conditions of the statement. If the conditions do not determine a key,
-the rows are first read from the database, under a lock and in the same transaction. The statement
-is then limited to these rows, so that it cannot change a row that another transaction adds after
-the read.
+the rows are first read and locked in the same transaction. The statement is then limited to these
+rows: it must not change a row that another transaction adds after the read.
 
-If a single instance is saved or deleted, this read is usually avoided: the keys of the instance are
-added to the conditions of the statement. If no row matches these conditions, the keys are read
-after all.
+If a single instance is saved or deleted, its keys are added to the conditions of the statement
+instead. If no row matches them, the keys are read after all.
 """
 
 from __future__ import annotations
@@ -39,9 +37,8 @@ class writing:
     """Context manager for a block that saves or deletes ``instance``.
 
     The cache must know the keys of each written row. A statement in the block takes them from
-    ``instance``, without a query. The keys are also added to the conditions of the statement. So if
-    the keys of ``instance`` are wrong, the statement matches no row, and the keys are queried after
-    all.
+    ``instance``, without a query, and gets them as conditions. If they are wrong, the statement
+    matches no row, and the keys are queried after all.
 
     It is a class and not a generator function, which would take three times as long.
     """
@@ -68,7 +65,7 @@ class KeyColumns(NamedTuple):
     :param isolate: the name of the field of the isolate key, which divides the cached lists of a
         shard key; None if the model has no isolate key.
     :param columns: the columns of the primary key, the shard key and the isolate key, in this
-        order. None stands for a key that the model does not have, and for a composite primary key.
+        order. None for a key that the model does not have, and for a composite primary key.
     """
 
     fixed: frozenset[str]
@@ -103,10 +100,10 @@ def _key_columns(model: Any) -> KeyColumns:
 
 
 class AffectedRows(NamedTuple):
-    """The rows that a write affects, as tokens of their keys.
+    """The rows that a write affects, as tokens (their form in names of cache entries) of their
+    keys.
 
-    A *token* represents a value in the names of cache entries. An attribute is None if the keys of
-    its kind are unknown or too many to list, or if the model has no key of this kind.
+    None instead of a tuple: the keys are unknown or too many to list, or the model has no such key.
 
     :param keys: tokens of the shard keys.
     :param pks: tokens of the primary keys.
@@ -171,10 +168,8 @@ class TrackedWrite:
     def _touch_rows(self, rows: AffectedRows, new_isolates: Iterable[str] | None = ()) -> None:
         """Record in ``self._markers`` that the write affects ``rows``.
 
-        :param new_isolates: the isolate keys (values of the field that divides cached lists) that
-            the write gives to the rows, as tokens (their form in names of cache entries). Empty
-            (the default) if the write changes no isolate key; None if the new isolate keys are
-            unknown.
+        :param new_isolates: tokens of the isolate keys that the write gives to the rows. Empty (the
+            default) if the write changes no isolate key; None if they are unknown.
         """
         if rows.isolates is None or new_isolates is None:
             isolates = None
@@ -236,8 +231,7 @@ class TrackedWrite:
         :param keys: the shard keys that the database generated, one for each instance; None if the
             INSERT returned no generated shard keys.
         :param upsert: whether the INSERT may also have updated stored rows of the same shard keys.
-            If so, all rows with these shard keys count as affected, because it is unknown which
-            were updated.
+            It is unknown which, so all rows with these shard keys count as affected.
         """
         cached = self._cached
         touched: dict[str | None, set[str] | None] = {}
@@ -313,12 +307,11 @@ class TrackedWrite:
     def _guess(
         self, rows: AffectedRows, new_isolate: Any
     ) -> tuple[AffectedRows, list[tuple[str, Any]]] | None:
-        """Guess the keys of the written row, for a statement whose conditions contain one primary key.
+        """Guess the keys of the written row that the conditions of the statement do not determine.
 
-        Only keys that the conditions do not determine are guessed. The guessed shard key is that of
+        The statement must have one primary key in its conditions. The guessed shard key is that of
         the instance that is being saved or deleted. The guessed isolate key is the value that the
-        statement sets, because the row probably has this value already. If the statement sets no
-        isolate key, the instance's isolate key is used.
+        statement sets, which the row probably has already; otherwise that of the instance.
 
         :param rows: the keys that the conditions of the statement determine.
         :param new_isolate: the isolate key that the statement sets; ``_ABSENT`` if it sets none.
@@ -457,13 +450,13 @@ class TrackedWrite:
     def _read(self, known: AffectedRows) -> list[tuple[str | None, str | None, str | None]] | None:
         """Read and lock the rows that the statement would change; limit the statement to them.
 
-        Costs one query. The primary keys that were read are added to the conditions of the
-        statement, unless the conditions name exactly these keys already.
+        Costs one query. The primary keys of the rows are added to the conditions of the statement,
+        unless these name exactly the same keys.
 
         :param known: the keys that the conditions of the statement determine.
-        :returns: for each row, the shard key, primary key and isolate key as tokens (their form in
-            names of cache entries); a key without a token is None. None instead of the list if
-            there are more than MAX_LISTED rows.
+        :returns: for each row, the tokens of the shard key, primary key and isolate key; a key
+            without a token is None. None instead of the list if there are more than MAX_LISTED
+            rows.
         :raises EmptyResultSet: no row can match the conditions.
         """
         cached, query, connection = self._cached, self._query, self._connection
@@ -483,7 +476,7 @@ class TrackedWrite:
         pks = [tuple(row[:size]) if size > 1 else row[0] for row in rows]
         if rows and (known.pks is None or len(set(pks)) < len(known.pks)):
             # Without this condition, the statement might also change a row that was not read and
-            # locked, because another transaction has made it match in the meantime.
+            # locked: another transaction may have made it match since.
             query.add_filter("pk__in", list(dict.fromkeys(pks)))
         return [
             (

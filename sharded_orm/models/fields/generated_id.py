@@ -37,8 +37,8 @@ class EmbeddedShardMixin:
     unique_over_shards = True
 
     #: True if ``insert_rows()`` of this field must be called before those of the model's other
-    #: fields with generated ids. The method opens a transaction, in which another field may repeat
-    #: the insert after an error. False if the order does not matter.
+    #: fields with generated ids: it opens the transaction in which another field may repeat the
+    #: insert after an error.
     outermost = False
 
     @property
@@ -83,9 +83,9 @@ class EmbeddedShardMixin:
 def generated_id_fields(model: Any) -> tuple[EmbeddedShardMixin, ...]:
     """Return the fields of the model's own table that are of type :class:`EmbeddedShardMixin`.
 
-    The ``insert_rows()`` methods form a chain: the method of the last field in the tuple is called
-    first, and calls that of the field before it. A field whose ``outermost`` is True must be called
-    first, so it is sorted to the end.
+    Their ``insert_rows()`` methods form a chain: that of the last field is called first, and calls
+    that of the field before it. A field whose ``outermost`` is True must be called first, so it is
+    sorted to the end.
     """
     # Use the concrete model: a proxy model has no fields, and its rows are those of its concrete
     # model.

@@ -33,14 +33,13 @@ class PackedIDField(EmbeddedShardMixin, BigAutoField):
     each shard (AUTO_INCREMENT, or a sequence on PostgreSQL) generates the ids, also for rows that
     other programs insert. ``migrate`` sets the counter to the id with local id 1 (see
     ``models/after_migrate/auto_increment.py``). The insert checks the new ids inside its
-    transaction: if an id has another shard or type than expected, the insert raises
-    :exc:`PackedIDMismatch`, and no row is stored. An explicit id must have the row's shard and this
-    type.
+    transaction. If an id has another shard or type, it raises :exc:`PackedIDMismatch`, and no row
+    is stored. An explicit id must have the row's shard and this type.
 
-    Cost of new rows: one INSERT. If no transaction is open, BEGIN and COMMIT are around it, except on
-    PostgreSQL, where the INSERT itself checks the ids. If the INSERT returns no ids (INSERT IGNORE,
-    or many rows on MySQL), one more query checks the ids. If all rows have explicit ids, the cost is
-    only the INSERT.
+    Cost of new rows: one INSERT. If no transaction is open, BEGIN and COMMIT are around it, except
+    on PostgreSQL, where the INSERT itself checks the ids. If the INSERT returns no ids (INSERT
+    IGNORE, or many rows on MySQL), one more query checks the ids. If all rows have explicit ids,
+    the cost is only the INSERT.
     """
 
     layout: PackedLayout
@@ -79,9 +78,9 @@ class PackedIDField(EmbeddedShardMixin, BigAutoField):
     ) -> list[Any]:
         shard = shard_of(alias)
         if shard is None:
-            # The alias is not that of a shard. It may belong to a template schema, from which test
-            # shards are cloned, or to the database that had the rows before sharding. There is no
-            # shard number, so insert without a check of the ids.
+            # The alias is not that of a shard: it may be a template of test databases, or the
+            # database that had the rows before sharding. There is no shard number, so do not check
+            # ids.
             return insert(returning)
         explicit = [v for row in instances if (v := getattr(row, self.attname)) is not None]
         for value in explicit:

@@ -160,10 +160,10 @@ class TimestampedIDField(EmbeddedShardMixin, ReadOnlyIDMixin, BigIntegerField):
         on_conflict: OnConflict | None,
         unique_fields: Sequence[Any] | None,
     ) -> bool:
-        """Whether ``bulk_create()`` would treat a row with the same id as a conflict.
+        """Whether ``bulk_create()`` would take a row with the same id for a conflict.
 
-        If so, and if another process has stored such a row, the INSERT would drop the new row or
-        overwrite the stored one, although the two rows have nothing to do with each other.
+        The INSERT would then drop the new row, or overwrite a row of another process that has
+        nothing to do with it.
         """
         has_target = connection.features.supports_update_conflicts_with_target
         if on_conflict == OnConflict.UPDATE and has_target:

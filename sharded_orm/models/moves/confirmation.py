@@ -1,8 +1,8 @@
 """Confirms reads by shard key: makes sure that the key was on the shard while its rows were read.
 
-A key may move to another shard after the shard has been looked up and before the database returns
-the rows. So after a read, this module checks whether its keys are still on the same shards. If not,
-the result is discarded, and the read is repeated. See docs/decisions/0028-key-moves.md.
+A key may move after its shard was looked up and before the database returns the rows. So after a
+read, this module checks whether its keys are still on the same shards. If not, the read is
+repeated. See docs/decisions/0028-key-moves.md.
 """
 
 from __future__ import annotations
@@ -29,14 +29,12 @@ def confirmed(group: str, read: Callable[[], R]) -> R:
     """Return the result of ``read``, and make sure that each key was on the shard that was read.
 
     If one of the keys has moved during the call, call ``read`` again. Costs one reading of the
-    clock. While keys are moving, also costs a query to the directory (the table that stores the
-    shard of each key).
+    clock, and, while keys are moving, a query to the directory (the table of each key's shard).
 
     :param group: the shard group of the rows.
     :param read: a function that finds the shards of its keys each time it is called, and changes
         nothing.
-    :raises KeyMoved: a key has moved while a transaction was open, or a key has moved in each of 5
-        attempts.
+    :raises KeyMoved: a key has moved while a transaction was open, or in each of 5 attempts.
     """
     if not runtime.strategy(group).moves_keys:
         return read()
@@ -61,8 +59,8 @@ def confirmed_stream(
 
     When the first row arrives, the database has taken its snapshot, the state from which it reads
     all rows. If a key has moved by then, ``open_rows`` is called again. Several shards take their
-    snapshots at different moments. So if the rows come from several shards, the keys are checked
-    once more after the last row.
+    snapshots at different moments. So if there are several, the keys are checked once more after
+    the last row.
 
     :param open_rows: finds the shards, and returns an iterator over the rows. The iterator sends
         the query when its first row is fetched.

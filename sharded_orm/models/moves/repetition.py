@@ -71,16 +71,13 @@ def repeated(
     The call is repeated in three cases, in which nothing was written:
 
     - The shard refuses the write.
-    - The write finds no row, because the rows have left the shard.
+    - The write finds no row, because the rows have left the shard. The database raises no error
+      then: the caller must report it, by ``nothing_written`` or by an error.
     - The write fails because of a deadlock with the process that moves the key.
 
     Outside of transactions, ``write`` is then called every few milliseconds, until it succeeds or
     ``MOVE_WAIT`` seconds are over. The same happens if the shard itself moves to another node
     (:func:`follow_shard`).
-
-    In the second case no error shows the move: during a move, triggers refuse writes to the rows of
-    the key, but no trigger runs if the write finds no row. So the caller must say by
-    ``nothing_written`` or by an error that no row was found.
 
     :param group: the shard group of the rows.
     :param write: finds the shard each time it is called. It changes all its rows on one shard, or
@@ -118,10 +115,9 @@ def repeated(
             moved.is_in_part |= attempt.is_in_part
             raise
         except (DatabaseError, ObjectDoesNotExist, RoutingError) as cause:
-            # The error may be a result of a move: for example, an UPDATE of an instance has found
-            # no row, because its key has moved. Then repeat the write. But raise an
-            # OperationalError that is no deadlock, such as a lost connection, because it is unknown
-            # whether the row was written.
+            # A move may have caused the error: for example, an UPDATE of an instance found no row,
+            # because its key has moved. Then repeat the write. But after an OperationalError that
+            # is no deadlock, such as a lost connection, it is unknown whether the row was written.
             if is_deadlock(cause):
                 if not _moves_now(group) and attempt.hold():
                     raise
@@ -142,9 +138,9 @@ def repeated(
 def _wait_for_switch(attempt: WriteAttempt, deadline: float) -> None:
     """Wait until no key of ``attempt`` is being switched to a new shard, or until ``deadline``.
 
-    Before that, the shard would refuse the write, and attempts would take processor time from the
-    process that moves the key. Sends at least one query. The query renews the lease, the period for
-    which known shards of keys are valid. So the next attempt looks its keys up anew.
+    Until then, the shard would refuse the write, and attempts would slow the process that moves the
+    key. Sends at least one query, which renews the lease, so that the next attempt looks its keys
+    up anew.
 
     :param deadline: when the writer gives up, by ``time.monotonic()``.
     """
@@ -163,12 +159,13 @@ def _wait_for_switch(attempt: WriteAttempt, deadline: float) -> None:
 
 
 def follow_shard(group: str, write: Callable[[], R]) -> R:
-    """Return the result of ``write``. Call ``write`` again if its shard moves to another node meanwhile.
+    """Return the result of ``write``. Call ``write`` again if its shard moves to another node
+    meanwhile.
 
-    Use this function for writes that open a transaction of their own. (A single statement needs no
-    help: it is repeated on the new node anyway.) A write that fails because its shard moves has
-    written nothing. While shards or keys of the group move, ``write`` is also called again after a
-    deadlock, because the deadlock may be with the process that moves them.
+    Use this function for writes that open a transaction of their own. (A single statement is
+    repeated on the new node anyway.) A write that fails because its shard moves has written
+    nothing. While shards or keys of the group move, ``write`` is also called again after a
+    deadlock, which may be with the process that moves them.
 
     :param write: changes all its rows on one shard, or none. It is called again for at most
         ``MOVE_WAIT`` seconds.

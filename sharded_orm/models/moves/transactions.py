@@ -1,12 +1,10 @@
 """Refuses a transaction that would see the rows of a key both before and after a move.
 
 There are two cases. The transaction has used the key on one shard, and then the key has moved to
-another shard. Or the transaction has taken its snapshot of a shard before a move stored the key's
-rows there, so it cannot see them.
+another. Or the transaction has taken its snapshot of a shard before the key's rows came there.
 
-To recognise these cases, an open transaction remembers the shard of each key that it has used. For
-each shard, it remembers the moves that were known when it began there. See
-docs/decisions/0028-key-moves.md.
+So an open transaction remembers the shard of each key that it has used, and for each shard the
+moves that were known when it began there. See docs/decisions/0028-key-moves.md.
 """
 
 from __future__ import annotations
@@ -36,9 +34,8 @@ def poll_before_snapshot(shard: Shard) -> Poll | None:
     A snapshot is the state of the rows that all statements of the transaction read. Return None if
     keys of the group do not move, or if the moves are unknown.
 
-    Cost: one reading of the clock. Also a query to the directory (the table of each key's shard) if
-    a key is moving to this shard, or if the last answer of the directory has used up half of the
-    time for which it is valid.
+    Cost: one reading of the clock. One query to the directory (the table of each key's shard) if a
+    key is moving to this shard, or if half of the lease of the last answer is over.
     """
     strategy = runtime.strategy(shard.group)
     if not isinstance(strategy, DirectoryStrategy) or not strategy.moves_keys:
@@ -120,10 +117,9 @@ def _is_in_snapshot(strategy: DirectoryStrategy, key: str, placement: KnownPlace
     now = strategy.lease.valid()
     if now is not None and now.covers(group, key, poll.number):
         return True
-    # ``poll`` lists the moves that were known just before the transaction took its snapshot (the
-    # state of the rows that it sees). ``placement.version`` is the number of the key's last move.
-    # The snapshot contains the moved rows if that move was announced by then and ``poll`` does not
-    # list it as unfinished.
+    # ``poll`` lists the moves that were known just before the transaction took its snapshot.
+    # ``placement.version`` is the number of the key's last move. The snapshot contains the moved
+    # rows if that move was known then, and had switched its key.
     return placement.version <= poll.moves.last and not any(
         move.number == placement.version and not has_switched(move) for move in poll.moves.in_flight
     )
@@ -132,8 +128,8 @@ def _is_in_snapshot(strategy: DirectoryStrategy, key: str, placement: KnownPlace
 def snapshots(strategy: DirectoryStrategy) -> list[Snapshot]:
     """Return the snapshots of shards of the group that this thread's transactions have taken.
 
-    Also add the keys that these transactions have used to the current operation. At its end, the
-    operation checks that they have not moved.
+    Also record the keys that these transactions have used, so that the end of the current operation
+    checks that they have not moved.
 
     :raises KeyMoved: it is unknown which moves a snapshot contains.
     """

@@ -28,9 +28,8 @@ class ConditionTree(NamedTuple):
 
     @classmethod
     def of(cls, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ConditionTree | None:
-        """Return the tree of a call; None if it has a part that must be left to Django.
-
-        So is each argument that is not exactly a ``Q``, and a ``Q`` with XOR or without conditions.
+        """Return the tree of a call; None if it has a part that must be left to Django: an argument
+        that is not exactly a ``Q``, or a ``Q`` with XOR or without conditions.
         """
         if not all(type(arg) is Q for arg in args):
             return None
@@ -77,7 +76,7 @@ def _demanded(node: Q, is_demanded: bool) -> Iterator[bool]:
 
 
 def _demands_its_parts(node: Q) -> bool:
-    # As in Django's WhereNode, whose add() takes the only part of an OR as a part of an AND.
+    # Django's WhereNode.add() also takes the only part of an OR as a part of an AND.
     return not node.negated and (node.connector == Q.AND or len(node.children) == 1)
 
 

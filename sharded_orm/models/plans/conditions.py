@@ -1,7 +1,7 @@
 """The conditions of ``filter()`` and ``exclude()`` calls that have plans, without their values.
 
-A plan is SQL that was compiled once for all queries that differ only in their values. So this
-module knows for which values the SQL does not depend on the value.
+A plan is SQL that was compiled once for all queries that differ only in their values. This module
+knows the kinds of values on which the SQL does not depend.
 """
 
 from __future__ import annotations
@@ -72,13 +72,13 @@ class Condition(NamedTuple):
     :param names_shard: whether the condition determines the shard: it is an equality with the shard
         key, or with an id that contains the number of its shard.
     :param form: how the value becomes parameters.
-    :param is_excluded: whether a matching row need not meet the condition: it is one of ``exclude()``, or
-        below NOT, or an OR of several parts, in a ``Q``.
+    :param is_excluded: whether a matching row need not meet the condition. True in ``exclude()``,
+        and in a ``Q`` below NOT or in an OR of several parts.
     :param takes_instance: whether the value is an instance to which the foreign key refers.
     :param names_instance: whether the rows are on the shard of that instance, although its key does
         not determine the shard.
-    :param repeats: the position of an earlier condition that determines the shard by the same column,
-        and has the same value. None if there is no such condition.
+    :param repeats: the position of an earlier condition that determines the shard by the same
+        column and value; None without one.
     """
 
     field: Any
@@ -161,7 +161,7 @@ def with_repeated_key(conditions: Sequence[Condition]) -> tuple[Condition, ...]:
 
 
 def kind_of(value: Any) -> Any:
-    """Return what the shape of a query contains of ``value``, a value of a condition."""
+    """Return the part of a query's shape that stands for ``value``, a value of a condition."""
     kind = type(value)
     if kind in _EXAMPLES:
         # Whether a time has a time zone decides whether preparing it warns.

@@ -1,4 +1,6 @@
-"""What the SQL of a plan takes from models and their fields, which a program may change in place."""
+"""The parts of models and fields on which the SQL of a plan depends, and which a program may change
+in place.
+"""
 
 from __future__ import annotations
 

@@ -36,8 +36,8 @@ def ids_by_shard(options: ShardOptions, ids: Sequence[Any]) -> dict[Shard, list[
     """Return the ids of each shard, without ids that no row can have.
 
     :returns: None if :func:`batch_rows` cannot read the rows: the ids are not integers, there are
-        too many of them, the field stores another value than the id, or keys of the group may move
-        between shards. Also None if all ids are on one shard, because Django's own code reads these.
+        too many of them, the field stores another value than the id, or keys of the group may move.
+        Also None if all ids are on one shard: Django's own code then reads them.
     """
     key: Any = options.key
     strategy = runtime.strategy(options.group)

@@ -1,8 +1,8 @@
 """Plans of new rows: the INSERT of one row, as SQL that Django has compiled once.
 
-The *shape* of an INSERT is what its SQL depends on: the fields, and the types of their values. Django's
-compiler still sends the statement and reads the ids that the database has made. A plan only replaces the
-part that makes the SQL.
+The *shape* of an INSERT is what its SQL depends on: the fields, and the types of their values. A
+plan only replaces the making of the SQL: Django's compiler still sends the statement, and reads the
+ids that the database has made.
 """
 
 from __future__ import annotations
@@ -160,8 +160,8 @@ def _new_plan(
 ) -> _InsertPlan | None:
     """Return the plan of the INSERT that Django has compiled to ``statements``.
 
-    Return None if it is unclear which parameter belongs to which value, or if a part of the SQL may depend
-    on a value.
+    Return None if it is unclear which parameter belongs to which value, or if the SQL may depend on
+    a value.
     """
     if len(statements) != 1 or any(has_placeholder(f, connection) for f in query.fields):
         return None

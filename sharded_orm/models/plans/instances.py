@@ -70,8 +70,8 @@ class InstanceLoader:
             if at == position
             for converter in converters
         ]
-        #: Whether the loader may make the instances of all rows that connections with the same
-        #: settings have read, apart from the schema. False if a converter is a project's own, which
+        #: Whether the loader may make instances of rows that other connections with the same
+        #: settings have read, apart from the schema. False if a converter is a project's own: it
         #: may look at its connection.
         self.serves_others = all(
             (getattr(converter, "__module__", None) or "").startswith(("django.", "sharded_orm."))
@@ -103,8 +103,8 @@ class InstanceLoader:
     def values(self, rows: Sequence[Row]) -> list[Row]:
         """Return ``rows`` with values converted by the converters of the backend.
 
-        The values are immutable. They depend only on the vendor and the time zone of the
-        connection, so connections that agree in both can share them.
+        The values are immutable, and depend only on the vendor and the time zone of the connection.
+        So connections with the same vendor and time zone can share them.
         """
         return self._converted(rows, self._of_backend)
 
@@ -205,7 +205,7 @@ class InstanceLoader:
 def loader_of(key: tuple[Any, tuple[str, ...] | None, Any], connection: Any) -> InstanceLoader:
     """Return the loader, which makes instances from rows that ``connection`` has read.
 
-    :param key: the model; the attnames of the fields in a row, or None for all fields; and the
+    :param key: a tuple: the model; the attnames of the fields in a row, or None for all fields; the
         :class:`JoinedInstances` of joined rows, or None if the rows are of one table.
     """
     # Keep the loaders in an attribute of the connection, because each loader uses its connection.
@@ -225,9 +225,8 @@ def loader_of(key: tuple[Any, tuple[str, ...] | None, Any], connection: Any) -> 
 
 
 def _maker(model: Any, names: Sequence[str]) -> Callable[..., list[Any]] | None:
-    """Return a function that makes instances of plain models whose fields have these attnames.
-
-    Return None if one of the names cannot be written as an attribute, or is not a plain attribute.
+    """Return a function that makes instances of plain models whose fields have these attnames; None
+    if one of the names cannot be written as an attribute, or is not a plain attribute.
     """
     attributes = [getattr_static(model, name) for name in names]
     if {DeferredAttribute}.issuperset(map(type, attributes)) and all(map(_is_word, names)):

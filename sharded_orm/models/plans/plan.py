@@ -1,9 +1,8 @@
 """The plan of a read: SQL that Django has compiled once for all queries of one shape.
 
 Queries of one shape differ only in the values of their conditions. A plan is made from a query that
-Django has built. To run the plan, it is enough to bind the values, send the SQL and make instances
-of the rows. So a plan sends the same SQL with the same parameters as Django, and returns the same
-result.
+Django has built. It binds the values, sends the SQL and makes instances of the rows. So it sends
+the same SQL with the same parameters as Django, and returns the same result.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ class ReadCache(Protocol):
 class Plan:
     """The SQL of one kind of read, for queries that differ only in their values.
 
-    Thread-safe. Immutable, but for the SQL of some pages, which it keeps.
+    Thread-safe. Immutable, except that it keeps the SQL of some pages.
 
     :param sql: the SQL without a LIMIT. If a condition compares with a list, this is the SQL for a
         list of one value.

@@ -1,4 +1,6 @@
-"""Which values Django sends to the database as they are, so that a plan does not prepare them again."""
+"""Finds the values that Django sends to the database unchanged, so that a plan need not prepare
+them.
+"""
 
 from __future__ import annotations
 

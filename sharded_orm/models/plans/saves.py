@@ -35,8 +35,8 @@ _saves: dict[Any, dict[tuple[Any, ...], Any]] = {}
 class SavedTable:
     """Stands in for the model class in ``Model._save_table()``, and for its base manager.
 
-    Django makes a queryset of the base manager for each save. A planned save does not need it, so it is
-    made only if something is done with it.
+    Django makes a queryset of the base manager for each save. A planned save makes it only if it is
+    needed.
 
     :param is_row_missing: whether the UPDATE was sent already, and found no row.
     """
@@ -84,9 +84,10 @@ class SavedRows:
 
 
 class SavedFields(NamedTuple):
-    """The fields that the saves of a model write, if their names are the same.
+    """The fields that the saves of a model write, if they save the same names.
 
-    :param declared: the fields of the model, as Django lists them. It makes a new list if one is added.
+    :param declared: the fields of the model, as Django lists them. Django makes a new list when a
+        field is added.
     :param attnames: the attnames of these fields.
     :param pk: the attname of the primary key.
     :param key: the attname of the shard key.
@@ -149,8 +150,9 @@ def save_loaded_row(
 ) -> bool | None:
     """Update ``row`` by a plan that an earlier save has made, and return whether a row matched.
 
-    Does what ``Model._save_table()`` and ``_do_update()`` do before the UPDATE. Return None, without
-    sending anything, if Django must save the row; it then calls ``pre_save()`` of the fields once more.
+    Does what ``Model._save_table()`` and ``_do_update()`` do before the UPDATE. Return None,
+    without sending anything, if Django must save the row; Django then calls ``pre_save()`` of the
+    fields again.
 
     :param model: the model whose table is written. It is not cached.
     :param alias: the shard of the row.
@@ -285,8 +287,8 @@ def plan_of_save(
 
     The arguments are those of :func:`save_row`, except:
 
-    :param conditions: what the row must have, by name. The first condition is that on the shard key,
-        whose value is prepared by its field; the second one is that on the primary key.
+    :param conditions: what the row must have, by name: first the shard key, whose value its field
+        has prepared, then the primary key.
     """
     if names is not None and type(names) is not frozenset:
         return None

@@ -1,4 +1,4 @@
-"""What a read returns of each row: an instance, some of its fields, or plain values.
+"""Describes the results of a read: instances, some of their fields, or plain values.
 
 A :class:`Selection` is one call of ``values()``, ``values_list()``, ``only()``, ``defer()`` or
 ``select_related()``.

@@ -7,11 +7,10 @@ Django compiles all queries of a shape to the same SQL, so the SQL is kept with 
 The shape of a queryset is recorded only if all of these rules hold. Other querysets are left to
 Django:
 
-- Each condition is one that :mod:`sharded_orm.models.plans.conditions` knows. At most one compares with a
-  list.
-- At most one condition is an equality that determines the shard. It may be repeated with the same value.
-  It is joined to the others by AND. No condition below OR or NOT, and none of ``exclude()``, is about the
-  shard key.
+- :mod:`sharded_orm.models.plans.conditions` knows each condition. At most one compares with a list.
+- At most one condition is an equality that determines the shard. It may be repeated with the same
+  value. AND joins it to the others. ``exclude()``, OR and NOT contain no condition on the shard
+  key.
 - The query selects and is ordered by columns of the model's own table.
 """
 
@@ -57,11 +56,9 @@ MAX_SHAPES = 10_000
 
 
 class Shape:
-    """A shape of queries, as a node of a tree. A child is the shape after one more call.
+    """A shape of queries: the calls that build a query, without their values.
 
-    A shape is the calls that build a query, without their values.
-
-    Thread-safe.
+    A shape is a node of a tree: a child is the shape after one more call. Thread-safe.
 
     :param model: the model of the queries.
     :param options: the shard key and the group of the model; None if it is not sharded.
@@ -278,7 +275,8 @@ class Recording(NamedTuple):
         return self._learn(
             (excluded, tree.shape),
             [
-                # For the shard, a condition that rows need not meet is like one of exclude().
+                # A row need not meet this condition. Such a condition does not route the query,
+                # just as a condition of exclude().
                 (name, value, excluded or not is_demanded)
                 for (name, value), is_demanded in zip(tree.leaves, demanded, strict=True)
             ],
@@ -356,10 +354,9 @@ class Recording(NamedTuple):
     def example(self, length: int = 1) -> Recording | None:
         """Return a copy of this recording without its slice, with made-up values that all differ.
 
-        As no two values are equal, each parameter of the compiled SQL shows to which condition it
-        belongs. Only a condition that repeats another one has the same value. Return None if a
-        prepared value has a type that is not among the known ones, because the SQL may depend on such
-        a value.
+        So each parameter of the compiled SQL shows to which condition it belongs. Only a condition
+        that repeats another one has the same value. Return None if a prepared value has an unknown
+        type, because the SQL may depend on it.
 
         :param length: the number of values in a list.
         """
@@ -414,8 +411,9 @@ def plan_of(what: str, make: Callable[[], P | None]) -> P | None:
     try:
         plan = make()
     except Exception:
-        # A field or the backend refuses made-up values, or a value of the caller. If the latter, Django
-        # raises the same error. Otherwise its own statement succeeds. So ignore the error here.
+        # A field or the backend refuses made-up values, or a value of the caller. For a value of
+        # the caller, Django raises the same error; otherwise its own statement succeeds. So ignore
+        # the error here.
         logger.debug("%s has no plan", what, exc_info=True)
     logger.debug("%s: %s", what, "left to Django" if plan is None else "planned")
     return plan

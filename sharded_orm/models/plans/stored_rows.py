@@ -1,8 +1,8 @@
 """save() of a stored row, without the steps of Django that do nothing for it.
 
-If a save has a plan, most of its time is not the UPDATE: Django sends two signals, looks for deferred
-fields and for tables of parents, and the methods of the sharded model check the row twice, because a receiver
-may change it in between. For most rows nobody listens, and none of these steps does anything.
+If a save has a plan, most of its time is not the UPDATE. Django sends two signals, and looks for
+deferred fields and for tables of parents. The sharded model checks the row twice, because a
+receiver may change it in between. For most rows, none of these steps does anything.
 """
 
 from __future__ import annotations
@@ -71,18 +71,18 @@ def save_stored_row(
 ) -> bool | None:
     """Update ``row`` as ``save()`` does, and return whether a row matched.
 
-    Return None, without sending anything, if Django must save the row. If no row matched, Django must go on
-    after the UPDATE. Sends at most one query.
+    Return None, without sending anything, if Django must save the row. If no row matched, Django
+    must go on after the UPDATE. Sends at most one query.
 
-    This does what ``Model.save()`` and ``Model.save_base()`` do for a row that is stored and complete, if the
-    model has no parents, no method of the project's own, and no receivers of ``pre_save`` and
-    ``post_save``. All errors are those of Django, or Django raises them, because it saves the row.
+    This does what ``Model.save()`` and ``Model.save_base()`` do for a row that is stored and
+    complete. The model must have no parents, no methods of the project in their place, and no
+    receivers of ``pre_save`` and ``post_save``. Errors are those of Django.
 
     :param methods: the methods that save a row of which no step may be left out.
     :param arguments: the arguments of ``save()``.
-    :param save_cached: does what :func:`save_loaded_row` does, for a row of a cached model. Its arguments
-        are what the cache knows of the model, the model's options, the row, its shard, and the names of
-        the fields to be saved.
+    :param save_cached: does what :func:`save_loaded_row` does, for a row of a cached model. Its
+        arguments are what the cache knows of the model, the model's options, the row, its shard,
+        and the names of the fields to be saved.
     """
     model, state = type(row), row._state
     names = arguments.get("update_fields")
@@ -125,7 +125,7 @@ def save_stored_row(
         else:
             is_updated = save_cached(cached, options, row, using, names)
     except Exception:
-        # Enter Django's context manager only now, because it does nothing if there is no error.
+        # Django's context manager does nothing without an error, so enter it only now.
         with transaction.mark_for_rollback_on_error(using=using):
             raise
     if is_updated:

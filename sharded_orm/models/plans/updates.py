@@ -1,8 +1,7 @@
 """The plan of an UPDATE: SQL that Django has compiled once, to be used again with other values.
 
-Two UPDATEs have one plan if they have the same conditions, write the same fields, and if the types of
-the new values are the same. So an UPDATE by a plan is the same statement with the same parameters as
-Django's.
+Two UPDATEs share a plan if they have the same conditions, write the same fields, and have new
+values of the same types. Django would compile both to the same statement.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ if TYPE_CHECKING:
     from sharded_orm.models.plans.shapes import Recording, Shape
 
 #: The types of new values that Django passes to the field as they are. Other values may be
-#: expressions or model instances, for which Django compiles other SQL. Subclasses are left out, because
-#: they may have the methods of an expression.
+#: expressions or model instances, for which Django compiles other SQL. Instances of subclasses may be
+#: expressions, too.
 PLAIN_TYPES = frozenset({
     int, str, bool, float, Decimal, datetime, date, time, timedelta, UUID, bytes, dict, list, type(None),
     FieldFile, ImageFieldFile,
@@ -39,7 +38,7 @@ class UpdatePlan:
 
     Immutable and thread-safe.
 
-    :param where: the SQL, with the conditions whose values are its last parameters.
+    :param where: the SQL, whose last parameters are the values of the conditions.
     :param shape: has these conditions.
     :param fields: the fields that are written, in the order of the SQL.
     :param kinds: the type of each field's prepared value.
@@ -92,10 +91,11 @@ class UpdatePlan:
     def bind(
         self, new_values: Sequence[Any], values: Sequence[Any], connection: Any
     ) -> tuple[str, tuple[Any, ...]] | None:
-        """Check the write, and return its SQL and parameters. Return None if the plan cannot be used.
+        """Check the write, and return its SQL and parameters. Return None if the plan cannot be
+        used.
 
-        The arguments are those of :meth:`execute`, and :meth:`fits` must hold, too. The caller tells those
-        who observe the model.
+        The arguments are those of :meth:`execute`, and :meth:`fits` must be true. The caller
+        reports the write to the observers of the model.
         """
         where = self._where
         compiled_update.check_write(connection, where.tables[0])
@@ -189,8 +189,8 @@ def has_placeholder(field: Any, connection: Any) -> bool:
 
 
 def _is_binary_placeholder(method: Any, name: str, connection: Any) -> bool:
-    """Whether ``method`` is that of Django's ``BinaryField``, and asks a backend of Django, which only
-    distinguishes None, expressions and other values.
+    """Whether ``method`` is that of Django's ``BinaryField``, and the backend is one of Django's,
+    which only distinguish None, expressions and other values.
     """
     own = vars(BinaryField).get(name)
     kind = next(c for c in type(connection.ops).__mro__ if "binary_placeholder_sql" in vars(c))

@@ -45,9 +45,8 @@ class RoutedQuerySet(CachedQuerySet[M]):
     #: The alias on which the query is running now; None if it is not running. It saves a second
     #: look-up of the shards.
     _running_on: str | None = None
-    #: Whether the current read may use a guess: the shard key that the row had at an earlier
-    #: look-up, remembered by a source of keys (an object that looks up a row's shard key by another
-    #: column). ``_guess`` is the guess that the read has used. See
+    #: Whether this read may use a guess: the shard key that the row had at an earlier look-up, as a
+    #: source of keys remembers it. ``_guess`` is the guess that was used. See
     #: :mod:`sharded_orm.models.querysets.guesses`.
     _may_guess = False
     _guess: KeyGuess | None = None
@@ -101,11 +100,11 @@ class RoutedQuerySet(CachedQuerySet[M]):
 
     @property
     def db(self) -> str:
-        """The alias on which this query would run now: that of its only shard, or that of the group.
+        """The alias on which this query would run now: that of its only shard, or that of the
+        group.
 
-        If the query would run on several shards or on none, this is the group's alias, which
-        refuses SQL. So code that can only handle one database gets an error, instead of missing
-        rows silently.
+        For several shards or none, this is the group's alias, which refuses SQL. So code that can
+        only handle one database gets an error, and does not miss rows silently.
         """
         if self._running_on is not None:
             return self._running_on
@@ -223,8 +222,8 @@ class RoutedQuerySet(CachedQuerySet[M]):
         """Return a copy of this queryset whose query may go to every shard of its group.
 
         :param partial: what to do if a shard fails. False (the default): raise :exc:`ScatterError`.
-            True: return the rows of the other shards, with the errors in :attr:`failed_shards`. If
-            a table or column is missing on every shard, :exc:`ScatterError` is raised in any case,
+            True: return the rows of the other shards, with the errors in :attr:`failed_shards`. A
+            table or column that is missing on every shard raises :exc:`ScatterError` in any case,
             because the query may be wrong.
         """
         clone = self._chain()
@@ -270,8 +269,8 @@ class RoutedQuerySet(CachedQuerySet[M]):
         return combined
 
     def _refuse_other_alias(self, *others: Any) -> None:
-        # Django runs a combination of querysets on the alias of the left one, whose database does
-        # not have the rows of other shards. So check that the other querysets have the same alias.
+        # Django runs a combination of querysets on the alias of the left one. So check that the
+        # others have the same alias: that database does not have the rows of other shards.
         for other in others:
             if isinstance(other, EmptyQuerySet) or isinstance(self, EmptyQuerySet):
                 continue

@@ -59,10 +59,10 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
 
     The bound key is the shard key that a ``with bound()`` block or a request sets for its queries.
 
-    A queryset remembers the key that was bound when the queryset was built; see
-    :class:`~sharded_orm.models.sharding.bound_query.BoundKeyQuery`. The condition on the key is not
-    in the queryset itself: each method that sends a query adds it to a copy and runs the copy. So
-    :meth:`scatter` can still turn the queryset into one for all keys.
+    A queryset remembers the key that was bound when it was built; see
+    :class:`~sharded_orm.models.sharding.bound_query.BoundKeyQuery`. Each method that sends a query
+    adds the condition on the key to a copy, and runs the copy. So :meth:`scatter` can still turn
+    the queryset into one for all keys.
     """
 
     #: Whether this queryset is a copy that has the condition on the bound key (set by bound()).
@@ -142,9 +142,8 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
             return
         keyed = self._with_bound_key()
         if keyed is not self:
-            # This queryset keeps the rows that are read now. So store the bound key (set by
-            # bound()) in it, and not only in its copy. Then it raises an error if it is used while
-            # a different key is bound.
+            # This queryset keeps the rows that are read now. So store the bound key in the queryset
+            # itself, and not only in its copy: it then refuses to be used under another key.
             self.query.take_bound_key()  # type: ignore[attr-defined]  # ShardedQuery has this method
             keyed._fetch_all()
             self._result_cache, self._prefetch_done = keyed._result_cache, keyed._prefetch_done
@@ -315,8 +314,8 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
         Even inside a ``with bound()`` block, the copy is for the rows of all keys.
 
         :param partial: what to do if a shard fails. False (the default): raise :exc:`ScatterError`.
-            True: return the rows of the other shards, with the errors in :attr:`failed_shards`. If
-            a table or column is missing on every shard, :exc:`ScatterError` is raised in any case,
+            True: return the rows of the other shards, with the errors in :attr:`failed_shards`. A
+            table or column that is missing on every shard raises :exc:`ScatterError` in any case,
             because the query may be wrong.
         """
         clone = super().scatter(partial=partial)

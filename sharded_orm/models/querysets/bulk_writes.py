@@ -25,9 +25,9 @@ from sharded_orm.models.querysets.route import colocation_on
 from sharded_orm.models.querysets.value_checks import check_changed_values, check_new_values
 from sharded_orm.models.sharding import row_placement
 from sharded_orm.models.sharding.current_shard import current_alias
+from sharded_orm.models.sharding.generic_keys import check_references
 from sharded_orm.models.sharding.key_errors import describe
 from sharded_orm.models.sharding.options import ShardOptions
-from sharded_orm.models.sharding.references import check_references
 from sharded_orm.models.sharding.row_placement import colocated_alias
 from sharded_orm.models.sharding.same_key import refuse_related_of_other_key
 from sharded_orm.models.sharding.statements import check_insert, check_update

@@ -22,9 +22,9 @@ from sharded_orm.models.sharding.options import group_of
 def may_be_refused(model: Any) -> bool:
     """Whether rows of other models may prevent the deletion of rows of ``model``.
 
-    Sends no query. True if one of the relations by which Django deletes other rows, too, has
-    ``PROTECT``, ``RESTRICT``, or a function of the project as its ``on_delete``. True for a generic
-    relation to rows outside of the group, because these rows prevent the deletion, too.
+    Sends no query. True if one of the relations that Django follows in deletions has ``PROTECT``,
+    ``RESTRICT``, or a function of the project as its ``on_delete``. True also for a generic
+    relation to rows outside of the group.
     """
     seen, found = {model}, [model]
     while found:
@@ -84,8 +84,8 @@ def run_collectors(collectors: Iterable[Callable[[], object]]) -> None:
             protected.append(error)
         except RestrictedError as error:
             restricted.append(error)
-    # A collector looks for restricted rows last, so for one database it would raise this error
-    # only if no row is protected.
+    # For one database, a collector would raise this error only if no row is protected, because it
+    # looks for restricted rows last.
     if protected:
         raise _merged(protected, [error.protected_objects for error in protected])
     if restricted:

@@ -28,7 +28,7 @@ COPIED = frozenset(QuerySet().__dict__) | {
 
 _recordings: dict[tuple[Any, Any], Recording | None] = {}
 #: The attributes of a new queryset that records its calls, by its class and model; None if each new
-#: queryset must set them itself. Each queryset needs dicts of its own in place of those among them.
+#: queryset must set them itself. Dicts among them are replaced by new ones for each queryset.
 templates: dict[tuple[Any, Any], dict[str, Any] | None] = {}
 
 
@@ -72,10 +72,11 @@ def first_recording(queryset_class: Any, model: Any, recorder: Any) -> Recording
 
 
 def template(queryset: Any) -> dict[str, Any] | None:
-    """Return the attributes of ``queryset``, to be set on other new querysets of its class and model.
+    """Return the attributes of ``queryset``, to be set on other new querysets of its class and
+    model.
 
-    Return None if something else than an entry in ``__dict__`` may be needed to set one of them, or if
-    a project's own attribute is among them, whose value querysets must not share.
+    Return None if setting one of them may need more than an entry in ``__dict__``, or if one is a
+    project's own attribute, whose value querysets must not share.
     """
     queryset_class: Any = type(queryset)
     attributes = queryset.__dict__

@@ -151,7 +151,7 @@ class PlannedQuerySet(CallRecorder[M], BoundKeyQuerySet[M]):
         return result
 
     def _prepared(self) -> Any:
-        # Of fetch_together(), which confirms afterwards that no key has moved.
+        # Called for fetch_together(), which confirms afterwards that no key has moved.
         recording = self._recorded() if self._result_cache is None else None
         planned = None if recording is None else self._planned_by_key(recording)
         if planned is None:
@@ -220,7 +220,7 @@ class _PlanRead:
         #: compiled after Django has run the query. None if no plan will be compiled.
         self.alias: str | None = None
         #: A function that returns the shard keys that the sources of keys (such as a lookup table)
-        #: have found already. Django's read uses it, so that the sources are not queried twice.
+        #: have found. Django's read uses it, so that the sources are not queried twice.
         self.known_keys: KeysOfRows | None = None
 
     def at_key(self, *, prepares: bool = False) -> Any:

@@ -1,22 +1,21 @@
 """Refuses prefetches for rows of several shards if they compute something over all related rows.
 
-One database prefetches with one statement for all instances. On several shards, there is one
-statement for each shard. All related rows of an instance are on its shard, and so in one statement.
-So the results are those of one database wherever each row, or the rows of each instance, are
-computed apart from the others:
+One database prefetches with one statement for all instances. Several shards use one statement each.
+All related rows of an instance are on its shard, and so in one statement. So these give the same
+results as on one database:
 
 - conditions, joins, orders, columns, and aggregates, because Django groups by the row
 - ``distinct()`` without fields, because it compares whole rows, with their primary keys
 - slices, because Django numbers the rows of each instance apart, by a window over the relation
 - subqueries, which :class:`~sharded_orm.models.sharding.colocation.Colocation` checks
 
-They may differ, and are refused here, for
+These may give other results, and are refused here:
 
-- window functions, and ``distinct("stars")``, unless one of their partitions, or of their groups of
-  equal values, has rows of one shard only,
-- groups that are not rows, which no method of querysets makes,
-- ``union()`` and its like: Django adds no condition to their parts, so that each shard would return
-  the rows of all.
+- window functions and ``distinct("stars")``, unless the rows of each partition, or with equal
+  values, are on one shard
+- groups that are not rows, which no method of querysets makes
+- ``union()`` and its like: Django adds no condition to their parts, so each shard would return the
+  rows of all instances
 """
 
 from __future__ import annotations
@@ -73,9 +72,9 @@ def refuse_sets(query: Query, group: str | None, matched: Sequence[Any] = ()) ->
     :param query: the query of related rows, which is run on each of several shards.
     :param group: the group of the instances if the related rows of each shard are on this shard.
         None if each statement may read any rows.
-    :param matched: fields by which Django will match the rows with instances. So these are not NULL,
-        although ``query`` has no condition on them yet.
-    :raises ScatterNotSupported: it does so.
+    :param matched: fields by which Django will match the rows with instances. They are not NULL in
+        the result, although ``query`` has no condition on them yet.
+    :raises ScatterNotSupported: ``query`` does so.
     """
     if query.combinator:
         raise refuse(

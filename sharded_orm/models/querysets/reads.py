@@ -57,9 +57,8 @@ class ReadingQuerySet(RoutedQuerySet[M]):
             "on_failure": lambda error: failures.update(error.failures),
         }
         key = self._options.key
-        # ``local_columns`` are columns whose equal values are always on one shard. A text key is
-        # left out: a collation may treat different keys as equal, so that a group of GROUP BY has
-        # rows on two shards.
+        # ``local_columns`` are columns whose equal values are always on one shard. That is not
+        # certain for a text key: a collation may treat different keys as equal.
         is_exact = key is not None and not isinstance(target_field(key), CharField | TextField)
         if groups:
             options["local_columns"] = frozenset(

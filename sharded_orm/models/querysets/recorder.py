@@ -1,10 +1,10 @@
 """Querysets that record the calls that build them, so that plans can read their rows.
 
 A plan is SQL that was compiled once for all queries that differ only in their values. A new
-queryset has no query; it records the calls that build it (see
-:mod:`sharded_orm.models.plans.shapes`). If its rows are then read, a plan may send the SQL. Any
-other use of the queryset needs the query. Then :attr:`CallRecorder.query` builds it from the
-recorded calls, and the queryset behaves like any other from then on.
+queryset has no query: it records the calls that build it (see
+:mod:`sharded_orm.models.plans.shapes`). If its rows are then read, a plan may send the SQL. For any
+other use, :attr:`CallRecorder.query` builds the query from the recorded calls, and the queryset
+behaves like any other from then on.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ _INIT, _FETCH_ALL = QuerySet.__init__, QuerySet._fetch_all
 class CallRecorder(QuerySetMixin[M]):
     """A mixin that records the calls that build a queryset.
 
-    A subclass defines :meth:`_read`. It reads the rows with a plan: SQL that was compiled once for
-    all queries that were built by the same calls, with other values.
+    A subclass defines :meth:`_read`, which reads the rows with a plan: SQL that was compiled once
+    for all querysets that were built by the same calls, with other values.
     """
 
     #: The calls that have built this queryset. None if its query was built in another way, or if
@@ -116,10 +116,9 @@ class CallRecorder(QuerySetMixin[M]):
 
     @classmethod
     def _is_routed(cls, kind: str, example: Recording) -> bool:
-        """Return whether the query that ``example`` has recorded may have a plan.
-
-        A plan is SQL that is compiled once for all similar queries. It must be sent to the same
-        database to which Django would send the query.
+        """Return whether the query that ``example`` has recorded may have a plan (SQL that is
+        compiled once for all similar queries): it must be sent to the database to which Django
+        would send the query.
         """
         return True
 
@@ -161,9 +160,8 @@ class CallRecorder(QuerySetMixin[M]):
             recording = self._recording
             if recording is not None and self._query is _UNBUILT:
                 if self._deferred_filter is not None:
-                    # The last filter is that of a related manager. Leave it out, because Django
-                    # applies it later, with the values that the manager's instance has at that
-                    # time.
+                    # The last filter is that of a related manager. Leave it out: Django applies it
+                    # later, with the values that the manager's instance has then.
                     recording = recording._replace(filters=recording.filters[:-1])
                 query = self._new_query(self.model)
                 recording.replay(query)
@@ -193,7 +191,7 @@ class CallRecorder(QuerySetMixin[M]):
             or not self._cloning_enabled
             or self._sticky_filter
             or self._defer_next_filter
-            # Use no plan after only() or defer() on a related manager: its rows may lack the field
+            # Use no plan after only() or defer() on a related manager: the rows may lack the field
             # by which Django assigns the known instance.
             or (self._known_related_objects and recording.shape.selection.defers)
             or not self._may_read_by_plan()
@@ -345,13 +343,12 @@ class CallRecorder(QuerySetMixin[M]):
     def _selected(
         self, selection: Selection | None, method: str, *fields: Any, **options: Any
     ) -> Self | None:
-        """Record a call that selects fields, and return the queryset after this call.
-
-        Return None if the call cannot be recorded, so that Django must execute it.
+        """Record a call that selects fields, and return the queryset after this call; None if the
+        call cannot be recorded, so that Django must execute it.
 
         :param selection: a description of the fields; None if the call cannot be recorded.
-        :param method: the name of the called method, such as ``only``; ``fields`` and ``options`` are
-            its arguments.
+        :param method: the name of the called method, such as ``only``; ``fields`` and ``options``
+            are its arguments.
         """
         recording = None if selection is None else self._recorded()
         if selection is None or recording is None or recording.shape.selection is not EVERYTHING:

@@ -39,9 +39,9 @@ from sharded_orm.routing.where_clause import (
 from sharded_orm.scatter import Target
 from sharded_orm.topology.model import Shard, ShardGroup
 
-# The alias of the shard to which queries are sent if their conditions determine no shard. None
-# means that such queries are refused. The alias is set while Django validates an instance, because
-# the check for unique values must query only the instance's shard.
+# The alias of the shard for queries whose conditions determine no shard; None refuses such queries.
+# It is set while Django validates an instance: the check for unique values must query only the
+# instance's shard.
 _scope: ContextVar[str | None] = ContextVar("sharded_orm_scope", default=None)
 
 
@@ -75,13 +75,11 @@ class Route:
     group: str
     shards: tuple[int, ...]
     reason: str
-    #: The alias passed to ``using()``, if it is not a shard of the group: for example, the
-    #: database that had the table before the model was sharded. None if ``using()`` chose a shard
-    #: of the group, or was not called.
+    #: The alias passed to ``using()``, if it is not a shard of the group, such as the database that
+    #: had the table before the model was sharded. Otherwise None.
     outside: str | None = None
-    #: Whether the shards were found by a source of keys (an object that looks up a row's shard key
-    #: by a value in another column). The query then has no condition on the shard key. So it may
-    #: also match rows of a moved key that are still stored on the key's old shard.
+    #: Whether a source of keys found the shards by a value in another column. The query then has no
+    #: condition on the shard key, so it may also match rows of a moved key on their old shard.
     by_values: bool = False
 
     @property
@@ -127,8 +125,7 @@ def find_route(
 
     Cost: no query if the group's strategy computes shards. With the directory strategy, at most one
     query to the directory for each condition on the key. If no condition contains a key, the
-    sources of keys are also queried: objects that look up a row's shard key by another column
-    (:mod:`sharded_orm.models.sharding.key_sources`).
+    sources of keys (:mod:`sharded_orm.models.sharding.key_sources`) are also queried.
 
     :param options: the group and shard key of the query's model.
     :param scatter: whether the query may go to all shards.
@@ -221,11 +218,12 @@ def only_shard(options: ShardOptions, query: Query, *, ordered: bool = True) -> 
 
 
 def plain_key(options: ShardOptions, query: Query, *, ordered: bool = True) -> Any:
-    """Return the one value that determines the shard of a simple query; None if the query is not simple.
+    """Return the one value that determines the shard of a simple query; None if the query is not
+    simple.
 
     A simple query reads one table, and its conditions compare columns with plain values, joined by
     AND. One condition is an equality with the shard key, or with an id that contains its shard
-    number. If there are several such equalities, they have the same value. Sends nothing.
+    number. Several such equalities must have the same value. Sends nothing.
     """
     if not has_one_table(query, ordered=ordered):
         return None
@@ -236,10 +234,9 @@ def plain_key(options: ShardOptions, query: Query, *, ordered: bool = True) -> A
             return None
         field = lookup.lhs.target
         if not compares_as(Exact, lookup):
-            # This condition is not an equality. Ignore it if it compares a column with plain
-            # values, because it can exclude rows, but cannot change the shard. An exception is __in
-            # on a key column: if its list lacks the key, the query matches no row and needs no
-            # shard.
+            # This condition is not an equality. A comparison of a column with plain values can
+            # exclude rows, but not change the shard, so ignore it. But __in on a key column whose
+            # list lacks the key means that no row matches, and no shard is needed.
             if is_plain_value(lookup.rhs) and not (
                 isinstance(lookup, In) and field.column in columns
             ):
@@ -354,8 +351,8 @@ def targets(options: ShardOptions, group: ShardGroup, query: Query, route: Route
     """Return each shard of ``route``, paired with the query to send to it.
 
     If ``query`` has a list of keys (``__in``), the query for a shard contains only the keys of that
-    shard. While a key moves, two shards may have its rows. Then the query for one of them excludes
-    the rows of the key, unless all keys in the conditions are on one shard.
+    shard. While a key moves, two shards may have its rows. The query for one of them then excludes
+    them, unless all keys in the conditions are on one shard.
 
     :param group: the shard group of ``options``.
     """

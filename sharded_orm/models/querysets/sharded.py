@@ -17,10 +17,11 @@ class ShardedQuerySet(PlannedUpdateQuerySet[M]):
     Each time the query runs, its conditions determine the shards: equality on the shard key
     determines one shard, ``__in`` the shards of the listed keys, and a comparison with an instance
     the shard of that instance. If the conditions determine no shard, the query raises
-    :exc:`ShardKeyRequired`; after a call of :meth:`scatter`, it is sent to all shards instead. A
-    read of several shards returns exactly the result that one database would return, or raises
-    :exc:`ScatterNotSupported`. Writes run shard by shard: the write on each shard is atomic, but
-    the writes on several shards together are not (Pinterest, P14).
+    :exc:`ShardKeyRequired`; after a call of :meth:`scatter`, it is sent to all shards instead.
+
+    A read of several shards returns exactly the result that one database would return, or raises
+    :exc:`ScatterNotSupported`. Writes run shard by shard: each shard's write is atomic, but all of
+    them together are not (Pinterest, P14).
     """
 
 

@@ -1,12 +1,11 @@
 """Refuses an upsert under a bound key if it may change rows that do not have this key.
 
 The bound key is the shard key that a ``with bound()`` block or a request sets for all its queries.
-An upsert is ``bulk_create(update_conflicts=True)``. The database looks for a stored row that is in
-conflict with a new row by a unique constraint, and updates it. The stored row may have a shard key
-that differs from the bound key. A query before the insert cannot exclude this, because another
-transaction may store such a row after the query. So each unique constraint must contain the shard
-key, or a field in which the new row has NULL or a new id. NULL and a new id are never equal to a
-stored value.
+An upsert is ``bulk_create(update_conflicts=True)``. The database updates a stored row that is in
+conflict with a new row by a unique constraint, even if it has another shard key. A query before the
+insert cannot exclude this, because another transaction may store such a row later. So each unique
+constraint must contain the shard key, or a field in which the new row has NULL or a new id, which
+no stored row has.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from sharded_orm.models.sharding.bound_key import BoundKey
 from sharded_orm.models.sharding.key_errors import describe
 from sharded_orm.models.sharding.options import ShardOptions
 
-# These pre_save() methods leave None unchanged, or replace it by a new id. So a field with one of
-# these methods that is None in a new row cannot have the same value as in a stored row.
+# These pre_save() methods leave None unchanged, or replace it by a new id. So if the field is None
+# in a new row, no stored row has the same value.
 _OF_NO_ROW = frozenset({Field.pre_save, TicketField.pre_save})
 
 
@@ -93,9 +92,9 @@ def _fields(model: Any, names: Iterable[Any]) -> list[Any]:
 
 def _holds_key(options: ShardOptions, field: Any) -> bool:
     if options.key is None:
-        # In an automatic many-to-many table, a row has the shard key of the two rows that it
-        # relates. So a foreign key to either of them determines the key. An earlier check has made
-        # sure that both rows have the same key.
+        # A row of an automatic many-to-many table has the shard key of the two rows that it
+        # relates. An earlier check has compared their keys, so a foreign key to either of them
+        # determines the key.
         return bool(field.is_relation)
     return bool(field.attname == options.key.attname)
 

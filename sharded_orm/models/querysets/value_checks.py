@@ -1,8 +1,8 @@
 """Converts the values of many rows before the first shard stores its rows, to find wrong values.
 
-Django converts values when it sends them. With several shards, the rows of the first shards would be
-stored before a value for a later shard turns out to be wrong, such as text for an ``IntegerField``.
-The result of the conversion is not kept.
+Django converts values when it sends them. The rows of the first shards would be stored before a
+wrong value for a later shard is found, such as text for an ``IntegerField``. The result of the
+conversion is not kept.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def check_new_values(model: Any, rows_by_alias: Mapping[str, Sequence[Any]]) -> 
 
     Does nothing for rows of one shard, because Django converts their values before it sends them.
 
-    Cost: that of Django's conversion, but only for values that are not sent unchanged. A field whose
-    ``pre_save()`` computes the value is not checked, because ``pre_save()`` may be called only once.
+    Cost: that of Django's conversion, for values that are not sent unchanged. Values that
+    ``pre_save()`` computes are not checked, because it may be called only once.
 
     :param rows_by_alias: new rows of ``model``, keyed by the alias of their shard.
     """

@@ -1,7 +1,7 @@
 """Finds the shard keys of a query whose conditions contain no shard key.
 
-It queries the sources of keys: objects that look up a row's shard key by a value in another column.
-The query is given as a recording: the calls of its queryset, which are not compiled yet.
+It queries the sources of keys, which find a row's shard key by a value in another column. The query
+is given as a recording: the calls of its queryset, which are not compiled yet.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from sharded_orm.topology.model import Shard
 class ValueKeys:
     """Finds the shard keys for the ``column = value`` conditions of one query. Not thread-safe.
 
-    It queries the sources of keys, objects that find a row's shard key by a value. The conditions
-    are joined by AND. So the keys found for one condition are enough: each row of the query has one
-    of these keys.
+    It queries the sources of keys, which find a row's shard key by a value. AND joins the
+    conditions, so each row of the query has one of the keys that were found for a single condition.
     """
 
     def __init__(self, recording: Recording) -> None:
@@ -49,10 +48,9 @@ class ValueKeys:
     def shards(self) -> list[Shard] | None:
         """Return the shards that can have rows of the query; None if they are unknown.
 
-        The shards are those of the keys that a source of keys returns for the value of a condition.
-        (A source of keys finds the shard keys of rows by another column.) If the result is a single
-        shard that may also have rows of a moving key, return None, because these rows may match,
-        too. Each call queries the sources.
+        A source of keys finds the shard keys of rows by the value of another column. The shards are
+        those of the keys that it returns. Return None for a single shard that may also have rows of
+        a moving key, because these rows may match, too. Each call queries the sources.
         """
         self._answers.clear()
         for field, value in self._equalities:

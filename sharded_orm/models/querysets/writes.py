@@ -154,10 +154,9 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
         """Return this queryset limited to the shard of the row that is to be found or created.
 
         :param values: the keyword arguments of ``get_or_create()`` or ``update_or_create()``.
-            Unless ``using()`` was called, they must determine one shard, by the shard key or
-            otherwise.
-        :param new: more values of a row to be created. A shard key in ``new`` is enough only if it
-            is certain that no shard has a row that matches ``values``.
+            Without ``using()``, they must determine one shard, by the shard key or otherwise.
+        :param new: more values of a row to be created. A shard key in ``new`` is enough only if no
+            shard can have a row that matches ``values``.
         """
         alias = str(self._db) if self._is_pinned() else self._alias_of_lookup(values, new)
         # Check the instances among ``values`` even if using() chooses the shard: if a row is

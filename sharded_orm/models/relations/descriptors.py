@@ -216,8 +216,8 @@ class ShardedReverseOneToOneDescriptor(_ByConditions, ReverseOneToOneDescriptor)
         return self.related.model, self.related.related_model
 
     def __get__(self, instance: Any, cls: Any = None) -> Any:
-        # Overrides ReverseOneToOneDescriptor.__get__(). A row whose shard key differs from that of
-        # the instance counts as missing. It may come from this call or from an earlier read, such
+        # Overrides ReverseOneToOneDescriptor.__get__(). A row with another shard key than the
+        # instance counts as missing, whether it comes from this call or from an earlier read, such
         # as a prefetch.
         row = super().__get__(instance, cls)
         if instance is not None and not self._has_key_of(instance, row):

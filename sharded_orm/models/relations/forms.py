@@ -130,8 +130,8 @@ def _key_of_parent(form: Any, key: Any) -> Any:
 def _submitted_key(form: Any, key: Any) -> Any:
     """Return the shard key that the visitor has entered into the form's field for the key.
 
-    Return None if the visitor has entered no value or an invalid one. Checking the value may cost a
-    query, so the result is stored on the form: its other relation fields use it, too.
+    Return None if there is no value or an invalid one. Checking the value may cost a query, so the
+    result is stored on the form, for its other relation fields.
     """
     if not hasattr(form, "_submitted_shard_key"):
         form._submitted_shard_key = _read_submitted_key(form, key)
@@ -186,10 +186,9 @@ def _save_relation(field: Any, row: Any, value: Any) -> None:
             row._state.key_of_parent = key
             if row.__dict__.get(name) is None:
                 setattr(row, name, key)
-    # If the key of the chosen row differs from that of the form's row, the chosen row cannot be
-    # assigned, so set only its id. Usually Model.clean_fields() then reports that there is no such
-    # row. But the choice is right if the visitor has also changed the key of the form's row
-    # accordingly.
+    # If the keys of the chosen row and the form's row differ, the chosen row cannot be assigned, so
+    # set only its id. Usually Model.clean_fields() then reports that there is no such row. But the
+    # choice is right if the visitor has changed the key of the form's row accordingly.
     try:
         type(field).save_form_data(field, row, value)
     except CrossShardRelation:

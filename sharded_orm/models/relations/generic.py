@@ -52,17 +52,17 @@ class ShardedGenericForeignKey(GenericForeignKey):
     is the global database, or the shard that the id of the referenced row determines.
     """
 
-    #: ``Colocation`` refuses queries that reach rows on other shards. This attribute tells it that a
-    #: subquery that follows this field does not: two related rows of one group are on one shard.
+    #: ``Colocation`` refuses queries that reach rows on other shards. A subquery that follows this
+    #: field does not, because two related rows of one group are on one shard.
     stays_on_shard = True
 
     def check_references(self, alias: str, rows: Sequence[Any]) -> None:
         """Raise :exc:`CrossShardRelation` if a new row refers to a row of a different shard or key.
 
-        The row to which a new row refers must be stored on the same shard, under the same shard key. No
-        constraint of the database ensures this. If only the id of the referenced row was set, a query
-        looks for that row: one query for each content type and shard key. If an instance was assigned,
-        no query is needed, because the assignment has already compared the keys.
+        The row to which a new row refers must be on the same shard, under the same shard key. No
+        constraint of the database ensures this. If an instance was assigned, the assignment has
+        compared the keys. If only an id was set, a query looks for the row: one for each content
+        type and shard key.
 
         :param alias: the alias of the shard on which the new rows are stored.
         :param rows: the new rows.

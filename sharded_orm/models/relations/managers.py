@@ -209,10 +209,10 @@ class ManyBeside(RelatedRows):
         # IGNORE. If such a row referred to a row of another shard, MariaDB would skip it without an
         # error. So first check the rows that are to be related.
         self._check_targets(objs)
-        # This add() may be repeated if a key moves. But create() or get_or_create() may have called
-        # it after they stored the related row, and they must not be repeated. So record that a part
-        # of their write is stored. Not necessary in a transaction, such as that of set(): there,
-        # nothing is repeated.
+        # If a key moves, this add() may be repeated, but create() or get_or_create(), which may
+        # have called it after they stored the related row, must not be. So record that a part of
+        # their write is stored. In a transaction, such as that of set(), nothing is repeated
+        # anyway.
         if not in_transaction(self._options.group):
             write_in_part()
         add = super().add  # type: ignore[misc]  # Django's manager class has this method

@@ -1,9 +1,8 @@
 """The bound key: the shard key that all queries and new rows use inside a ``with`` block.
 
-A binding (the bound shard keys and their values) is stored in a context variable. So the binding
-holds in the current thread or task, and in code that is started with a copy of the context: by
-``sync_to_async()``, by ``asyncio.to_thread()``, or as a new task. A new thread begins without a
-binding.
+A binding (the bound shard keys and their values) is stored in a context variable. So it holds in
+the current thread or task, and in code that gets a copy of the context: by ``sync_to_async()``, by
+``asyncio.to_thread()``, or as a new task. A new thread begins without a binding.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ EXEMPT = BoundKey("", None)
 class _Binding:
     """One ``with`` block of :class:`bound` or :class:`unbound` that has been entered.
 
-    Only ``_keys`` changes while the block is active. It caches the results of :meth:`key_of`.
+    Immutable, but for the results of :meth:`key_of` that it keeps.
 
     :param owner: the :class:`bound` or :class:`unbound` object of the block.
     :param outer: the binding of the enclosing block; None if there is none.
@@ -214,12 +213,12 @@ class bound(_Block):  # used like a function
             Case.objects.create(title="…")  # a case of the tenant
 
     In the block, each query of a model with this shard key is filtered by the key, as by
-    ``filter(tenant=…)``, and the key is set on each new row. A query or row that has a different
-    key is refused. :class:`unbound` turns this off for a block, and ``scatter()`` for a query.
+    ``filter(tenant=…)``, and the key is set on each new row. A query or row with a different key is
+    refused. :class:`unbound` turns this off for a block, and ``scatter()`` for a query.
 
     As a decorator, ``@bound("tenant_id")`` takes the value from the function's argument of that
-    name. Functions, coroutine functions and generator functions can be decorated. While a decorated
-    generator is suspended, its caller runs without the binding.
+    name. It decorates functions, coroutine functions and generator functions. While a generator is
+    suspended, its caller runs without the binding.
 
     The binding holds in the current context (:mod:`contextvars`): for the thread or task, and for
     what ``sync_to_async()``, ``asyncio.to_thread()`` and new tasks run. A new thread begins without

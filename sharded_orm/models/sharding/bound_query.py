@@ -33,10 +33,9 @@ _TOO_LATE = (
 class BoundKeyQuery(Query):
     """A query that remembers the shard key that was bound when the query was built.
 
-    A ``with bound()`` block binds a key. The query is filtered by the key when it is run.
-
-    Before that, it has no condition on the key, so that ``scatter()`` can still make it a query for
-    all keys. :meth:`with_bound_key` returns the query to be run.
+    A ``with bound()`` block binds a key. The condition on this key is added only when the query is
+    run, so that ``scatter()`` can still make it a query for all keys. :meth:`with_bound_key`
+    returns the query to be run.
     """
 
     #: The key that bound() had set when the query was built or first evaluated. None if it had set
@@ -126,16 +125,16 @@ class BoundKeyQuery(Query):
         """Whether this is a subquery from which Django has taken the table of :attr:`model`.
 
         ``exclude(comments__text="a")`` makes a subquery that begins at the comments, in
-        ``Query.split_exclude()`` and ``Query.trim_start()``. Such a subquery has no column of the
-        bound key (set by ``bound()``), so it cannot be filtered by the key. It need not be: Django
-        compares its first table with a column of the outer row, or of a row that the outer query
-        joins to it. The outer query is filtered by the key. Without such a comparison, return False.
+        ``Query.split_exclude()`` and ``Query.trim_start()``. It has no column of the bound key, so
+        it cannot be filtered by the key. It need not be: Django compares its first table with a
+        column of the outer query, which is filtered by the key. Return False if there is no such
+        comparison.
         """
         tables: dict[str, Any] = self.alias_map
         if len(tables) < 2:
             return False
-        # A table without references is not in the SQL. But this alone does not show that it was
-        # taken out: a query without conditions has no references to its table before it is compiled.
+        # A table without references is not in the SQL. But before a query is compiled, its own
+        # table may have no references either.
         first = next((alias for alias in tables if self.alias_refcount[alias]), None)
         if first is None or first == self.base_table or tables[first].parent_alias is not None:
             return False
@@ -249,9 +248,9 @@ class BoundKeyQuery(Query):
         return tables
 
     def exists(self, limit: bool = True) -> Self:
-        # Overrides exists() of Django's query, which sets a limit of one row. A query with any
-        # other limit is a slice, which cannot be filtered by the bound key. So record that the
-        # limit is this one.
+        # Overrides exists() of Django's query, which sets a limit of one row. Record that the limit
+        # is this one: a query with any other limit is a slice, which cannot be filtered by the
+        # bound key.
         copy: Self = super().exists(limit)
         copy.is_limited_by_exists = not self.is_sliced
         return copy
@@ -259,8 +258,8 @@ class BoundKeyQuery(Query):
     # -- Where Django turns a query into SQL, or into a part of another query --------------
 
     def get_compiler(self, *args: Any, **kwargs: Any) -> Any:
-        # Add the condition on the bound key (set by bound()), in case it is missing, so that no SQL
-        # is compiled without it. The methods of the queryset have usually added it already.
+        # Add the condition on the bound key, so that no SQL is compiled without it. The methods of
+        # the queryset have usually added it already.
         return super(BoundKeyQuery, self.with_bound_key()).get_compiler(*args, **kwargs)
 
     def resolve_expression(self, query: Any = None, *args: Any, **kwargs: Any) -> Any:

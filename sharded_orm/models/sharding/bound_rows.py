@@ -38,13 +38,12 @@ def give_bound_key(instance: Any) -> None:
 
 
 def refuse_other_key(instance: Any) -> None:
-    """Raise :exc:`BoundKeyMismatch` if the key of ``instance`` is not the bound key.
-
-    The bound key is the shard key that a ``with bound()`` block has set.
+    """Raise :exc:`BoundKeyMismatch` if the key of ``instance`` is not the bound key, which a ``with
+    bound()`` block has set.
 
     Does nothing if no key of the instance's model is bound, and for a row without a key. If the key
     was not loaded, one query loads it. A row of an automatic many-to-many table is refused if one
-    of the two related rows is in memory and does not have the bound key.
+    of the two related rows is in memory and has another key.
     """
     bound_key = key_in_force(instance.__class__)
     if bound_key is None:
@@ -62,11 +61,11 @@ def refuse_other_key(instance: Any) -> None:
 
 
 def refuse_rows_given_by_id(instance: Any, written: Iterable[str] | None = None) -> None:
-    """Raise :exc:`BoundKeyMismatch` if a many-to-many row refers to a row only by its id.
+    """Raise :exc:`BoundKeyMismatch` if a many-to-many row refers to a row only by its id, which
+    does not show the shard key.
 
-    The id does not show which shard key that row has. Does nothing inside
-    :func:`related_rows_checked`, for other models than automatic many-to-many tables, or if no key
-    is bound for the rows.
+    Does nothing inside :func:`related_rows_checked`, for other models than automatic many-to-many
+    tables, or if no key is bound for the rows.
 
     :param written: names of the fields that are about to be written; None for all fields.
     """
@@ -124,11 +123,11 @@ _are_related_rows_checked: ContextVar[bool] = ContextVar(
 
 @contextmanager
 def related_rows_checked() -> Iterator[None]:
-    """Context manager that switches off a check of new many-to-many rows.
+    """Context manager that switches off a check of new many-to-many rows, because their keys were
+    compared in another way.
 
-    The check refuses two kinds of rows: rows whose shard key differs from the key that ``bound()``
-    has set, and rows given by an id or an expression, whose key is unknown. Use this context
-    manager after the keys have been compared in another way.
+    The check refuses rows whose shard key is not the bound key, and rows given by an id or an
+    expression, whose key is unknown.
     """
     token = _are_related_rows_checked.set(True)
     try:

@@ -1,8 +1,8 @@
 """Refuses statements that read rows of another database than the one that executes them.
 
 One database executes a statement with its joins, ``select_related`` and subqueries. So every table
-in the statement must belong to the group of the query's model, and every row that a subquery or
-join needs must be on the shard that executes it. This is checked before the statement is sent.
+in the statement must belong to the group of the query's model, and every row that it reads must be
+on the shard that executes it. This is checked before the statement is sent.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Colocation:
     :param alias: the alias of a database for which the statement can be compiled.
     :param shards: the numbers of the shards that execute the statement; None for all shards of the
         group.
-    :param bound_of: a function that returns the shards that are determined by the conditions of a
-        subquery; None if its conditions determine no shard.
+    :param bound_of: a function that returns the shards that the conditions of a subquery determine;
+        None if they determine none.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Colocation:
 
         :param outer: the queries that enclose ``query``, outermost first; empty if ``query`` is not
             a subquery.
-        :param ordered: whether the SQL will have an ORDER BY. If so, its expressions are checked,
+        :param ordered: whether the SQL will have an ORDER BY, whose expressions are then checked,
             too.
         :param values: other resolved expressions of the statement to check, such as values to be
             written.
@@ -81,8 +81,7 @@ class Colocation:
         :raises UnknownExpression: the library cannot know which rows an expression reads.
 
         Cost: next to nothing for a query on one table with plain values. The query is never sent.
-        Only ``bound_of`` may send a query, to the directory: the table that records the shard of
-        each key.
+        Only ``bound_of`` may send one, to the directory (the table of each key's shard).
         """
         for combined in query.combined_queries:
             if combined.model is not None:
@@ -342,7 +341,7 @@ class Colocation:
 
         On each shard, the subquery returns only rows of that shard. This is enough if equal values
         of both sides are always on one shard. False for a subquery with a slice or an aggregate,
-        because its result on one shard differs from that on all shards.
+        which would need the rows of all shards.
         """
         inner, compared = nested.query, columns(nested.compared)
         selected = tuple(column for part in inner.select for column in columns(part))
@@ -406,10 +405,10 @@ def _joined_model(join_field: Any) -> Any:
 
 
 def colocation_keys(field: Any, group: str) -> frozenset[tuple[Any, ...]]:
-    """Return tokens for ``field``. Fields that share a token can be compared on each shard alone.
+    """Return tokens for ``field``. Fields that share a token can be compared on each shard alone:
+    two rows with equal values in them are always on the same shard of ``group``.
 
-    That is, two rows with equal values in these fields are always on the same shard of ``group``. A
-    field gets these tokens:
+    A field gets these tokens:
 
     - one if its values determine the shard,
     - one for each primary key that it is or refers to.
@@ -430,8 +429,8 @@ def colocation_keys(field: Any, group: str) -> frozenset[tuple[Any, ...]]:
             return frozenset(keys)
         field = field.target_field
         if not field.primary_key:
-            # The foreign key refers to a field that is not a primary key, so add no token: such a
-            # field is unique only within each shard, and several shards may have the same value.
+            # The foreign key refers to a field that is not a primary key. Such a field is unique
+            # only within each shard, so add no token.
             return frozenset(keys)
 
 

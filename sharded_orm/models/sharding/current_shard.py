@@ -1,8 +1,7 @@
 """Finds the current shard of a stored row, whose key may have moved since the row was read.
 
-``_state.db`` of an instance is the shard from which the row was read, perhaps long ago: the
-instance may have been pickled or cached. The current shard can differ only if the key has moved, so
-an instance with a key that has not moved costs no additional query.
+``_state.db`` is the shard from which the instance was read, perhaps long ago: it may have been
+pickled or cached. Only a key that has moved costs an additional query.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from sharded_orm.exceptions import KeyMoved
 def current_alias(options: Any, instance: Any) -> str | None:
     """Return the alias of the shard that has a stored row now.
 
-    The result is ``_state.db`` if the key has not moved, or if ``_state.db`` is not a shard, but
-    for example the database that had the rows before they were sharded.
+    The result is ``_state.db`` if the key has not moved, or if ``_state.db`` is not a shard, such
+    as the database that had the rows before they were sharded.
 
     Cost: that of a look-up of the key. Nothing inside Django's ``TestCase``, where no key moves. If
-    some keys have moved and the instance's key is not loaded, also one query that reads the key
-    from ``_state.db``.
+    some keys have moved and the instance's key is not loaded, one more query reads the key from
+    ``_state.db``.
 
     :raises KeyMoved: the key of the instance is not loaded, and its row is not on ``_state.db`` any
         more.

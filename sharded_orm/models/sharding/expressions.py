@@ -1,10 +1,10 @@
 """Finds the subqueries and instances' shards in a query, wherever Django allows an expression.
 
-``get_source_expressions()`` does not return every subquery. A subquery may also be in the values of
-a lookup, in the condition of a joined relation, or in an attribute that a later version of Django
-adds. So this module searches all attributes of an object. It refuses SQL text that contains SELECT
-or TABLE. It also refuses an expression whose class comes from the project and generates its own
-SQL, unless the class has the decorator ``reads_own_row``.
+``get_source_expressions()`` does not return every subquery. Others are in the values of a lookup,
+in the condition of a joined relation, or in an attribute that a later version of Django adds. So
+this module searches all attributes of an object. It refuses SQL text that contains SELECT or TABLE.
+It also refuses a project's expression that generates its own SQL, unless the class has the
+decorator ``reads_own_row``.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ _PLAIN = frozenset(
     }
 )  # fmt: skip
 _LISTS = frozenset({frozenset, list, set, tuple})
-# Attributes of expressions that contain the constructor's arguments as they were before Django
-# resolved them. They are not searched, because the resolved arguments are in other attributes.
+# Attributes that contain the arguments of an expression's constructor, before Django resolved them.
+# They are not searched: other attributes have the resolved arguments.
 _CONSTRUCTION = frozenset({"_constructor_args", "identity"})
 _SELECTS = re.compile(r"\b(select|table)\b", re.IGNORECASE)
 _registered: set[type] = set()
@@ -107,9 +107,9 @@ def reads_own_row(cls: _Class) -> _Class:
             def as_sql(self, compiler, connection): ...
 
     Without the decorator, a query on shards that uses the class raises :exc:`UnknownExpression`,
-    because its SQL could read rows of another shard. Decorate each lookup, transform, function or
-    other expression of a project that overrides a method that generates SQL. A subclass needs its
-    own decorator only if it overrides such a method.
+    because its SQL could read rows of another shard. Decorate each expression of a project (lookup,
+    transform, function, …) that overrides a method that generates SQL. A subclass needs its own
+    decorator only if it overrides such a method.
     """
     _registered.add(cls)
     _known_kinds.clear()
@@ -136,8 +136,8 @@ class Nested:
     :param query: the subquery; its references to the outer query are resolved to columns.
     :param compared: the left side of ``column IN (query)`` if the subquery is the right side;
         otherwise None.
-    :param certain: True if, at this position, a comparison with NULL has the same effect as a false
-        comparison. That is so in a condition without NOT. False if the effects may differ.
+    :param certain: True if a comparison with NULL has the same effect here as a false comparison,
+        as in a condition without NOT. False if the effects may differ.
     :param not_null: columns that cannot be NULL in the outer query's rows, because another of its
         conditions excludes NULL.
     """
@@ -164,13 +164,12 @@ def nested_queries(query: Query, *more: Any, trusted: bool = False) -> Iterator[
 def parts_to_check(
     query: Query, *more: Any, trusted: bool = False
 ) -> Iterator[Nested | ShardCondition]:
-    """Yield the subqueries of ``query``, and its conditions on the shard of an instance.
-
-    What is inside a subquery is not yielded.
+    """Yield the subqueries of ``query``, and its conditions on the shard of an instance. Does not
+    look inside the subqueries.
 
     :param more: other expressions whose subqueries are yielded, too.
-    :param trusted: whether to accept SQL even if the library cannot know which rows the SQL reads.
-        True for the global database, which has all rows of its tables.
+    :param trusted: whether to accept SQL that may read any rows. True for the global database,
+        which has all rows of its tables.
     :raises UnknownExpression: ``trusted`` is False, and the library cannot know which rows an
         expression reads.
     """

@@ -40,9 +40,8 @@ class KeySource(Protocol):
     ) -> Sequence[Any] | None:
         """Return the shard keys of all stored rows whose ``field`` has one of ``values``.
 
-        The result must be complete: if another process changes a row's value from one of ``values``
-        to another one of ``values`` during the call, the row's key must not be missing. The result
-        may contain more keys than necessary.
+        The result must be complete, even if another process changes a row from one of ``values`` to
+        another one during the call. It may contain more keys than necessary.
 
         :param field: a field of the model's own table.
         :param values: values as the database stores them, without None.
@@ -64,8 +63,8 @@ class KeySource(Protocol):
 
 
 _sources: list[KeySource] = []
-# The keys that this thread has just found for the read that it does, as a function; see
-# hand_over(). They do not belong to a queryset, because threads may share one.
+# A function that returns the keys that this thread has just found for its present read; see
+# hand_over(). It does not belong to a queryset, because threads may share one.
 _keys_of_read: ContextVar[KeysOfRows | None] = ContextVar("_keys_of_read", default=None)
 
 

@@ -69,8 +69,8 @@ def install_key_validation(model: type[Model]) -> None:
     for field in model._meta.local_fields:
         if name in (field.name, field.attname):
             key: Any = field
-            # Set attributes of the field object, which deconstruct() does not see, so that
-            # migrations do not contain them.
+            # Set the attributes after the field was made: deconstruct(), and so migrations, do not
+            # see them.
             if "validators" in vars(key):
                 # The field has its list of validators already, as CharField does. Create a new
                 # list, because copies of the field in other models use the old one.
@@ -150,8 +150,8 @@ def _save_form_data(key: Any, row: Any, value: Any) -> None:
         row._state.is_key_refused = prepared is not None and prepared != bound_key.value
         if row._state.is_key_refused:
             return
-    # Store the row's key before the form changes it, so that clean_key() can compare. It is stored
-    # with the primary key, which shows whether the instance is still the same row.
+    # Store the row's key before the form changes it, so that clean_key() can compare. The primary
+    # key with it shows whether the instance is still the same row.
     if not row._state.adding and row.__dict__.get(key.attname) is not None:
         pk, before = row._state.__dict__.get("key_before_form", (None, None))
         if before is None or pk != row.pk:

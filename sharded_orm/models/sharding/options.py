@@ -131,9 +131,10 @@ class ShardOptions:
     def key_of(self, instance: Model) -> Any:
         """Return the shard-key value of ``instance``, as the database would store it.
 
-        :raises ShardKeyRequired: the value is None or was not loaded, or the model has no shard key.
-        :raises InvalidShardKey: the value is an expression, which only the database can compute, or it
-            has more decimal places than the column.
+        :raises ShardKeyRequired: the value is None or was not loaded, or the model has no shard
+            key.
+        :raises InvalidShardKey: the value is an expression, or has more decimal places than the
+            column.
         """
         if self.key is None:
             raise ShardKeyRequired(
@@ -181,9 +182,8 @@ class ShardOptions:
 
     @cached_property
     def _key_may_change_on_insert(self) -> bool:
-        # False for two kinds of keys that are checked elsewhere: for a generated key, which the
-        # insert checks, and for a key whose pre_save() the project has defined, because key_of()
-        # calls it before the shard is chosen.
+        # False for keys that are checked elsewhere: a generated key by the insert, and a key with a
+        # pre_save() of the project by key_of(), which calls it before the shard is chosen.
         return (
             self.key is not None
             and type(self.key).pre_save is not Field.pre_save

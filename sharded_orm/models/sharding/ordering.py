@@ -1,8 +1,8 @@
 """Resolves the names in ORDER BY and DISTINCT ON before Django compiles the query.
 
-Django looks up these names when it compiles the query. A name may then add a join or a subquery.
-The checks of :mod:`sharded_orm.models.sharding.colocation` run before that and need these joins and
-subqueries, so this module looks up the names earlier.
+Django looks up these names when it compiles the query, and may then add a join or a subquery. The
+checks of :mod:`sharded_orm.models.sharding.colocation` run earlier and need them, so this module
+looks up the names before.
 """
 
 from __future__ import annotations

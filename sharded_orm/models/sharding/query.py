@@ -28,8 +28,8 @@ class _InstancesInExpressions(Query):
     """A query that refuses wrong statements if an expression compares with an instance.
 
     Django resolves a condition inside an expression, such as ``When(album=album, …)`` or that of a
-    ``FilteredRelation``, without calling :meth:`add_q`. It calls :meth:`build_filter` with
-    ``split_subq=False``, which it does for no other condition.
+    ``FilteredRelation``, without :meth:`add_q`. It calls :meth:`build_filter` with
+    ``split_subq=False``, as for no other condition.
     """
 
     # The callers that pass split_subq=False are Q.resolve_expression() and
@@ -108,9 +108,9 @@ class ShardedQuery(_InstancesInExpressions, BoundKeyQuery):
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        # This is a shortcut, because nearly every query has a condition on the shard key. If a
-        # column of the model's own table is compared with a plain value, Django's build_filter()
-        # has nothing to resolve, join or trim. It would build the same condition, but slower.
+        # A shortcut, because nearly every query has a condition on the shard key. For a column of
+        # the model's own table and a plain value, Django's build_filter() has nothing to resolve,
+        # join or trim, and would build the same condition, but slower.
         if type(filter_expr) is tuple and not branch_negated and not self.annotations:
             name, value = filter_expr
             if type(value) in _PLAIN and (field := own_columns(self.model).get(name)):
@@ -179,9 +179,8 @@ def _with_shard_conditions(
         if not any(map(_mentions_instance, condition.children)):
             return condition
         changed = Q()
-        # Also add the shard to a negated condition, although it does not route the query. Without
-        # the shard, exclude(album=album) would also exclude rows of other shards whose album has
-        # the same id.
+        # Add the shard to a negated condition, too, although it does not route the query. Otherwise
+        # exclude(album=album) would also exclude rows of other shards whose album has the same id.
         changed.connector, changed.negated = condition.connector, condition.negated
         is_negated = is_negated or condition.negated
         changed.children = [
@@ -199,9 +198,9 @@ def _with_shard_conditions(
     if isinstance(value, Model):
         return Q(condition) & Q(on_shard([value]))
     # Compare each instance on its own shard only, because rows of two shards may have the same id.
-    # Compare values that are no such instances, for example ids, on all shards. Ignore None in the
-    # list, as Django does, because no value is equal to NULL. But exclude() with None in the list
-    # also excludes rows with NULL (since Django 6.1).
+    # Compare other values, such as ids, on all shards. Ignore None in the list, as Django does: no
+    # value is equal to NULL. But exclude() with None in the list also excludes rows with NULL
+    # (since Django 6.1).
     located = {id(instance) for rows in by_alias.values() for instance in rows}
     others = [
         item for item in value if id(item) not in located and (item is not None or is_negated)
@@ -216,11 +215,11 @@ def _with_shard_conditions(
 
 
 def _refuse_other_shards(model: Any, condition: Any, built: WhereNode) -> None:
-    """Make ``built`` refuse statements for other shards than that of the instances in ``condition``.
+    """Make ``built`` refuse statements for shards on which the instances in ``condition`` are not.
 
     :param model: the model of the query.
     :param condition: a condition inside an expression, such as ``("album", album)``.
-    :param built: what Django has built of ``condition``.
+    :param built: the result of Django for ``condition``.
     """
     options = shard_options(model) if _mentions_instance(condition) else None
     by_alias = {} if options is None else _instances_by_alias(options, condition)

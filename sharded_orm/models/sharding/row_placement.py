@@ -24,9 +24,9 @@ from sharded_orm.topology.model import Shard
 def locate(options: ShardOptions, instance: Model) -> Shard | None:
     """Return the shard of ``instance``, or None if it has no shard yet. Never chooses a shard.
 
-    Usually, the shard key determines the shard. If the key is not generated yet, or if the model
-    has no key, the shard is that of the row passed as ``near=``, or else that of a row of the same
-    group to which ``instance`` refers.
+    Usually, the shard key determines the shard. If the model has no key, or the key is not
+    generated yet, the shard is that of the row passed as ``near=``, or else that of a row of the
+    same group to which ``instance`` refers.
     """
     if options.key is None or options.awaits_key(instance):
         return _shard_of_relations(options, instance)
@@ -39,17 +39,17 @@ def place(options: ShardOptions, instance: Model, *, check_key: bool = True) -> 
     If its shard key has no shard yet, the group's strategy chooses a shard and records it.
 
     If the key is not generated yet, the shard is that of the row passed as ``near=``, or else that
-    of a row of the same group to which ``instance`` refers. If there is no such row, one of the
-    open shards is drawn at random. ``instance`` keeps the drawn shard until it is stored, unless no
-    session can be opened to the shard's node.
+    of a row of the same group to which ``instance`` refers, or else a random open shard.
+    ``instance`` keeps the random shard until it is stored, unless no session can be opened to the
+    shard's node.
 
-    :param check_key: whether a new key that is a foreign key to the global database must refer
-        to an existing row.
+    :param check_key: whether a new key that is a foreign key to the global database must refer to
+        an existing row.
     :raises DanglingShardKey: the row to which a new key refers does not exist.
     :raises NoOpenShard: no shard is open for new keys.
     :raises UnplacedKey: the row passed as ``near=`` is on no shard yet.
-    :raises InvalidShardKey: the shard key, or an id in a foreign key of ``instance``, is a
-        value that no row can have.
+    :raises InvalidShardKey: the shard key, or an id in a foreign key of ``instance``, is a value
+        that no row can have.
     """
     shard = None
     if options.key is None or options.awaits_key(instance):
@@ -132,11 +132,10 @@ def _shard_of_relations(
         if hasattr(value, "resolve_expression"):
             continue  # Skip a value that the database computes: it determines no shard yet.
         if value is not None and options.names_shard(field):
-            # ``value`` is the key of a row to which ``instance`` refers. Some strategies record the
-            # shard of each key. For them, call locate(), because place() would record a shard for
-            # an unknown key, although no row of the key is written now. Other strategies compute
-            # the shard. For them, call place() before a write, because it refuses an id that no row
-            # can have.
+            # ``value`` is the key of a row to which ``instance`` refers. A strategy that records
+            # the shard of each key must not do so now, because no row of this key is written: call
+            # locate(). Other strategies compute the shard. Call their place() before a write: it
+            # refuses an id that no row can have.
             must_exist = for_write and not runtime.strategy(options.group).places
             look_up = runtime.place if must_exist else runtime.locate
             return find_shard(instance, options.group, field.get_prep_value(value), look_up)

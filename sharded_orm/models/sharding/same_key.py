@@ -1,18 +1,17 @@
 """Makes sure that related rows inside a group have the same shard key.
 
-A row may refer only to rows of its own key, for two reasons. Rows of two keys may happen to be on
-one shard; but if a key moved to another shard, the relation would be impossible. And if the keys
-are tenants, one tenant's rows must not be shown to another. ``ShardMeta.same_key = False`` allows
-relations to rows of other keys on the same shard.
+A row may refer only to rows of its own key. Rows of two keys may happen to be on one shard, but if
+a key moved to another shard, the relation would break. And if the keys are tenants, one tenant's
+rows must not be shown to another. ``ShardMeta.same_key = False`` allows relations to rows of other
+keys on the same shard.
 
-In a group whose keys contain their shard (strategy ``embedded``), each row may have a key of its
-own, and related rows are put on one shard on purpose. So relations in such a group may join
-different keys.
+With the strategy ``embedded``, each row may have a key of its own, and related rows are put on one
+shard on purpose. So relations in such a group may join different keys.
 
 A stored row may have been read without its shard key (``only("name")``). A write, a form, and the
 other side of a one-to-one field then load the key with one query (``load=True``). Other reads do
 not load the key. A row of an automatic many-to-many table has the key of the two rows that it
-relates. If only one of these rows is in memory, a write of a stored row loads the other.
+relates. If only one of them is in memory, a write of a stored row loads the other.
 """
 
 from __future__ import annotations
@@ -123,8 +122,7 @@ def refuse_related_of_other_key(instance: Model, written: Iterable[str] | None =
     options = options_of(instance)
     if options is None or options.key is not None or not referred:
         return
-    # A row of an automatic many-to-many table has no key of its own, so compare the keys of the two
-    # rows that it relates.
+    # A row of an automatic many-to-many table has no key of its own: compare those of its two rows.
     if len(referred) == 1 and not instance._state.adding and relates_one_key(options):
         # Only one of the two rows is in memory, so load the other.
         referred = [getattr(instance, relation.name) for relation in options.relations]

@@ -1,8 +1,7 @@
 """Checks expressions that are not part of a query: aggregates, and values to be written.
 
-Django resolves such an expression only when it sends the statement. This module resolves the
-expression earlier, on a copy of the query, and checks it by the rule for queries: each shard must
-have all rows that the expression reads.
+Django resolves such an expression only when it sends the statement. This module resolves it
+earlier, on a copy of the query, and checks that each shard has all rows that the expression reads.
 """
 
 from __future__ import annotations

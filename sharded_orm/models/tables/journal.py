@@ -19,9 +19,8 @@ class OperationRun(models.Model):
 
     The process that executes the run has a lease on it, a right that expires unless it is renewed.
 
-    ``unfinished`` is either true or NULL. The unique constraint on kind, subject and ``unfinished``
-    ignores rows with NULL. So there is at most one unfinished run for each kind and subject, but
-    any number of finished runs.
+    ``unfinished`` is true or NULL. The unique constraint on kind, subject and ``unfinished``
+    ignores NULL, so there is at most one unfinished run for each kind and subject.
     """
 
     kind: models.CharField[str, str] = ExactCharField(max_length=32)
@@ -80,9 +79,9 @@ class OperationStep(models.Model):
     operation: models.TextField[str, str] = models.TextField(default="")
     position: models.JSONField[dict[str, Any], dict[str, Any]] = models.JSONField(default=dict)
     error: models.TextField[str, str] = models.TextField(default="")
-    #: Usually None. But several processes may share the steps of one run. Then each process has a
-    #: second run for itself, whose lease shows that the process is alive. This is the id of the
-    #: second run of the process that executes the step. See ``operations/runs/work_units.py``.
+    #: The id of the run that the process which executes the step has for itself, and whose lease
+    #: shows that the process is alive. Only if several processes share the steps of one run;
+    #: usually None. See ``operations/runs/work_units.py``.
     worker: models.BigIntegerField[int | None, int | None] = models.BigIntegerField(null=True)
     updated_at: models.DateTimeField[datetime, datetime] = models.DateTimeField(auto_now=True)
 

@@ -1,6 +1,6 @@
 """A snapshot that says which shards are on which nodes, and the balancing problem made from it.
 
-The problem says which shards are how large, and where each of them may move. This module sends no
+The problem has the size of each shard, and the nodes to which it may move. This module sends no
 queries.
 """
 
@@ -20,8 +20,8 @@ from sharded_orm.topology.schema_names import SchemaNames, shared_number
 class FleetSnapshot:
     """The shards of all groups at one moment, with their sizes.
 
-    :param topology: the topology. It has the capacities of nodes, and says which shards are pinned,
-        so that they must not move.
+    :param topology: the topology, with the capacities of nodes and the pinned shards, which must
+        not move.
     :param sizes: the size of each shard, keyed by the shard's alias: bytes, rows, keys or load,
         whichever is to be balanced. A shard that is missing counts as 0.
     :param recent: aliases of shards that have moved a short time ago, so they must not move again.

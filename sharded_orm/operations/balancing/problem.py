@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-#: Texts show the load of a bin as a percentage of its share, which is the load that the bin is to
-#: have. The share of a bin that is to be emptied is nearly 0. So if the load is at least this many
-#: times the share, words replace the percentage.
+#: Texts show the load of a bin as a percentage of its share, the load that it is to have. For a bin
+#: that is to be emptied, the share is nearly 0. From this many times the share on, words replace
+#: the percentage.
 _MOST: Final = 1000
 
 

@@ -73,7 +73,7 @@ def _rounded_covers(sizes: Sequence[float], limit: float) -> Iterator[list[int]]
             yield _choice(small, steps, possible, total)
             if total >= _STEPS:
                 return
-    # It is not certain that a list above reaches the limit. All items together do, so yield them last.
+    # No list above is certain to reach the limit. All items together do, so yield them last.
     yield list(range(len(sizes)))
 
 

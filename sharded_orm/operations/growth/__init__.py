@@ -1,10 +1,12 @@
 """Add shards to a group, and set which ranges of its shards take new keys (Pinterest's and Yupoo's
 way to grow, P10 and Y3).
 
-A *range* is a sequence of a group's shards on one primary node. The order of the steps matters. The
-shards of a new range get their tables before the topology names the range: otherwise a query to all
-shards would fail on them. And every process must know the range before it is *opened* for new keys:
-a process that does not know a shard cannot find the keys that other processes have placed there.
+A *range* is a sequence of a group's shards on one primary node. The order of the steps matters:
+
+1. The shards of a new range get their tables. Otherwise a query to all shards would fail on them.
+2. The topology names the range.
+3. When every process knows the range, it is *opened* for new keys. A process that does not know a
+   shard cannot find the keys that others have placed there.
 """
 
 from __future__ import annotations

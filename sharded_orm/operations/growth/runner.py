@@ -39,21 +39,21 @@ def grow(
 ) -> GrowthReport:
     """Add ``count`` shards to group ``name``: create, migrate, publish and open them as one range.
 
-    After any interruption, a call with the same arguments continues the growth. Until the growth is
+    After any interruption, a call with the same arguments continues the growth. Until it is
     complete or given up, a call with different arguments is refused. The calling process should do
-    nothing else during the call, because the process uses a topology with the new shards before
-    these shards exist.
+    nothing else during the call: it uses a topology with shards that do not exist yet.
 
     :param primary: the node of the new shards.
     :param replica: the node of their copies; None for no copies.
-    :param is_pair: whether ``primary`` and ``replica`` are a pair of servers that replicate from each
-        other. Then half of the new shards are active on each.
+    :param is_pair: whether ``primary`` and ``replica`` are a pair of servers that replicate from
+        each other. Then half of the new shards are active on each.
     :param weight: how often a new shard gets a new key, relative to the weights of other ranges.
     :param bounds: for a group with ``BOUNDS``, the lowest key of each new shard. These keys must be
         in ascending order, and above every key in use. For other groups, ``bounds`` is empty.
     :param open_it: whether to open the range for new keys at the end.
     :param progress: receives reports during the migration of the new shards.
-    :param stopping: a flag that ends the growth early once it is set; None if nothing can end it early.
+    :param stopping: a flag that ends the growth early once it is set; None if nothing can end it
+        early.
     :param tell: called with a line for the operator in each phase.
     :raises GrowthRefused: the group cannot grow, or not with these arguments.
     :raises PairRefused: the two nodes do not replicate each other correctly.
@@ -111,8 +111,8 @@ def grow(
 def give_up(name: str) -> NewRange | None:
     """Give up a growth that was broken off before its range was added to the topology.
 
-    Return the range; None if there is no such growth, or if the growth had not determined its range
-    yet. The databases that were created are kept. A later growth uses them if it has the same shards.
+    Return the range; None if there is no such growth, or if its range was not determined yet.
+    Databases that were created are kept, for a later growth with the same shards.
 
     :raises GrowthRefused: the topology has the range already.
     :raises OperationHeld: another process grows the group.

@@ -20,9 +20,9 @@ from sharded_orm.operations.imports.source_journal import SourceJournal
 from sharded_orm.operations.imports.source_tables import LOOK_UPS, SourceRow, SourceTable
 from sharded_orm.operations.relations import batched
 
-# For each table, a dict from the primary key of each changed row to the anchors that the row had
-# before its changes. An anchor is the shard key of a row, or the foreign key from which the row
-# gets its shard key (:attr:`SourceTable.anchor_field`).
+# For each table, the anchors that each changed row had before its changes, by primary key. An
+# anchor is the shard key of a row, or the foreign key from which the row gets its shard key
+# (:attr:`SourceTable.anchor_field`).
 _Changed = dict[SourceTable, dict[Any, set[Any]]]
 
 
@@ -48,7 +48,7 @@ class ChangeApplication:
         """Store the changed rows of the import's source on the shards, as they are on the source
         now.
 
-        If the shard key of a row changed, the rows that get their key from this row move, too.
+        If the shard key of a row changed, the rows that get their key from it move, too.
 
         Costs two queries for each shard, table and 500 rows, in addition to the statements that
         write.
@@ -117,9 +117,8 @@ class ChangeApplication:
         for pk, anchors in gone.items():
             for anchor in anchors:
                 # Skip this row if no shard is found for its anchor (its shard key, or the foreign
-                # key to the parent row with the key). There are two possible causes. Either no
-                # shard has the row, or its parent row was deleted from the source, too. In the
-                # second case, the row is deleted from the shard together with the parent.
+                # key to the parent row with the key). Either no shard has the row, or its parent
+                # row was deleted from the source, too, and takes the row with it.
                 shard = (
                     runtime.locate(table.options.group, keys[anchor]) if anchor in keys else None
                 )

@@ -1,6 +1,6 @@
 """Compare all rows of the source of an import with the rows of the shards, in both directions.
 
-To find errors of the code that copies rows, the comparison does not use that code. It reads rows
+The comparison shares no code with the copying of rows, whose errors it is to find. It reads rows
 with Django's query sets and field classes, and looks up the shard of each key again. First, each
 row of the source must be on the shard of its key, with equal values. Then, each row of a shard must
 be on the source, and its key must belong to this shard.
@@ -40,10 +40,10 @@ def compare_rows(
 ) -> ImportReport:
     """Compare all rows of the request's tables with those on the shards, and return the report.
 
-    Changes nothing. The report's problems name the differences: rows that are missing on their
-    shard, rows with different values, rows of a shard that the source does not have, and rows on a
-    shard to which their key does not belong. If the source or the shards are written meanwhile,
-    rows that have just changed may be reported, too.
+    Changes nothing. The report's problems name the differences: missing rows, different values,
+    rows that the source does not have, and rows on a shard to which their key does not belong. If
+    the source or the shards are written meanwhile, rows that have just changed may be reported,
+    too.
 
     Several processes may make the same call at once; they share the work.
 

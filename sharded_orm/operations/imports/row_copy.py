@@ -93,8 +93,8 @@ class _CopyJob(Job):
         conflicts: list[str] = []
         written: list[str] = []
         # Invalidate the cache even if this call writes nothing: a killed worker may have inserted
-        # rows of this unit without invalidating the cache. (A unit is a range of rows.) This is
-        # impossible after the first round of this run, if no other worker has begun this unit.
+        # rows of this unit (a range of rows) without doing so. From the second round on, skip this
+        # if no other worker has begun the unit.
         is_certain = unit.content["round"] > 1 and not unit.is_repeated
         try:
             for alias, rows_there in sorted(rows_by_alias(table, rows).items()):
@@ -132,8 +132,8 @@ class _CopyJob(Job):
             label = self._request.tables[unit["table"]].label
             add_counts(tables.setdefault(label, {}), result.items())
         rounds.append({"tables": tables, "examples": examples})
-        # In the next round, rows may be stored that refer to rows which were missing so far. But if
-        # this round has copied no row, a further round would copy none either.
+        # The next round may store rows that refer to rows which were missing so far. If this round
+        # has copied no row, a further round would copy none either.
         has_news = any(counts.get(name) for counts in tables.values() for name in _NEWS)
         return has_news and len(rounds) < self._request.rounds
 

@@ -168,9 +168,7 @@ class ShardTable:
 
     def remove(self, anchors: Mapping[Any, set[Any]], dependents: Sequence[SourceTable]) -> int:
         """Delete rows of this shard, and the rows of ``dependents`` that get their shard key from
-        them.
-
-        All deletes are in one transaction.
+        them, in one transaction.
 
         :param anchors: the anchors that each row had, keyed by primary key. An anchor
             (:attr:`SourceTable.anchor_field`) is the shard key of a row, or its foreign key to the
@@ -268,8 +266,8 @@ class ShardTable:
         with self._transaction() as cursor:
             for batch in batched(rows, LOOK_UPS):
                 # Lock the rows of the shard before reading the source again. If two workers
-                # overwrite the same row, the one that gets the lock later also reads the source
-                # later. So it does not overwrite newer values with older ones.
+                # overwrite the same row, the one that gets the lock later then also reads the
+                # source later. So newer values are not overwritten with older ones.
                 self._lock(cursor, [row.pk for row in batch])
                 pks = [row.pk for row in batch]
                 there = table.stored(self._alias, pks)

@@ -97,10 +97,9 @@ def follow_source(
 ) -> FollowReport:
     """Copy the rows of ``request``, and then apply each later change of the source to the shards.
 
-    Updates and deletes are applied, too. Triggers on the source record which rows change. The
-    triggers stay when this function ends, so another call continues where this one stopped.
-    Meanwhile, nobody else may write the imported rows on the shards, because such writes are
-    overwritten with the values of the source.
+    Triggers on the source record which rows change, and stay when this function ends. So another
+    call continues where this one stopped. Meanwhile, nobody else may write the imported rows on the
+    shards: the values of the source overwrite such writes.
 
     :param threads: number of threads that copy.
     :param stopping: a flag that ends the work early once it is set.
@@ -138,8 +137,8 @@ def switch_source(
     """Close the source (make it refuse writes), and copy its last changes to the shards.
 
     First does what :func:`follow_source` does, until few changes are left. Then the database
-    refuses each write to the tables of the source, the last changes are applied, and the rows are
-    counted on both sides. The source stays closed. Can be repeated after an error.
+    refuses writes to the source's tables, the last changes are applied, and the rows are counted on
+    both sides. The source stays closed. Can be repeated after an error.
 
     :param patience: seconds to wait for transactions on the source that are open when it is closed.
     :raises ImportFailed: a transaction was still open after ``patience`` seconds. The source

@@ -56,9 +56,9 @@ class SourceJournal:
         self._group = request.group
         self._source = request.source
         digest = md5(request.group.encode(), usedforsecurity=False).digest()
-        # The journal of changes stores the group's changes, and the state of its fence (the triggers
-        # that refuse writes), under this number. The number is computed from the group's name, so that
-        # every process uses the same one.
+        # The number of the group's changes in the journal, and of its fence (the triggers that
+        # refuse writes). It is computed from the group's name, so that every process uses the same
+        # one.
         self._number = int.from_bytes(digest[:7])
         self._capture = _open_capture(request.source)
 

@@ -1,9 +1,10 @@
 """Execute a migration plan on one shard, from the checkpoint that the shard has reached.
 
-A *unit* of the plan is one migration in one direction. Most operations were run on an empty copy of
-the shard, and the recorded statements (a *script*) are replayed. Operations such as ``RunPython``
-run on each shard; a unit that has such an operation is *mixed*. A *stretch* is a sequence of
-statements that one checkpoint in the journal covers.
+- A *unit* of the plan is one migration in one direction.
+- A *script* has the statements that most operations have run on an empty copy of the shard. They
+  are replayed.
+- A *mixed* unit has an operation that runs on each shard, such as ``RunPython``.
+- A *stretch* is a sequence of statements that one checkpoint in the journal covers.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class ScriptExecutor:
             self.counters = build(self._session, script, self._session.step.run.id, key).counters
         elif all(statement.records for statement in script.statements):
             # These migrations change nothing on a shard, for example because its tables are of
-            # other apps. So one statement records all of them, and there is nothing to compare.
+            # other apps. So one statement records all of them.
             self._session.records.record(script.records, backwards=self._plan.backwards)
         else:
             before, run = self._schema, self._session.step.run.id
@@ -151,9 +152,9 @@ class ScriptExecutor:
 
         Do nothing while the transaction of a migration is open.
 
-        :param unit: the migration that is continued or recorded after the check, if there is one.
+        :param unit: the migration that is continued or recorded after the check, if any.
         :param before: the schema when ``script`` began; None if it was not read.
-        :raises SchemaDiffers: the schema is not the one to which ``script`` must lead.
+        :raises SchemaDiffers: the shard has another schema.
         """
         if self._editor is not None and self._editor.atomic_migration:
             return
@@ -367,9 +368,9 @@ class ScriptExecutor:
     ) -> tuple[int, int]:
         """Run the statements of ``script`` from index ``start`` on.
 
-        Stop before a migration of the script that is not the next one in the plan, or that was
-        edited since ``script`` was recorded. Return where to continue: the index of a migration in
-        the plan, and the index of an operation in that migration.
+        Stop before a migration of the script that is not the next one in the plan, or was edited
+        since. Return where to continue: the index of a migration in the plan, and of an operation
+        in it.
         """
         units = 0
         unit: Unit | None = None

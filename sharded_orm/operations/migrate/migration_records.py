@@ -70,8 +70,8 @@ class Records:
     def record(self, keys: Iterable[Key], *, backwards: bool) -> None:
         """Record that migrations are applied; if ``backwards``, that they are not applied any more.
 
-        In the same transaction, delete all markers. Markers prove that single operations of a
-        migration were committed. Once the whole migration is recorded, no such proof is needed.
+        In the same transaction, delete all markers, which prove that single operations were
+        committed: the record of the whole migration replaces them.
         """
         if not backwards and not self._has_markers:
             self._insert(list(keys))  # A single statement needs no explicit transaction.

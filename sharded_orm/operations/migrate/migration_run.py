@@ -113,9 +113,9 @@ def migrate(
 ) -> MigrationReport:
     """Migrate the selected shards of one group and return the report.
 
-    If a shard fails, the failure is in the report, and the other shards are still migrated unless there
-    are more failures than ``request.waves`` allows. After any interruption, another call continues
-    where this one stopped.
+    If a shard fails, the failure is in the report. The other shards are still migrated, unless
+    there are more failures than ``request.waves`` allows. After any interruption, another call
+    continues where this one stopped.
 
     :param stopping: a flag that ends the migration early once it is set. The report's attribute
         ``left`` then says how many shards were not begun or not finished.
@@ -166,8 +166,8 @@ def migrate(
 
 
 def _finish_broken_off(kind: str, subject: str) -> None:
-    """Mark the last run of ``kind`` on ``subject`` (a migration of shards) as finished, if its
-    process was killed after it had migrated the last shard.
+    """If the process of the last run of ``kind`` on ``subject`` was killed after it had migrated
+    the last shard, mark the run as finished.
     """
     last = journal.last_run(kind, subject)
     if last is None or last.state != "broken off":

@@ -36,8 +36,8 @@ class Migrator:
         """Return how far ``shards`` are migrated, and which of them are behind.
 
         Cost: one query per 500 shards of each node. If a shard or its table ``django_migrations``
-        does not exist, these queries are repeated, and two more are sent to its node. In addition,
-        each distinct set of applied migrations costs five queries at most.
+        does not exist, these queries are repeated, and two more are sent to its node. Each distinct
+        set of applied migrations costs five more queries at most.
 
         :raises InvalidMigrationTarget: the target does not exist, or no path leads to it.
         """

@@ -128,10 +128,9 @@ class PerShardOperation:
                 with self._observe_statements(in_transaction=in_transaction):
                     self._call(self._editor)
                 if self._editor.deferred_sql:
-                    # The marker is a row that proves the commit of this transaction. The schema
-                    # editor's deferred statements run after the commit, so the marker does not
-                    # prove that they ran. So note in the journal, before the commit, that a
-                    # rollback does not undo the whole operation.
+                    # The marker, a row, proves the commit of this transaction. But the schema
+                    # editor's deferred statements run after the commit. So note in the journal,
+                    # before the commit, that a rollback does not undo the whole operation.
                     self.forget_revertibility()
             for sql in self._editor.deferred_sql:
                 self._editor.execute(sql, None)
@@ -234,8 +233,8 @@ class PerShardOperation:
 
 
 class _UnobservedCommits(CommitWatcher):
-    """Watches the transaction of an operation for statements that may commit it, and that no
-    ``execute_wrapper()`` sees: of ``callproc()``, and of the driver's connection and its cursors.
+    """Watches for statements that may commit the transaction of an operation, and that no
+    ``execute_wrapper()`` sees: those of ``callproc()``, and of the driver's connection and cursors.
     """
 
     def __init__(self, operation: PerShardOperation) -> None:

@@ -33,9 +33,9 @@ _SCHEMA_OPERATIONS = frozenset(
     f"django.db.migrations.operations.{module}" for module in ("fields", "models")
 )
 # Operations of django.contrib.postgres that send SQL only through the schema editor, as Django's
-# own do. They are named as text, because the module is not imported here. CreateExtension is left
-# out, because its SQL depends on the extensions of the database, which the copy of a shard's schema
-# does not show.
+# own do. The module is not imported here, so they are named as text. CreateExtension is left out:
+# its SQL depends on the extensions of the database, which the copy of a shard's schema does not
+# show.
 _POSTGRESQL = "django.contrib.postgres.operations"
 _POSTGRESQL_OPERATIONS = frozenset(
     {
@@ -65,8 +65,8 @@ class Piece:
 class Unit:
     """One migration in one direction, forwards or backwards.
 
-    :param alias: the alias that is passed to database routers. It may be that of any shard of the
-        group, because routers give the same answer for all shards of a group.
+    :param alias: the alias that is passed to database routers: that of any shard of the group,
+        because routers give the same answer for all of them.
     :param records: the rows of ``django_migrations`` that the unit adds (forwards) or deletes
         (backwards).
     """

@@ -43,8 +43,8 @@ _TYPES: Final[dict[str, tuple[type, Any]]] = {
 class RecordedStatement:
     """A recorded statement of one operation, or the step that records the migration.
 
-    The last statement of each migration adds or deletes the migration's rows in
-    ``django_migrations``; it is called the recording statement.
+    The last statement of each migration, the *recording statement*, adds or deletes the migration's
+    rows in ``django_migrations``.
 
     :param operation: the index of the operation in its unit (a migration in one direction).
     :param label: a description of the operation for people.
@@ -53,8 +53,8 @@ class RecordedStatement:
     :param after: the fingerprint (a hash) of the schema after the statement. None if the statement
         does not change the schema, or if the whole migration runs in one transaction.
     :param records: for the recording statement, the rows that it adds or deletes; otherwise empty.
-    :param outline: for the recording statement, :meth:`Unit.outline` of the whole migration: a short
-        text that identifies its operations; otherwise "".
+    :param outline: for the recording statement, :meth:`Unit.outline` of the whole migration: a
+        short text that identifies its operations; otherwise "".
     """
 
     migration: Key
@@ -127,10 +127,10 @@ class RecordedScript:
     def stretch(self, index: int) -> range:
         """Return the indexes of the statements, from ``index`` on, that one checkpoint can cover.
 
-        After an interruption, the schema must show how many of these statements took effect. So the
-        statements all belong to one operation, and each statement leaves a different schema. The
-        statement that records the migration may come last, because the rows of
-        ``django_migrations`` show whether it took effect.
+        After an interruption, the schema must show how many of them took effect. So they all belong
+        to one operation, and each leaves a different schema. The statement that records the
+        migration may come last, because the rows of ``django_migrations`` show whether it took
+        effect.
         """
         first = self.statements[index]
         end, fingerprints = index + 1, {self.fingerprint_before(index)}
@@ -150,10 +150,8 @@ class RecordedScript:
         return range(index, end)
 
     def _is_visible(self, statement: RecordedStatement, index: int) -> bool:
-        """Whether a later process can continue if ``statement`` was interrupted.
-
-        That is so if the database shows whether the statement took effect, or if running the
-        statement a second time does no harm.
+        """Whether a later process can continue if ``statement`` was interrupted: the database shows
+        whether it took effect, or running it a second time does no harm.
 
         :param index: the index of ``statement`` in the script.
         """

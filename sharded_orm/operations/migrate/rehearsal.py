@@ -72,8 +72,8 @@ class Segment:
     def end(self) -> int:
         """The index, in the migration, of the first operation after this segment.
 
-        Call this only for a partial segment, which has operations of one migration only. It ends
-        before the migration's next operation without recorded SQL.
+        Call this only for a partial segment. It ends before the next operation of its migration
+        without recorded SQL.
         """
         unit = self.plan.units[self.unit]
         return next(
@@ -140,14 +140,14 @@ class Rehearsals:
         segment: Segment,
         snapshot: SchemaSnapshot,
     ) -> tuple[str, RecordedScript]:
-        """Return the recorded SQL of ``segment`` (some operations of a plan) for shards whose schema
-        is ``snapshot``, as a pair: the key under which the SQL is stored, and the SQL.
+        """Return the recorded SQL of ``segment`` (some operations of a plan) for shards whose
+        schema is ``snapshot``, as a pair: the key under which the SQL is stored, and the SQL.
 
-        If the journal does not have the SQL yet, it is recorded now: the operations run on an empty
-        copy of the schema (a rehearsal).
+        If the journal does not have the SQL yet, a rehearsal records it: the operations run on an
+        empty copy of the schema.
 
-        :param connection: the connection of a shard with that schema. During a rehearsal, the shard's
-            alias leads to the copy, in this thread only.
+        :param connection: the connection of a shard with that schema. During a rehearsal, the
+            shard's alias leads to the copy, in this thread only.
         :raises RehearsalFailed: a migration fails on the copy, which has no rows.
         :raises LeaseLost: another process has taken over ``run``.
 
@@ -157,9 +157,9 @@ class Rehearsals:
         last = self._last
         if last is None or not snapshot.looks_like(last):
             self._last = last = snapshot
-        # Most shards have the same schema. If the shard before this one had it, ``last`` is still
-        # the snapshot of that shard, whose fingerprint (a hash) is known. The comparison above
-        # costs less than a new fingerprint.
+        # Most shards have the same schema. So ``last`` is usually still the snapshot of an earlier
+        # shard, whose fingerprint (a hash) is known. The comparison above costs less than a new
+        # fingerprint.
         key = self.key(connection, segment, last.fingerprint)
         script = self.script(run, key)
         if script is None:
@@ -290,11 +290,11 @@ class Rehearsals:
 
 
 def _remedy(segment: Segment, alias: str) -> str:
-    """Return advice about a likely cause of a failed rehearsal; "" if the segment shows no such cause.
+    """Return advice about a likely cause of a failed rehearsal; "" if the segment shows no such
+    cause.
 
-    The cause is a foreign key from a table on the shards to a table that is not on shards. A
-    migration that was written before its table was sharded may create such a foreign key, and most
-    databases refuse it.
+    The cause is a foreign key from a table on the shards to a table that is not on shards, which
+    most databases refuse. A migration from before its table was sharded may create one.
     """
     plan, names = segment.plan, {}
     if plan.backwards:

@@ -42,9 +42,9 @@ def compare(
     :param script: recorded SQL that was run on the shard.
     :param checkpoint: the step to write into the journal if the schema differs. The next attempt
         compares the schemas again and, if they are equal, continues.
-    :param before: the schema when ``script`` began; None if it was not read. If it is given and
-        ``script`` only alters tables, other tables are read only if the altered ones differ.
-    :raises SchemaDiffers: the schema is not the one to which ``script`` must lead.
+    :param before: the schema when ``script`` began; None if it was not read. With it, if ``script``
+        only alters tables, the other tables are read only if the altered ones differ.
+    :raises SchemaDiffers: the shard has another schema.
     """
     tables = script.altered_tables(before) if before is not None else None
     if before is not None and tables is not None:

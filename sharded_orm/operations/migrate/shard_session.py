@@ -145,9 +145,9 @@ class ShardSession:
     def attempt(self, label: str = "") -> Iterator[None]:
         """A context manager whose block executes the step that :meth:`begin` has recorded.
 
-        If the block raises an error, record in the journal that the step failed, so that the step
-        does not count as interrupted. But record nothing if the database session was lost, because
-        the server may still be running the statement.
+        If the block raises an error, record that the step failed, so that it does not count as
+        interrupted. Record nothing if the database session was lost: the server may still be
+        running the statement.
 
         :param label: a description, for people, of what the block executes. It becomes the step's
             description if the block fails. If it is "", the step keeps its description.
@@ -175,9 +175,9 @@ class ShardSession:
     def completion(self) -> Iterator[None]:
         """A context manager whose block sends ``post_migrate`` after the last migration.
 
-        If the block is interrupted or fails, a later process must send ``post_migrate`` again. A
-        checkpoint of the kind END in the journal says so. It is written before the block, unless
-        the present checkpoint says so, too. If the block raises an error, it is written in any
+        A checkpoint of the kind END in the journal makes a later process send ``post_migrate``
+        again if the block is interrupted or fails. It is written before the block, unless the
+        present checkpoint has the same effect. If the block raises an error, it is written in any
         case.
         """
         end = Checkpoint(What.END, self.step.run.id)

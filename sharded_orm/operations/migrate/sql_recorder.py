@@ -17,9 +17,9 @@ RECORD_LABEL = "Record the migration"
 class Recorder:
     """Records, in order, the statements on one connection that change rows or the schema.
 
-    A recorder observes the connection and not the schema editor, because an editor also runs
-    statements on cursors that it opens itself. Statements that only read are not recorded. They are
-    not repeated on the shards, because shards with the same schema would all give the same answer.
+    A recorder observes the connection, because a schema editor also runs statements on cursors that
+    it opens itself. Statements that only read are not recorded: all shards with the same schema
+    would give the same answer.
     """
 
     def __init__(self, connection: Any) -> None:

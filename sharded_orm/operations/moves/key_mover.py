@@ -37,8 +37,8 @@ BATCH = 500
 #: The copy of a key's rows counts as current if the journal, the table of changed rows on the key's
 #: old shard, has at most this many entries.
 FEW_CHANGES = 50
-#: The mover of a key gives up if, after this many reads of the journal of changed rows, the number
-#: of changes to copy has not become smaller. The source then changes faster than the mover copies.
+#: The mover of a key gives up after this many reads of the journal of changed rows without fewer
+#: changes to copy: the source then changes faster than the mover copies.
 MOST_ROUNDS = 100
 #: The largest number of attempts to switch the key to the target before the move is given up.
 ATTEMPTS = 10
@@ -157,10 +157,10 @@ class KeyMover:
 
     def _watch(self, capture: ChangeCapture, move: MoveRecord, *, closed: bool) -> None:
         with capture.exclusively(TRIGGER_PATIENCE):
-            # Another process may abort this move. It records the abort first, and then takes this
-            # lock to remove the fences, the triggers that refuse writes. If the abort is recorded
-            # by now, move.check() raises an error before a fence is made. Otherwise, the other
-            # process gets the lock after this block, and removes this fence.
+            # Another process may abort this move: it records the abort, and then takes this lock to
+            # remove the fences. If the abort is recorded by now, move.check() raises an error
+            # before a fence is made. Otherwise, the other process gets the lock after this block,
+            # and removes this fence.
             move.check()
             self._check()
             capture.prepare()
@@ -215,8 +215,7 @@ class KeyMover:
     def switch(self, move: MoveRecord) -> None:
         """Make the target the owner of the key.
 
-        Processes remember the shard of a key. Call this only when all of them have forgotten the
-        old shard of this key.
+        Call this only when all processes have forgotten the old shard of the key.
 
         :raises MoveFailed: the copy differs from the source, the target refuses a row, or the
             switch would take longer than writes may wait. The source still owns the key, but
@@ -270,19 +269,19 @@ class KeyMover:
                 copy.columns(table)
 
     def _publish_early(self, move: MoveRecord, cascading: Collection[str]) -> list[CapturedTable]:
-        """Publish the tables that can be published before writes begin to wait. Return these
-        tables.
+        """Publish the tables that can be published before writes begin to wait, and return them.
 
         To publish is to move copied rows from side tables of the target into its real tables.
-        Nobody sees these rows yet: the source owns the key, and queries of several shards leave out
-        rows whose key is on its way to the shard.
+        Nobody sees these rows yet: the source owns the key, and queries of several shards leave
+        them out.
 
-        Three kinds of tables are published later. First, tables without the shard key, because
-        queries cannot leave out their rows. Second, tables that cascades of the database change,
-        because no trigger records such changes. Third, tables with a unique index that does not
-        contain the shard key. A row on the source may give up its unique value after it was
-        published. Until the published copy is brought up to date, rows of other keys on the target
-        could not use the value.
+        Three kinds of tables are published later:
+
+        - tables without the shard key, because queries cannot leave out their rows;
+        - tables that cascades of the database change, because no trigger records such changes;
+        - tables with a unique index that does not contain the shard key. A row on the source may
+          give up its unique value after it was published. Until the copy follows, rows of other
+          keys on the target could not use the value.
         """
         target = self._sessions.copy(move.target)
         tables = [
@@ -307,11 +306,10 @@ class KeyMover:
     def _give_up(self, move: MoveRecord, cause: LeaseLost) -> None:
         """Reopen the fence on the source, so that the source accepts writes of the key again.
 
-        Called after this process has lost the lease, which is the right to move keys of the group.
-        The move is aborted first, so that no process can switch the key to the target any more.
-        Only the fence with this move's number is reopened. If another process has removed that
-        fence, or a later move has taken it over, then no fence has the number, and nothing is
-        reopened.
+        Called after this process has lost the lease, the right to move keys of the group. First
+        abort the move, so that no process can switch the key to the target any more. Then reopen
+        the fence with this move's number. If another process has removed this fence, or a later
+        move has taken it over, nothing is reopened.
         """
         try:
             if move.abort(one_line(cause)):
@@ -390,8 +388,8 @@ class KeyMover:
         """
         source, target = self._sessions.capture(move.source), self._sessions.capture(move.target)
         target.unwatch(move.number)
-        # End the measured pause of writes, unless it has ended already. It has not ended if an error
-        # stopped the switch just after its commit: then writes have waited until now.
+        # End the measured pause of writes. It is still running if an error stopped the switch just
+        # after its commit: then writes have waited until now.
         self._end_pause()
         sessions = source.sessions()
         self._sessions.copy(move.source).prepare(self._tables)
@@ -415,9 +413,8 @@ class KeyMover:
         self._sessions.close()
         source, target = self._sessions.capture(move.source), self._sessions.capture(move.target)
         # Remove the fence of the source first: the source owns the key, and must accept writes
-        # again soon. exclusively() takes the lock that a mover holds while it makes a fence. So a
-        # paused mover has either made its fence before, or gets the lock later and then notices
-        # that the move is aborted.
+        # again soon. exclusively() takes the lock under which a mover makes a fence. So a paused
+        # mover has made its fence before, or gets the lock later and then notices the abort.
         for capture in (source, target):
             with capture.exclusively(TRIGGER_PATIENCE):
                 capture.prepare()

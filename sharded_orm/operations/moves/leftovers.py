@@ -1,9 +1,8 @@
 """Removes from shards what moves of keys have left there.
 
 A *fence*, the triggers that refuse writes of a moved key, stays on the old shard as long as a
-session from before the move may write there. Old rows are kept for a while. A process may also
-leave copies, fences and triggers behind if it is killed or paused, or if another session holds a
-lock.
+session from before the move may write there. Old rows are kept for a while. A process that is
+killed or paused, or is blocked by a lock, may also leave copies, fences and triggers behind.
 """
 
 from __future__ import annotations
@@ -28,9 +27,8 @@ from sharded_orm.operations.moves.shard_sessions import ShardSessions
 from sharded_orm.operations.relations import batched
 from sharded_orm.operations.runs.journal import one_line
 
-#: If a database cannot list its open sessions, it is unknown whether a session from before a move
-#: may still write to the old shard. In this case, the old shard refuses writes to the moved key for
-#: this time.
+#: For this time, an old shard refuses writes to a moved key if its database cannot list its open
+#: sessions: a session from before the move may still write there.
 FENCE_KEPT: Final = timedelta(days=1)
 _LOOK_UPS = 500
 
@@ -52,11 +50,10 @@ class CleanupReport:
 def remove_leftovers(group: str, shards: Iterable[int], *, kill: bool = False) -> CleanupReport:
     """Remove fences that are not needed any more, and old rows that were kept for long enough.
 
-    A fence refuses writes to a moved key on its old shard. It is needed as long as a session from
-    before the move may write there. On ``shards``, copies and fences of moves that have ended are
-    removed, too, and the triggers if no fence is left. Can be repeated. If something cannot be
-    removed, the report has a note and no error is raised, because such leftovers do not disturb the
-    application.
+    A fence refuses writes to a moved key on its old shard, as long as a session from before the
+    move may write there. On ``shards``, copies and fences of moves that have ended are removed,
+    too, and the triggers if no fence is left. Can be repeated. If something cannot be removed, the
+    report has a note, and no error is raised: such leftovers do not disturb the application.
 
     :param shards: the numbers of shards on which moves have worked.
     :param kill: whether to end sessions of paused processes that hold a lock there.
@@ -110,10 +107,8 @@ def _clean_node(
     report: CleanupReport,
     unreachable: dict[str, str],
 ) -> int:
-    """Remove from one node what moves of keys have left there: old rows that were kept for long
-    enough, and fences (triggers that refuse writes of a moved key) that are not needed any more.
-
-    Return how many fences have to stay.
+    """Remove from one node old rows that were kept for long enough, and fences that are not needed
+    any more. Return how many fences have to stay.
 
     :param rows: the records of the moves from shards of the node.
     """
@@ -154,10 +149,8 @@ def _clean(row: KeyMove, needs_fence: bool, sessions: ShardSessions, report: Cle
 
 
 def _needed_fences(rows: Sequence[KeyMove], sessions: ShardSessions) -> set[int]:
-    """Return the numbers of the moves whose fences, which refuse writes of a moved key, must stay.
-
-    A fence must stay while a database session that was open before the key moved may still write to
-    the old shard.
+    """Return the numbers of the moves whose fences must stay, because a session from before the
+    move may still write to the old shard.
 
     :param rows: the records of moves whose old shards are on one node.
     """
@@ -183,9 +176,9 @@ def _sweep(shard: int, sessions: ShardSessions, report: CleanupReport) -> None:
     it is still needed.
     """
     copy, capture = sessions.copy(shard), sessions.capture(shard)
-    # Read the shard first, and the records of moves afterwards. So each move that has left
-    # something on the shard has a record by then. If a move has just begun, its record says that it
-    # is unfinished, and what it has on the shard is not removed.
+    # Read the shard before the records of moves. Then each move that has left something on the
+    # shard has a record. The record of a move that has just begun says that it is unfinished, so
+    # nothing of it is removed.
     copies = copy.copies()
     is_prepared = capture.is_prepared()
     fences = set(capture.fences()) if is_prepared else set()

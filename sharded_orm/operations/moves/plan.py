@@ -17,7 +17,7 @@ from sharded_orm.operations.relations import batched
 from sharded_orm.routing.directory import DirectoryStrategy
 
 #: If the target is ``auto``, open shards are drawn at random. If this many draws return only the
-#: key's own shard, the plan assumes that there is no other open shard.
+#: key's own shard, the plan takes it for the only open shard.
 _DRAWS = 100
 _LOOK_UPS = 500
 

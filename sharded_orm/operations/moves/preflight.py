@@ -96,9 +96,9 @@ def check_shards(
     group: str, numbers: Iterable[int], tables: Sequence[CapturedTable], sessions: ShardSessions
 ) -> list[str]:
     """Check that the shards have equal schemas, and that the mover has the privileges that it
-    needs.
+    needs. Return notes for the operator.
 
-    Return notes for the operator. Costs some statements per shard.
+    Costs some statements per shard.
 
     :raises MoveRefused: something is missing; every reason is listed.
     :raises BranchesPrepared: a transaction in two phases holds locks on one of the shards.

@@ -26,8 +26,8 @@ SWITCHING: Final = "switching"
 SWITCHED: Final = "switched"
 SETTLED: Final = "settled"
 ABORTED: Final = "aborted"
-#: Among the records of moves, one row has this phase and records no move. Processes lock this row
-#: before they announce moves, so that only one process announces moves at a time.
+#: The phase of the one row among the records of moves that records no move. Processes lock this row
+#: before they announce moves, so only one process announces moves at a time.
 QUEUE: Final = "queue"
 # The key of an entry in a move's JSON column ``position``. The value of the entry is the number of
 # seconds for which old rows are kept.
@@ -84,8 +84,8 @@ def announce(group: str, keys: Sequence[KeyToMove], keep: timedelta) -> list[Mov
     try:
         _create_queue_row()
         with transaction.atomic(using=alias):
-            # This write locks the queue row, so that announcements of all groups come one after the
-            # other. Then moves become visible in the order of their numbers. On SQLite, a
+            # This write locks the queue row. So announcements of all groups come one after the
+            # other, and moves become visible in the order of their numbers. On SQLite, a
             # transaction waits for others only if it begins with a write.
             _queue_row().update(phase=QUEUE)
             rows().bulk_create(moves)
@@ -105,8 +105,8 @@ def announce(group: str, keys: Sequence[KeyToMove], keep: timedelta) -> list[Mov
 
 
 def _queue_row() -> QuerySet[KeyMove]:
-    """Return the row that a process locks while it announces moves, so that other processes wait.
-    The row records no move.
+    """Return the row that records no move. A process locks it while it announces moves, so that
+    other processes wait.
     """
     return rows().filter(group="", key="", in_flight=False)
 
@@ -203,9 +203,9 @@ class MoveRecord:
     def settle(self, sessions: Any) -> None:
         """Record that the old rows are set aside, so the move is finished.
 
-        :param sessions: a value that identifies the database sessions that were open on the source
-            when the target became the owner. They may still send writes to the source. None if the
-            database cannot list its sessions.
+        :param sessions: a value that identifies the sessions that were open on the source when the
+            target became the owner, and may still write there. None if the database cannot list its
+            sessions.
         """
         keep = timedelta(seconds=self.position[_KEPT_FOR])
         position = {
@@ -256,9 +256,8 @@ class MoveRecord:
         )
 
     def former_fence(self) -> int | None:
-        """Return the number of the fence that an earlier move of this key has left on the target.
-
-        That fence refuses writes of the key there. None if there is no such fence. One query.
+        """Return the number of the fence that an earlier move of this key has left on the target,
+        where it refuses writes of the key. None if there is none. One query.
         """
         earlier = rows().filter(
             group=self.group, key=self.key, source=self.target, phase=SETTLED, pk__lt=self.number

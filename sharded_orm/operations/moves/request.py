@@ -15,10 +15,9 @@ class MoveOptions:
     """How keys are moved.
 
     :param max_pause: the largest number of seconds for which writes to a key wait in the last step
-        of its move, while the last changes are copied. If the step takes longer, the writes
-        continue on the source shard, and the step is tried again later. A pause can still be
-        longer, because the time is not checked while the last changes are written and all rows are
-        compared.
+        of its move, while the last changes are copied. After that, the writes continue on the
+        source shard, and the step is tried again later. A pause can be longer, because the time is
+        not checked while the last changes are written and all rows are compared.
     :param rate: the largest number of rows per second that a worker copies; None for no limit.
     :param workers: number of keys that are moved at once.
     :param keep: the time for which the old rows are kept, in side tables on the former shard.

@@ -52,9 +52,8 @@ MARGIN: Final = 1.0
 #: While a move waits until no other process remembers the old shard of the key, it copies changed
 #: rows at this interval, in seconds. Each time, it also checks whether it was aborted.
 FOLLOWED_EVERY: Final = 1.0
-#: The number of moves that are announced at once. Until an announced key has moved, processes do
-#: not remember its shard, so each use of the key costs a query of the directory (the table that
-#: records the shard of each key).
+#: The number of moves that are announced at once. Until an announced key has moved, each use of it
+#: costs a query of the directory (the table of each key's shard).
 ANNOUNCED_AT_ONCE: Final = 100
 
 
@@ -70,8 +69,8 @@ def move_keys(
     """Move all rows of keys to another shard, while the site reads and writes them (Yupoo, Y4).
 
     At every moment, one shard owns a key. If this process is killed, call the function again. It
-    first ends the unfinished moves, so that all rows of a key are on its old shard or on its new
-    shard, never on both. Keys that are on the target already are skipped.
+    first ends the unfinished moves: all rows of a key are then on one shard, the old or the new.
+    Keys that are on the target already are skipped.
 
     :param keys: shard keys of ``group``, as values or as text.
     :param to: the number of the target, or ``"auto"``, which draws an open shard for each key.
@@ -138,9 +137,9 @@ def repair(group: str, *, options: MoveOptions | None = None) -> MoveReport:
 def abort(group: str, keys: Iterable[Any] = ()) -> MoveReport:
     """Abort moves whose keys are still owned by their old shards. The keys stay where they are.
 
-    If another process works on such a move, that process notices the abort at its next batch of
-    rows, and removes what it has copied. Otherwise this call removes the copied rows. Moves whose
-    keys are owned by the new shard already are not changed.
+    The copied rows are removed: by this call, or, if another process works on the move, by that
+    process at its next batch of rows. Moves whose keys are owned by the new shard already are not
+    changed.
 
     :param keys: shard keys, as values or as text; by default all keys with an unfinished move.
     :raises OperationHeld: another operation is under way on the group, so the copied rows cannot be

@@ -46,8 +46,8 @@ def _link(reference: Any) -> KeyLink:
 
 
 def _gets_fresh_ids(model: type[Model]) -> bool:
-    """Return whether rows of ``model`` that move get new ids on the target. This is so if the ids are
-    automatic and no other row refers to them.
+    """Return whether moved rows of ``model`` get new ids on the target: the ids are automatic, and
+    no other row refers to them.
     """
     is_referred_to = any(
         field.auto_created and not field.concrete

@@ -24,10 +24,11 @@ _NO_DEFAULT = (None, "NULL")
 def drop_kept_defaults(first: str, second: str) -> list[str]:
     """Drop the default of each column of the pair's shards whose field has no ``db_default``.
 
-    Must be called when every process runs a release whose models have these fields: the INSERT of an
-    older one fails. The statements run on the active sides, with the operators' accounts, and are replicated. Return the columns, such
-    as ``photos_00001: app_photo.stars``. Can be called again.
+    Call this when every process runs a release whose models have these fields, because the INSERT
+    of an older release fails. The statements run on the active sides, with the operators' accounts,
+    and are replicated. Can be called again.
 
+    :returns: the columns, such as ``photos_00001: app_photo.stars``.
     :raises PairRefused: a rolling upgrade is not finished, or the pair gives no session.
     :raises OperationHeld: another process works on the shards.
     """

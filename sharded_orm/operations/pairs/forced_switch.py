@@ -1,8 +1,8 @@
 """The switch of a shard whose active side is dead: the passive side becomes active without it.
 
-The dead side is *given up*: a new epoch of the shard begins, which the topology and the surviving side
-store. If the dead side comes back, its epoch is older, so no operation makes it active before it has
-rejoined the pair (:mod:`~sharded_orm.operations.pairs.rejoin`).
+The dead side is *given up*: a new epoch of the shard begins, which the topology and the surviving
+side store. If the dead side comes back, its older epoch shows that it must first rejoin the pair
+(:mod:`~sharded_orm.operations.pairs.rejoin`).
 """
 
 from __future__ import annotations
@@ -49,10 +49,11 @@ def check_forced(
 
     Return what may be lost; None if the plan has no shards.
 
-    :param upgraded: the side that is given up, and the other side, if a rolling upgrade of the pair ends so.
-        Then the plan need not have shards, and the other side may keep what it has received for later.
+    :param upgraded: the side that is given up, and the other side, if a rolling upgrade of the pair
+        ends so. Then the plan need not have shards, and the other side may keep what it has
+        received for later.
 
-    :raises SwitchRefused: it cannot be given up, or need not. Every reason is listed.
+    :raises SwitchRefused: the side cannot be given up, or need not be. Every reason is listed.
     :raises TopologyReadOnly: commands cannot change the topology.
     """
     require_publication(
@@ -170,7 +171,7 @@ def _loss(node: str, survivor: MySQLPairSide) -> UnsentWrites:
 class GivenUpSide:
     """The side that is given up: its shards are closed if it can be reached. Used by one thread.
 
-    If it does not answer, it is not asked again for some time, so that not each shard waits for it.
+    If it does not answer, it is left alone for some time, so that not each shard waits for it.
 
     :param confirm: called before each change. Raises an error if this process must not make it.
     :param note: called with a sentence for the operator.
@@ -218,11 +219,11 @@ class GivenUpSide:
 class ForcedSwitch:
     """Gives up the active side of one shard. Used by one thread. Can be repeated after a kill.
 
-    The old side is fenced if it can be reached. The replication from it ends for good, because it would
+    The old side is fenced if it can be reached. The replication from it ends for good: it would
     bring back writes that nobody expects any more.
 
     :param survivor: the operator's session on the server of the other side.
-    :param new: the fence of the shard there.
+    :param new: the fence of the shard on the other side.
     :param old: the side that is given up.
     :param check: called before each step. Raises an error if this process must not continue.
     """
@@ -281,8 +282,9 @@ def end_replication(
     Can be repeated.
 
     :param patience: seconds in which the surviving side must execute it.
-    :param check: called before each second of the wait. Raises an error if this process must not continue.
-    :param failure: the begin of the message if it does not: what was not done.
+    :param check: called before each second of the wait. Raises an error if this process must not
+        continue.
+    :param failure: the beginning of an error's message: what was not done.
     :raises SwitchFailed: the surviving side does not execute what it has received.
     """
     for link in survivor.links():

@@ -78,8 +78,8 @@ def find_plan(
 
     :param numbers: numbers of the shards; None with ``all_from``.
     :param to_side: the node that is to be active. By default, each shard changes to its other side.
-    :param all_from: a node; all shards of the group that are active on it change. With ``to_side``, only
-        shards whose other side is the node ``to_side`` change.
+    :param all_from: a node; all shards of the group that are active on it change. With ``to_side``,
+        only those whose other side is ``to_side`` change.
     :param force: whether the active side is given up as lost.
     :raises SwitchRefused: the topology does not allow it. Every reason is listed.
     :raises UnknownShard: there is no such group.

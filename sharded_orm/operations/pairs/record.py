@@ -46,10 +46,10 @@ class SwitchRecord(ShardChangeRecord[SideChange]):
         return version
 
     def confirm_new_side(self) -> None:
-        """Like :meth:`confirm`, before the new side's fence is changed.
+        """Check the same as :meth:`confirm`, before the new side's fence is changed.
 
-        After the publication, record that the new side may take writes from now on. So a later process opens
-        no other side, even if somebody has published the earlier topology again.
+        After the publication, record that the new side may take writes from now on. So a later
+        process opens no other side, even if somebody has published the earlier topology again.
         """
         if self._is_published:
             self.enter(OPENING)

@@ -1,9 +1,9 @@
 """Bring a side of a pair that was down back into the pair.
 
-A side that starts is read only by its configuration, so it stays closed until :func:`rejoin` has brought
-it back. If it was given up meanwhile (``shards switch --force``), it may have transactions that the other
-side, the survivor, has never received. They are put aside in a file, and the rows become those of the
-survivor.
+A side that starts is read only by its configuration, until :func:`rejoin` has brought it back. If
+it was given up meanwhile (``shards switch --force``), it may have transactions that the other side,
+the survivor, has never received. Their rows are put aside in a file, and the side gets the rows of
+the survivor.
 """
 
 from __future__ import annotations
@@ -66,11 +66,14 @@ def rejoin(
 ) -> RejoinReport:
     """Bring the side ``node`` back into its pair, and let its server take writes again.
 
-    If the side was not given up, its replication is started, and the server is opened when both sides
-    have everything of each other. If it was given up, it becomes a passive side with the rows of the
-    other side; what it had and the other side has not is put aside in a new file in ``folder`` before
-    anything is changed. After an interruption, call this again. During a rolling upgrade, the server is
-    only opened, and receives again; what it must not execute yet is kept as before.
+    - A side that was not given up replicates again, and is opened when both sides have everything
+      of each other.
+    - A side that was given up becomes a passive side with the rows of the other side. What the
+      other side does not have is first put aside in a new file in ``folder``.
+    - During a rolling upgrade, the server is only opened, and receives again. What it must not
+      execute yet is kept as before.
+
+    After an interruption, call this again.
 
     :param timeout: seconds in which each server must execute what it lacks of the other.
     :param tell: called with a line for the operator for each step.
@@ -185,8 +188,8 @@ class _Rejoin:
         for link in self._side.links() if not is_held else ():
             self._side.go_on(link)
         self._run.check()
-        # Its fences are those of the moment at which it went down: the upgrade has required them, or has
-        # closed the active side, too.
+        # The fences of this side are those of the moment at which it went down: the upgrade has
+        # required them, or has closed the active side, too.
         self._side.unfence()
         self._tell(f"{self._side.name} is open; its rolling upgrade is not finished")
         return self.report

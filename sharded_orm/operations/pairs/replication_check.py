@@ -94,8 +94,8 @@ def _application_problems(name: str, servers: PairServers) -> Iterator[str]:
 
 
 def epoch_problems(servers: PairServers) -> Iterator[str]:
-    """Yield the side that was given up while it was dead, and has not rejoined the pair since then, and
-    the side that is newer than the topology.
+    """Yield a problem for a side that was given up while it was dead and has not rejoined the pair,
+    and for a side that is newer than the topology.
     """
     for side in servers.both:
         if schemas := given_up_schemas(side, servers.shards):
@@ -110,7 +110,8 @@ def epoch_problems(servers: PairServers) -> Iterator[str]:
 def newer_epoch_problems(side: MySQLPairSide, shards: Iterable[Shard]) -> Iterator[str]:
     """Yield a problem if ``side`` has a later epoch than the topology. One query.
 
-    Then the topology is one of a time before a dead side was given up: it may name that side active.
+    Such a topology is older than the switch that gave up a dead side, and may name that side
+    active.
     """
     shards = list(shards)
     newer = _newer_schemas(side, shards)

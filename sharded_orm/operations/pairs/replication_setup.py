@@ -28,13 +28,13 @@ def set_up(
 ) -> None:
     """Let two nodes replicate from each other.
 
-    The second must be empty, or a copy of the first that knows its position (``gtid_slave_pos``), such
-    as a replica of the first. What is set up already stays. After an interruption, call this again.
+    The second must be empty, or a copy of the first that knows its position (``gtid_slave_pos``),
+    such as a replica. What is set up already stays. After an interruption, call this again.
 
     :param timeout: seconds in which each server must execute what it lacks of the other.
     :param tell: called with a line for the operator for each thing that was done.
-    :raises PairRefused: the servers cannot be a pair, or replication does not run. The message lists
-        all reasons; nothing was changed if they are about settings of the servers.
+    :raises PairRefused: the servers cannot be a pair, or replication does not run. The message
+        lists all reasons. If they are about settings of the servers, nothing was changed.
     """
     with suppress(JournalMissing):  # A new site may have none yet.
         if upgrade := unfinished(first, second):

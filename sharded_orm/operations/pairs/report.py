@@ -14,12 +14,12 @@ class SwitchOptions:
     """The options of a switch.
 
     :param patience: the largest number of seconds for each of three waits: until the other side has
-        almost caught up, until all transactions that have written are over, and until the other side
-        has their changes. During the second and the third wait, writes of the shard wait too.
-    :param force: whether the old side is dead and is given up. What the other side has not received is
-        lost, unless the old side comes back.
-    :param is_upgrade: whether the switch is a step of a rolling upgrade. Then the old side keeps what it
-        receives for later.
+        almost caught up, until all transactions that have written are over, and until the other
+        side has their changes. During the second and the third wait, writes of the shard wait too.
+    :param force: whether the old side is dead and is given up. What the other side has not received
+        is lost, unless the old side comes back.
+    :param is_upgrade: whether the switch is a step of a rolling upgrade. The old side then keeps
+        what it receives, and executes it later.
     """
 
     patience: float = 10.0
@@ -34,8 +34,8 @@ class UnsentWrites:
     :param node: the side that is given up.
     :param survivor: the other side.
     :param received: the position in the log of ``node`` up to which ``survivor`` has received all.
-    :param unsent: the part of the log of ``node`` that ``survivor`` has not received; None if ``node`` does
-        not answer, so that it cannot be known.
+    :param unsent: the part of the log of ``node`` that ``survivor`` has not received; None if
+        ``node`` does not answer.
     """
 
     node: str

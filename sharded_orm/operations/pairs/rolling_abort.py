@@ -1,9 +1,9 @@
-"""Abort a rolling upgrade: give the shards of its round their old schema back, as long as that is possible.
+"""Abort a rolling upgrade: give the shards of its round their old schema back.
 
-That is so until the side with the old schema begins to get the new one. If the shards are active on the
-side with the new schema already, they become active on the other side again. For this their writes stop,
-because values of new columns, and rows of new tables, have no place on the side with the old schema: it
-executes nothing until it is proven that there are none.
+An abort is possible until the side with the old schema begins to get the new one. If the shards are
+active on the side with the new schema, they become active on the other side again. For this, their
+writes stop: the side with the old schema has no place for values of new columns and rows of new
+tables. It executes nothing until it is proven that there are none.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def abort(
     stopping: Stopping,
     tell: Callable[[str], None],
 ) -> UpgradeRound | None:
-    """Undo the round of a rolling upgrade that is not finished. Return it; None if none had begun.
+    """Undo the unfinished round of a rolling upgrade, and return it; None if no round had begun.
 
     Shards whose round is finished keep the new schema. After any interruption, call this again.
 

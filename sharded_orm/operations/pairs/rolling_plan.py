@@ -95,8 +95,8 @@ def find_plan(
     """Return the plan that brings all shards of the pair to the target. Changes nothing.
 
     :param stop_writes: whether shards refuse writes until both of their sides have the new schema.
-    :raises RollingRefused: an operation must not run on one side first. The message lists each with
-        the reason and with what to do instead.
+    :raises RollingRefused: an operation must not run on one side first. The message lists each such
+        operation with the reason and the remedy.
     :raises PairRefused: the topology has no shard on the pair, or a shard does not answer.
     :raises InvalidMigrationTarget: the target does not exist, or no path leads to it.
 

@@ -1,12 +1,14 @@
-"""A rolling upgrade: the shards of a pair get a new schema while the application writes (Yupoo, Y10).
+"""A rolling upgrade: the shards of a pair get a new schema while the application writes (Yupoo,
+Y10).
 
-For each round of the plan, the side that is passive for some shards gets the new schema, executes what
-it lacks, and is compared with the active side. Then it becomes the active side, and the other side gets
-the new schema.
+In each round of the plan, the side that is passive for some shards gets the new schema, executes
+what it lacks, and is compared with the active side. Then it becomes the active side, and the other
+side gets the new schema.
 
-While only one side has the new schema, rows flow only from the old schema to the new one: before the
-switch from the active side, which has the old one, and after the switch not at all, because the other
-side only receives them and waits. Nothing that is written during the upgrade is replicated but rows.
+While only one side has the new schema, no row flows from it to the old schema. Before the switch,
+rows flow to the side with the new schema. After the switch, the other side only receives them, and
+executes them when it has the new schema. Only rows are replicated during the upgrade, and no other
+statements.
 
 If writes are stopped, no row flows between two schemas: the shards of a round refuse writes on both
 sides until both have the new schema and were compared.
@@ -29,7 +31,7 @@ from sharded_orm.operations.pairs.pair_servers import open_pair, shards_of
 from sharded_orm.operations.pairs.report import SwitchOptions
 from sharded_orm.operations.pairs.rolling_plan import RollingPlan, UpgradeRound, find_plan
 from sharded_orm.operations.pairs.round_steps import RoundSteps, undoing
-from sharded_orm.operations.pairs.state import pair_states
+from sharded_orm.operations.pairs.status import pair_states
 from sharded_orm.operations.pairs.upgrade_state import KIND, steps_of, unfinished
 from sharded_orm.operations.runs import journal
 from sharded_orm.operations.runs.conflicts import EVERYTHING, refuse_conflicts

@@ -1,12 +1,11 @@
 """Which operations of migrations may run on the passive side of a pair first.
 
-While the passive side has the new schema, it executes row events of the old schema. These name no
-columns: the server matches columns by position, and a column that an event lacks gets its default, or 0
-or an empty text without any error if it has none. So an operation is allowed only if rows of the old
-schema fit into the new one. Each unknown operation is refused.
+While the passive side has the new schema, it executes row events of the old schema. Row events name
+no columns: the server matches columns by position. A column that an event lacks gets its default; a
+column without a default gets 0 or an empty text, without any error. So an operation is allowed only
+if rows of the old schema fit into the new one. Each unknown operation is refused.
 
-Events of the new schema never reach a side with the old one, because replication in that direction
-stands still until both sides have the new schema.
+Replication from the new schema to the old one stands still until both sides have the new schema.
 
 This module sends no query.
 """
@@ -83,8 +82,8 @@ def examine(operations: Iterable[PlannedOperation], *, stops_writes: bool = Fals
 
     No operation may run backwards.
 
-    :param stops_writes: whether no row is written until both sides have the new schema. Then only such
-        operations are refused for which each side would compute other values.
+    :param stops_writes: whether no row is written until both sides have the new schema. Then an
+        operation is refused only if each side would compute other values.
     """
     rules = _STOPPED_RULES if stops_writes else _RULES
     refusals: list[str] = []
@@ -295,7 +294,9 @@ def _changed_again(piece: Piece, label: str) -> str:
 
 
 def _database_part(field: Field[Any, Any]) -> dict[str, Any]:
-    """Return what makes the column of ``field``, without indexes, comments and defaults in Python."""
+    """Return the parts of ``field`` that make its column, without indexes, comments and defaults in
+    Python.
+    """
     _, path, arguments, keywords = field.deconstruct()
     left_out = {*field.non_db_attrs, "default", "db_index", "db_comment"}
     kept = {name: value for name, value in keywords.items() if name not in left_out}

@@ -1,7 +1,7 @@
-"""Give one side of a pair the schema that the other side has: undo migrations, however far they came.
+"""Undo migrations on one side of a pair: give it the schema that the other side has.
 
-No migration runs backwards, because an upgrade that is aborted may stand in the middle of one, and not
-each can be undone. Instead, each table gets the definition that it has on the other side.
+No migration runs backwards. An aborted upgrade may stand in the middle of one, and some migrations
+cannot be undone. Instead, each table gets the definition that it has on the other side.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ def return_schema(
 ) -> None:
     """Give each shard on ``side`` the schema that it has on ``model``. Can be repeated.
 
-    Nothing of it is replicated. ``side`` must be the passive side, and must execute no replicated rows
-    meanwhile.
+    The changes are not replicated. ``side`` must be the passive side, and must execute no
+    replicated rows meanwhile.
 
-    :param copies_rows: whether tables whose values are lost are filled from ``model``. No row may be
-        written meanwhile, on either side. If False, such a table is refused.
+    :param copies_rows: whether tables whose values are lost are filled from ``model``. No row may
+        be written meanwhile, on either side. If False, such a table is refused.
     :param check: called before each shard. Raises an error if this process must not go on.
-    :param confirm: the same, and certain: called before each change of a table. If this process was paused
-        for long, another one may have given the table its new schema meanwhile.
+    :param confirm: called before each change of a table. Raises the same error, and is certain even
+        if this process was paused for long, while another process gave the table its new schema.
     :raises PairRefused: a table cannot get its old definition, or did not.
 
     Costs an ``ALTER TABLE`` for each changed table, and the time to copy what is copied.
@@ -178,7 +178,9 @@ def _require_primary_key(shard: Shard, rows: MySQLSideRows, table: str) -> None:
 def _forget_migrations(
     shard: Shard, connection: Any, wanted: _OldState, confirm: Callable[[], object]
 ) -> None:
-    """Delete what the other side does not record, so that later rows have the same ids on both."""
+    """Delete the migrations that the other side does not record, and set the counter of ids to the
+    other side's, so that later rows have the same ids.
+    """
     rows = MigrationRecorder.Migration.objects.using(shard.alias)
     confirm()
     rows.exclude(pk__in=wanted.records).delete()

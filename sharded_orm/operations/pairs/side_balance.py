@@ -1,7 +1,8 @@
-"""Make half of the shards of each pair active on each of its two servers, so that both work (Yupoo, Y9).
+"""Make half of the shards of each pair active on each of its two servers, so that both work (Yupoo,
+Y9).
 
-The plan is a function of the topology alone, and each step of it is one call of
-:func:`~sharded_orm.operations.pairs.switch_runner.switch_sides`. So whoever is interrupted plans again.
+The plan depends on the topology alone, and each of its steps is one call of
+:func:`~sharded_orm.operations.pairs.switch_runner.switch_sides`. After an interruption, plan again.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ BATCH: Final = 64
 class SideStep:
     """Shards of one group that change their active side by one run.
 
-    :param source: the node that is active now; ``target`` is the one that is to be.
+    :param source: the node that is active now.
+    :param target: the node that is to be active.
     :param numbers: the numbers of the shards, ascending.
     """
 
@@ -43,8 +45,8 @@ class SideBalance:
     """The plan for one pair.
 
     :param nodes: the two nodes.
-    :param before: the number of shards that are active on each of them, now; ``after`` is that after
-        all steps.
+    :param before: how many shards are active on each node now.
+    :param after: how many shards are active on each node after all steps.
     :param pinned: the number of shards that stay where they are, because their range is pinned.
     """
 
@@ -56,8 +58,8 @@ class SideBalance:
 
 
 def plan_sides(group: str | None = None) -> list[SideBalance]:
-    """Return which shards must change their side, so that half of the shards of each pair are active on
-    each side: half of each group, and half of all. Sends no query.
+    """Return which shards must change their side, so that each side of a pair is active for half of
+    its shards: for half of each group, and for half of all. Sends no query.
 
     As few shards as possible change. Those of pinned ranges stay.
 
@@ -84,7 +86,8 @@ def _plan(nodes: tuple[str, str], shards: Sequence[Shard]) -> SideBalance:
         sides.setdefault(shard.group, _GroupSides()).add(shard, nodes.index(shard.node), is_pinned)
     for each in sides.values():
         each.move_half()
-    # Of a group with an odd number of shards, one side has one more. These must not add up.
+    # If a group has an odd number of shards, one side has one more. Over several groups, these
+    # extra shards must not all be on one side.
     for each in sides.values():
         excess = sum(other.excess for other in sides.values())
         if abs(excess) > 1 and each.excess == (1 if excess > 0 else -1):

@@ -32,14 +32,14 @@ def compare(
 ) -> None:
     """Check that both sides have the same rows in ``schemas``.
 
-    Replication to the passive side stops for the comparison, at the moment at which the rows of the
-    active side are read, and goes on before this returns. Reads all tables on both servers.
+    Replication to the passive side stops when the rows of the active side are read, and goes on
+    before this returns. Reads all tables on both servers.
 
-    :param upgraded: whether both sides have the new schema. If not, only the passive side has it: its
-        tables may have more columns at their ends, and there may be more tables.
+    :param upgraded: whether both sides have the new schema. If not, only the passive side has it:
+        its tables may have more columns at their ends, and there may be more tables.
     :param timeout: seconds in which the passive side must execute what it lacks.
     :param check: called before each table. Raises an error if this process must not go on.
-    :raises PairRefused: rows or tables differ, or the passive side does not get so far.
+    :raises PairRefused: rows or tables differ, or the passive side does not catch up in time.
     """
     here, there = active.columns(schemas), passive.columns(schemas)
     differences = [*_column_differences(here, there, upgraded=upgraded)]

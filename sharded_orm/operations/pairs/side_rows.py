@@ -19,10 +19,10 @@ _CHUNK: Final = 2000
 
 
 class RowDifference(NamedTuple):
-    """A row that differs: as the compared side has it, and as the other side has it.
+    """A row that differs between the two sides of a pair.
 
-    :param row: the values by column; None if the side has no such row.
-    :param instead: alike, on the other side.
+    :param row: the row on the compared side: the values by column; None if it is missing there.
+    :param instead: the row on the other side, in the same form.
     """
 
     schema: str
@@ -34,8 +34,8 @@ class RowDifference(NamedTuple):
 class SideRows:
     """Sessions on both sides of a pair, to compare rows by their primary keys. A context manager.
 
-    The rows of the survivor are those of one moment, :attr:`position`. The other side does not change
-    meanwhile. For one thread only.
+    The rows of the survivor are read as they are at one moment, :attr:`position`. The other side
+    does not change meanwhile. For one thread only.
 
     :param survivor: the side whose rows are right.
     :param side: the side that gets them.

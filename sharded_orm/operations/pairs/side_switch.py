@@ -108,8 +108,8 @@ class SideSwitch:
                 f" {open_tables!r} meanwhile. Try again."
             )
         self._record.enter(PUBLISHING)
-        # publish() does not record that it has ended: the check before open() records that too, which
-        # saves a statement during the pause.
+        # publish() does not record that it has ended. The check before open() does so, which saves
+        # a statement during the pause.
         version = self._record.publish()
         self.is_followed = _is_followed(version)
         self.new.open(TRIGGER_PATIENCE)

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 @contextmanager
 def only_on(side: MySQLPairSide, pair: Iterable[str], *, is_logged: bool = False) -> Iterator[None]:
-    """A context manager in whose block this process takes all shards of the pair to be on ``side``.
+    """A context manager in whose block all shards of the pair are on ``side``, for this process.
 
-    Their sessions use the operator's account. Only one thread may use this, while no other thread of the
-    process uses shards.
+    Their sessions use the operator's account. Only one thread may use this, while no other thread
+    of the process uses shards.
 
-    :param is_logged: whether the other side gets what the sessions change. If not, they write nothing into
-        the binary log, and fences let them pass.
+    :param is_logged: whether the changes of the sessions are replicated to the other side. If not,
+        they are not in the binary log, and fences let them pass.
     """
     settings = database_settings.operator_settings(side.name)
     assert settings is not None, "opening the pair has checked this"

@@ -1,8 +1,8 @@
-"""The functions that an operator's commands call: switch sides, and end switches that were broken off.
+"""Switch sides, and end switches that were broken off: the functions that an operator's commands
+call.
 
-Only one process at a time can switch shards of a group, because it must hold the group's run in the
-journal. It switches one shard after the other, so that the writes of each shard wait only for some
-milliseconds.
+Only the process that holds the group's run in the journal can switch its shards. It switches one
+shard after the other, so that the writes of each shard wait only for some milliseconds.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from sharded_orm.operations.pairs.side_switch import (
     wait_for,
 )
 from sharded_orm.operations.pairs.sides import open_fence
-from sharded_orm.operations.pairs.state import pair_states
+from sharded_orm.operations.pairs.status import pair_states
 from sharded_orm.operations.pairs.upgrade_end import hold_upgrade, problems_of_end, upgraded_sides
 from sharded_orm.operations.pairs.upgrade_state import stopped_writes
 from sharded_orm.operations.promotion import cached_rows
@@ -51,28 +51,29 @@ def switch_sides(
     stopping: Stopping | None = None,
     tell: Tell = lambda line: None,
 ) -> SwitchReport:
-    """Make the passive server of a pair the active server of shards, while the site works (Yupoo, Y9).
+    """Make the passive server of a pair the active server of shards, while the site works (Yupoo,
+    Y9).
 
-    The servers of a pair, its sides, replicate from each other. The active side takes the writes of a
-    shard, and the passive side refuses them.
+    The servers of a pair, its sides, replicate from each other. The active side takes the writes of
+    a shard, and the passive side refuses them. At no moment do both take writes. No acknowledged
+    write is lost. A second switch goes back.
 
-    No acknowledged write is lost, and both sides never take writes at the same time. In autocommit,
-    writes of the shard wait for some milliseconds; a transaction that would write on the old side gets
-    :exc:`~sharded_orm.exceptions.SideFenced`. Both servers replicate from each other as before, so a
-    second switch goes back. If this process is killed, call the function again: it first ends the
-    unfinished switch.
+    In autocommit, writes of the shard wait for some milliseconds; a transaction that would write on
+    the old side gets :exc:`~sharded_orm.exceptions.SideFenced`. If this process is killed, call the
+    function again: it first ends the unfinished switch.
 
     :param numbers: numbers of the shards; None with ``all_from``.
     :param to_side: the node that is to be active; by default the other side of each shard.
     :param all_from: a node; all shards of the group that are active on it are switched.
-    :param confirm: called before a dead side is given up (``options.force``), with what may be lost.
-        False refuses it.
+    :param confirm: called before a dead side is given up (``options.force``), with what may be
+        lost. If it returns False, the switch is refused.
     :param tell: called with a line for the operator.
-    :raises SwitchRefused: the sides cannot be changed. Every reason is listed, and nothing was changed.
+    :raises SwitchRefused: the sides cannot be changed. Every reason is listed, and nothing was
+        changed.
     :raises TopologyReadOnly: commands cannot change the topology.
     :raises TopologyError: the source of the topology does not answer.
-    :raises OperationHeld: another process switches shards of the group, or an operation is under way
-        during which no side may change.
+    :raises OperationHeld: another process switches shards of the group, or an operation is under
+        way during which no side may change.
 
     Costs, for each shard, about 30 statements and 5 for each table, and a publication.
     """
@@ -145,7 +146,7 @@ def _checked_plan(
 ) -> tuple[SwitchPlan, UnsentWrites | None]:
     """Return the checked plan, and what may be lost if a side is given up.
 
-    :param upgraded: that side and the other side, if it is given up during a rolling upgrade.
+    :param upgraded: if a side is given up during a rolling upgrade: that side, and the other side.
     """
     if options.force and all_from is None:
         raise SwitchRefused(
@@ -314,8 +315,8 @@ class _SwitchWork:
                 break
             self._switch_one(change)
             if self._run.arguments.get("current") is not None:
-                # This switch could be neither completed nor undone. Do not begin the next one, because
-                # its record would replace the record that is needed to end this one.
+                # This switch could be neither completed nor undone. Its record is needed to end it,
+                # so do not begin another switch, whose record would replace it.
                 break
         self.report.stopped = self._stopping.cause
 

@@ -1,13 +1,16 @@
-"""The end of a rolling upgrade of a pair that has lost one side for ever (``shards switch --force``).
+"""The end of a rolling upgrade of a pair that has lost one side for ever (``shards switch
+--force``).
 
-The other side, the survivor, executes what it has received before it takes writes. Some of it may be rows of
-the new schema, which the old schema would cut. So the survivor first gets the new schema for the shards of
-which the lost side could have it, and for those of which it has begun to get it. The journal records which
-shards have the new schema. The tables of the lost side may be different, so it comes back as a copy only.
+The other side, the survivor, executes what it has received before it takes writes. Some of it may
+be rows of the new schema, which do not fit into the old one. The journal records which shards have
+the new schema. So the survivor first gets it for each shard for which the lost side may have it, or
+the survivor has begun to get it. The tables of the lost side may be different, so it comes back as
+a copy only.
 
-An abort of the upgrade ends in the same way, because it changes tables only of the side that has got the new
-schema. If this side is lost, the survivor has the old schema. If the other side is lost before the first table
-was changed back, the survivor has the new schema. After that, only the lost side knows how the tables were.
+An abort of the upgrade ends in the same way. It changes tables only on the side with the new
+schema. If this side is lost, the survivor has the old schema. If the other side is lost before the
+first table was changed back, the survivor has the new schema. After that, only the lost side knows
+how the tables were.
 """
 
 from __future__ import annotations

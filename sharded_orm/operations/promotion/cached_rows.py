@@ -10,17 +10,16 @@ from sharded_orm.exceptions import CacheUnavailable, TopologyError
 from sharded_orm.operations import cache, topology
 
 #: The largest number of seconds that a promotion waits until all processes use its new map, the
-#: topology document. After that time, the cache is invalidated even if some processes still use the
-#: old map.
+#: topology document. After that, the cache is invalidated even if some still use the old one.
 READERS_PATIENCE: Final = 10.0
 
 
 def invalidate(node: str, tell: Callable[[str], None], warn: Callable[[str], None]) -> None:
     """Wait until every process reads from the new primary, then invalidate the cache.
 
-    There are two reasons. First, the cache may have rows that a forced promotion has lost. Second,
-    a process may not know the new map (topology document) yet. It may read a row from the old
-    primary and store it in the shared cache, although the row has changed on the new primary.
+    The cache may have rows that a forced promotion has lost. And a process that does not know the
+    new map (topology document) yet may store a row of the old primary in the shared cache, although
+    the row has changed on the new one.
 
     If a process still uses the old map after :data:`READERS_PATIENCE` seconds, or the cache does
     not answer, the report gets a warning. Does nothing if the project has no cache.
@@ -43,8 +42,8 @@ def invalidate(node: str, tell: Callable[[str], None], warn: Callable[[str], Non
 def _wait_for_readers(node: str, warn: Callable[[str], None]) -> None:
     """Wait until all processes that are connected to the topology's source use the new topology.
 
-    Add a warning if a process still does not use it after :data:`READERS_PATIENCE` seconds, or if
-    the source does not answer.
+    Warn if one still does not after :data:`READERS_PATIENCE` seconds, or if the source does not
+    answer.
     """
     try:
         reach = topology.wait_until_used(runtime.topology_status().version, READERS_PATIENCE)

@@ -18,9 +18,9 @@ from sharded_orm.operations.runs.journal import JournalRun
 class Pause:
     """The time for which a promotion refused writes, in seconds.
 
-    The pause begins when the old primary is fenced. It ends when the new map (the topology document) is
-    published and the new primary takes writes, or when the promotion is undone. Processes learn of
-    the new map a little later; that delay is not included.
+    The pause begins when the old primary is fenced. It ends when the new map (the topology
+    document) is published and the new primary takes writes, or when the promotion is undone.
+    Processes learn of the new map a little later, which is not included.
 
     :param least: the shortest time that is possible.
     :param most: the longest time that is possible. None if the old primary was fenced before the

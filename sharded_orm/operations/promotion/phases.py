@@ -5,13 +5,11 @@ databases on PostgreSQL. The *map* is the topology document, which says which no
 each range of shards. The *source* is the place where the document is stored.
 
 The journal records each phase before it begins. All phases can be repeated, so a resumed promotion
-begins with the fence again, no matter which phase it had reached. There is one exception: if the
-map may have been published already, the source is queried first. Until the map is published,
-everything can be undone (``undo``).
+begins with the fence again. Only if the map may have been published already, the source is queried
+first. Until the map is published, everything can be undone (``undo``).
 
-If the source does not answer, the old primary must not stay fenced for long. So the source is
-queried before the fence, and again before the phase ``switching``, which begins only after an
-answer.
+The source is also queried before the fence, and before the phase ``switching``, which begins only
+after an answer. So a source that does not answer cannot keep the old primary fenced for long.
 
 ============ ==================================================================================
 fencing      The old primary is fenced, after its open statements and transactions have ended.
@@ -39,7 +37,7 @@ from django.db import DatabaseError, Error
 from sharded_orm.backends.replication import ReplicationServer, ReplicationStatus
 from sharded_orm.exceptions import TopologyError
 from sharded_orm.operations.exceptions import PromotionFailed, PromotionRefused
-from sharded_orm.operations.promotion import preflight, recovery, switchover
+from sharded_orm.operations.promotion import preflight, recovery, topology_change
 from sharded_orm.operations.promotion.pause import moment
 from sharded_orm.operations.promotion.record import PromotionRecord
 
@@ -94,9 +92,9 @@ class ForwardPhases:
     def _come_near(self, old: ReplicationServer) -> None:
         """Wait until the replica has almost caught up, before the old primary is fenced.
 
-        This means that the replica has executed everything that the old primary had logged when
-        this method was called. Writes are accepted during the wait. Afterwards the replica is only
-        a little behind, so the fence refuses writes only for a moment.
+        The replica must execute everything that the old primary had logged at the time of this
+        call. The old primary accepts writes during the wait. Afterwards the fence refuses them only
+        for a moment.
 
         :raises PromotionRefused: the replica did not get so far in time.
         """
@@ -119,7 +117,7 @@ class ForwardPhases:
         record = self._record
         # Query the source of the topology now, while writes are still accepted. If the source is
         # down, the error comes before writes are refused in vain.
-        switchover.require_same_ranges(self._plan)
+        topology_change.require_same_ranges(self._plan)
         if self._old is None:
             record.begin("waiting", f"waits until {self._plan.new} has executed what it received")
             received = str(self._run.arguments["loss"][0])
@@ -159,10 +157,8 @@ class ForwardPhases:
         )
 
     def _refused_since(self, old: ReplicationServer) -> str:
-        """Return the time since which writes are refused.
-
-        If an earlier process has fenced the old primary, and the fence still holds, this is the
-        time at which that process fenced it. Otherwise, it is the present time.
+        """Return the time since which writes are refused: the present time, or, if the fence of an
+        earlier process still holds, the time of that fence.
         """
         since: str | None = self._run.arguments.get("fenced_at")
         if since is not None:
@@ -200,9 +196,8 @@ class ForwardPhases:
         """
         new = self._new
         if not self._record.options.force:
-            # Start the replication, because an earlier attempt may have stopped it. But do not
-            # start it if the old primary is dead, because a start discards events that were
-            # received but not executed.
+            # An earlier attempt may have stopped the replication, so start it. But not if the old
+            # primary is dead: a start discards events that were received but not executed.
             new.start(self._record.link)
         if lacking := self._wait_for(position):
             errors = [link.error for link in new.links() if link.name == self._record.link]
@@ -261,7 +256,7 @@ class ForwardPhases:
         """
         record = self._record
         try:
-            switchover.switch(
+            topology_change.switch(
                 self._plan, forced=record.options.force, confirm=self._before_publication
             )
         except (TopologyError, Error, OSError):
@@ -277,12 +272,11 @@ class ForwardPhases:
         """Record the phase ``switching``. Call this after the topology is read and before it is
         published.
 
-        This write to the journal fails if another process has taken over the run. Checking the
-        lease alone would not be enough, because this process's clock may be wrong.
+        This write fails if another process has taken over the run. Checking the lease alone would
+        not be enough, because this process's clock may be wrong.
 
-        The topology may have been read before such a takeover. This does no harm, because the other
-        process prevents any publication that is based on the older topology
-        (:meth:`PromotionRecord.rule_out`).
+        The topology may have been read before such a takeover. The other process prevents any
+        publication that is based on it (:meth:`PromotionRecord.rule_out`).
 
         :raises LeaseLost: another process has taken over the run.
         """

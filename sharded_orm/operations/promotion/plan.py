@@ -84,8 +84,8 @@ class PromotionPlan:
 def find_plan(topology: Topology, node: str, to: str | None = None) -> PromotionPlan:
     """Return the plan that replaces ``node`` as the primary of all its ranges of shards.
 
-    The ranges may belong to several groups, and on PostgreSQL to several databases. A single range
-    cannot be promoted, because a server refuses writes, and becomes a primary, only as a whole.
+    The ranges may belong to several groups, and on PostgreSQL to several databases. They cannot be
+    promoted one by one: a server refuses writes, and becomes a primary, only as a whole.
 
     :param to: the node that must be the replica of all these ranges; None accepts any node.
     :raises PromotionRefused: the topology does not allow the promotion. The message lists all

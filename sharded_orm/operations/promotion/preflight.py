@@ -35,12 +35,11 @@ from sharded_orm.two_phase.recovery import left_on
 class Loss:
     """What is known about the writes that a promotion without the old primary loses.
 
-    The writes after the position ``received`` are lost. All positions refer to the old primary's
-    log.
+    The writes after the position ``received`` are lost. All positions are in the old primary's log.
 
     :param received: the last position that the replica has received.
-    :param executed: the last position that the replica has executed. The promotion waits until
-        everything that was received is executed.
+    :param executed: the last position that the replica has executed. The promotion waits until it
+        reaches ``received``.
     :param idle: seconds since the replica executed its last event; None if the replica does not
         report it.
     """
@@ -355,8 +354,8 @@ def _check_other_names(
                 if is_same:
                     findings.problems += application.application_problems(account)
         except Error as exc:
-            # Ignore a server that does not answer, unless the plan names it as the old primary. The
-            # old primary has answered before, so a server that does not answer is a different one.
+            # Ignore a server that does not answer, unless the plan names it as the old primary: the
+            # old primary has answered before.
             if is_listed or not old.has_no_answer(exc):
                 findings.problems.append(old.why_no_session(name, account, exc))
     findings.problems += _aliases_on(old, identity)
@@ -387,8 +386,8 @@ def branch_problems(plan: PromotionPlan, old: ReplicationServer) -> Iterator[str
     """Yield a problem for each prepared branch on the shards that move. One query.
 
     A prepared branch is the part on one shard of a transaction that is committed in two phases. If
-    this site does not use two-phase commits, nothing is yielded: the branches belong to a different
-    site, which must end them.
+    this site does not use two-phase commits, the branches belong to another site, so nothing is
+    yielded.
     """
     if not is_enabled():
         return

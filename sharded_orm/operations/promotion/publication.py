@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from sharded_orm.exceptions import TopologyError
 from sharded_orm.operations.exceptions import PromotionFailed
-from sharded_orm.operations.promotion import recovery, switchover
+from sharded_orm.operations.promotion import recovery, topology_change
 from sharded_orm.operations.promotion.plan import PromotionPlan
 
 #: If the source of the topology does not answer whether the new map (topology document) is
@@ -32,9 +32,9 @@ def was_switched(
 ) -> bool:
     """Find out from the source of the topology whether the new map of ``plan`` is published.
 
-    If the source does not answer, the query is repeated, for :data:`LOOK_UP` seconds at most. Each
-    query is expected to take as long as the query before it, and is not sent if it would end too
-    late. Before the second query, the operator is told what the delay means for writes.
+    If the source does not answer, the query is repeated, for :data:`LOOK_UP` seconds at most. A
+    query is not sent if it would end too late; it is expected to take as long as the one before.
+    Before the second query, the operator is told what the delay means for writes.
 
     :param forced: whether the promotion does without the old primary; used in messages.
     :param check: called before each query; raises an error if this process must not continue.
@@ -47,7 +47,7 @@ def was_switched(
         check()
         asked_at = clock()
         try:
-            return switchover.was_switched(plan)
+            return topology_change.was_switched(plan)
         except (TopologyError, OSError) as exc:
             now = clock()
             if now + _INTERVAL + (now - asked_at) > first_try + LOOK_UP:

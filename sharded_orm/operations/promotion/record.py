@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sharded_orm.exceptions import TopologyError
-from sharded_orm.operations.promotion import publication, switchover
+from sharded_orm.operations.promotion import publication, topology_change
 from sharded_orm.operations.promotion.pause import moment
 from sharded_orm.operations.promotion.plan import PUBLISHED, PromotionPlan
 from sharded_orm.operations.promotion.preflight import Loss
@@ -93,16 +93,15 @@ class PromotionRecord:
         if self.is_published():
             return False
         try:
-            return switchover.rule_out(self.plan)
+            return topology_change.rule_out(self.plan)
         except (TopologyError, OSError) as exc:
             raise publication.unsettled_error(self.plan, exc, forced=self.options.force) from exc
 
     def note_published(self) -> None:
         """Record that an earlier process published the promotion's change of the topology.
 
-        That process did not record the time of the publication. So the journal stores two times
-        between which it happened: the time at which that process was about to publish, and the
-        present time.
+        That process did not record when. So the journal stores two times between which it happened:
+        when that process was about to publish, and now.
         """
         if self.plan.server_class.is_promoted_for_good:
             self.note_promoting()

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from sharded_orm.exceptions import TopologyError
 from sharded_orm.operations.exceptions import PromotionRefused
-from sharded_orm.operations.promotion import preflight, switchover
+from sharded_orm.operations.promotion import preflight, topology_change
 from sharded_orm.operations.promotion.plan import PUBLISHED, PromotionPlan
 from sharded_orm.operations.runs import journal
 
@@ -27,8 +27,8 @@ def to_undo(node: str) -> str:
 def refused_phrase(plan: PromotionPlan, *, forced: bool) -> str:
     """Return a phrase that says which writes are refused, and why.
 
-    Writes are refused from the moment at which the old primary is fenced or dead, until the new map
-    (the topology document) is in use. The caller appends a clause that begins with "until".
+    Writes are refused from the fence or death of the old primary until the new map (the topology
+    document) is in use. The caller appends a clause that begins with "until".
     """
     ranges = ", ".join(map(str, plan.moves))
     why = "is given up" if forced else plan.server_class.texts.is_fenced
@@ -49,11 +49,11 @@ def ways_out(run: journal.JournalRun | journal.RunStatus) -> str:
     source_error = ""
     if not is_published:
         try:
-            document = switchover.current()
+            document = topology_change.current()
         except (TopologyError, OSError) as exc:
             source_error = str(exc)
         else:
-            is_published = switchover.is_switched(plan, document)
+            is_published = topology_change.is_switched(plan, document)
     if is_published:
         return f"{text}. Its map is published, so it cannot be undone; finish it with {finish}"
     old_error, new_error, is_fenced = _check_servers(plan)

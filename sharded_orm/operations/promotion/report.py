@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sharded_orm.operations.promotion import pause as pauses
-from sharded_orm.operations.promotion import switchover
+from sharded_orm.operations.promotion import topology_change
 from sharded_orm.operations.promotion.pause import Pause
 from sharded_orm.operations.promotion.plan import PromotionPlan
 from sharded_orm.operations.promotion.preflight import Loss
@@ -57,7 +57,7 @@ class PromotionReport:
             "outcome": self.outcome,
             "old_primary": self.plan.node,
             "new_primary": self.plan.new,
-            "moves": switchover.as_text(self.plan),
+            "moves": topology_change.as_text(self.plan),
             "forced": self.forced,
             "position": self.position,
             **(self.pause.to_json() if self.pause else pauses.UNKNOWN),

@@ -8,7 +8,7 @@ from typing import Final
 from sharded_orm import runtime
 from sharded_orm.exceptions import TopologyError
 from sharded_orm.operations.exceptions import PromotionRefused
-from sharded_orm.operations.promotion import preflight, recovery, switchover
+from sharded_orm.operations.promotion import preflight, recovery, topology_change
 from sharded_orm.operations.promotion.execution import Promotion
 from sharded_orm.operations.promotion.plan import PromotionPlan, find_plan
 from sharded_orm.operations.promotion.preflight import Findings, Loss
@@ -18,9 +18,9 @@ from sharded_orm.operations.runs import journal
 from sharded_orm.operations.runs.conflicts import refuse_conflicts
 
 KIND: Final = "promote"
-#: The subject under which the journal stores all promotions. Since all have the same subject, only
-#: one promotion can run at a time. If the subject were the node's name, two promotions of the same
-#: server could run at once, because two node names may stand for the same server.
+#: The subject under which the journal stores all promotions, so that only one can run at a time. By
+#: the node's name, two promotions of one server could run at once: two node names may stand for the
+#: same server.
 SUBJECT: Final = "primaries"
 
 Confirm = Callable[[PromotionPlan, Loss], bool]
@@ -49,7 +49,7 @@ def check(
         node_now = last.arguments["node"]
         raise PromotionRefused([f"one that replaces {node_now!r} is under way, by {last.holder}"])
     plan = _find_plan(node, to)
-    switchover.require_writable(plan, forced=options.force)
+    topology_change.require_writable(plan, forced=options.force)
     findings = _require_checks(plan, options)
     return PromotionReport(
         plan, "checked", options.force, loss=findings.loss, warnings=findings.warnings
@@ -67,10 +67,10 @@ def promote(
     """Replace ``node`` as a primary by its replica, for all ranges of shards on ``node`` (as at
     Pinterest, P13).
 
-    No acknowledged write is lost, unless ``options.force`` is set. First, the old primary is
-    fenced: it refuses writes. From then on, a process cannot write until it uses the new map (the
-    topology document). On MariaDB, reads are not disturbed. On PostgreSQL, reads are refused for
-    the same time as writes. A promotion that was broken off is resumed.
+    No acknowledged write is lost, unless ``options.force`` is set. First, the old primary
+    is fenced: it refuses writes. From then on, a process cannot write until it uses the new map
+    (the topology document). On PostgreSQL, reads are refused for the same time; on MariaDB, they
+    are not disturbed. A promotion that was broken off is resumed.
 
     :param to: the node that the replica must be; None accepts the replica that the ranges name.
     :param confirm: called before a forced promotion, which loses writes; returns whether to
@@ -157,7 +157,7 @@ def _begin(
     tell: Tell,
 ) -> Promotion:
     plan = _find_plan(node, to)
-    switchover.require_writable(plan, forced=options.force)
+    topology_change.require_writable(plan, forced=options.force)
     findings = _require_checks(plan, options)
     if findings.loss is not None and confirm is not None and not confirm(plan, findings.loss):
         raise PromotionRefused(["it was not confirmed"])

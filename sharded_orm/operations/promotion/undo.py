@@ -19,8 +19,8 @@ class PromotionUndo:
     def __init__(self, record: PromotionRecord) -> None:
         self._record = record
         self._earlier_warnings = len(record.report.warnings)
-        #: Whether the undo is over. The undo tries to give both servers their former roles. If this
-        #: fails for a server, the undo continues, and the report has a warning about that server.
+        #: Whether the undo is over. It tries to give both servers their former roles. If this fails
+        #: for one, the undo continues, and the report has a warning.
         self.is_restored = False
 
     def run(self, reason: str, *, lenient: bool = False) -> bool:
@@ -64,8 +64,8 @@ class PromotionUndo:
                 new.start(record.link)
         except (PromotionRefused, Error) as exc:
             # Warn and continue, because the old primary must soon accept writes again. The new
-            # primary stays as it is. This does no harm: the topology does not name it as a primary,
-            # so no process writes to it.
+            # primary may stay as it is: the topology does not name it as a primary, so no process
+            # writes to it.
             record.warn(
                 f"{new_name!r} could not be put back ({exc}). When it answers: {texts.to_start}"
                 + (f", and {texts.to_fence}" if was_read_only else "")

@@ -62,9 +62,9 @@ def refuse_conflicts(
 ) -> None:
     """Raise an error if an operation that conflicts with ``run`` is under way. One query.
 
-    Each operation makes this check after it has taken its own ``run`` in the journal. So if two
-    operations begin at the same time, at least one of them notices the other. If ``run`` is new and
-    not resumed, it is finished before the error is raised.
+    Each operation calls this after it has taken its own ``run`` in the journal. So if two
+    operations begin at the same time, at least one of them notices the other. A new ``run`` is
+    finished before the error is raised; a resumed one is not.
 
     :param only_held: whether to ignore other operations that were interrupted and not finished.
     :param within: the kind of an operation that does not conflict with ``run``, because one of the

@@ -2,9 +2,8 @@
 
 The run is a row of the journal. Its work is cut into rounds of units
 (:mod:`~sharded_orm.operations.runs.work_units`). To plan a round or to finish the run, one process
-*leads*: it holds the run for that time. Then all processes take units of the round, until no unit
-is left. If a process is killed at any moment, another process takes its units, or leads in its
-place.
+*leads*: it holds the run for that time. Then all processes take units of the round, until none is
+left. If a process is killed, another one takes its units, or leads in its place.
 """
 
 from __future__ import annotations
@@ -293,8 +292,8 @@ class Farm:
         self._plan(run, 1)
 
     def _plan(self, run: journal.JournalRun, number: int) -> None:
-        # A process that was killed while it planned may have left some work units of this round.
-        # Delete them: tables may have grown since, so this process may divide the work differently.
+        # A process that was killed while it planned may have left units of this round. Delete them:
+        # tables may have grown since, so the work may be divided differently.
         units = WorkUnits(run.id)
         units.delete(run)
         total = units.create(run, self._checked(run, self._job.plan(number)))

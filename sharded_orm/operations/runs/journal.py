@@ -3,10 +3,12 @@
 Because of the journal, nothing is lost if a process is killed at any moment.
 
 A *run* is one execution of an operation on a subject, such as the migration of a group. One process
-at a time holds the run (:mod:`~sharded_orm.operations.runs.lease`). A run has a *step* for each
-shard that it works on. If the process of a run ends early, the run stays unfinished, and the next execution
-resumes it. A run may also finish although the steps of some shards have failed, are unclear, or were
-interrupted. Such a step is carried over to the next run that works on the shard.
+at a time holds the run (:mod:`~sharded_orm.operations.runs.lease`). If this process ends early, the
+next execution resumes the run.
+
+A run has a *step* for each shard that it works on. A run may finish although some steps have
+failed, are unclear, or were interrupted. The next run that works on the shard takes over such a
+step.
 
 Writes are committed at once, and may come from any thread. A thread that writes must close its
 connections at its end.
@@ -167,8 +169,8 @@ class JournalRun:
         self.finished = False
         self.lease = lease
         # Aliases of the shards for which this process has created new, empty steps that
-        # :meth:`step` has not returned yet. No other process writes these steps, so :meth:`step`
-        # need not read them. Steps that continue a step of an earlier run are not among them.
+        # :meth:`step` has not returned yet. No other process writes them, so :meth:`step` need not
+        # read them.
         self._new_steps: set[str] = set()
 
     def check(self) -> None:
@@ -203,8 +205,8 @@ class JournalRun:
         :param state: a word for people, such as "done" or "failed".
         :param error: the reason why the run did not succeed; "" if it succeeded.
         """
-        # Use one transaction for both writes. Otherwise, if the process were killed between them,
-        # the finished run's scripts (contents that its steps shared) would stay in the database.
+        # Write both in one transaction. Otherwise a kill between them would leave the finished
+        # run's scripts (contents that its steps shared) in the database.
         with transaction.atomic(using=DEFAULT_DB_ALIAS):
             self._write(
                 state=state, error=error, unfinished=None, finished_at=timezone.now(), token=""
@@ -232,8 +234,8 @@ class JournalRun:
     def create_steps(self, aliases: Iterable[str]) -> None:
         """Create a step (the work on one shard) for each alias that has none in this run.
 
-        If an earlier run has left the step of a shard unfinished, the new step continues it: the
-        new step begins with the same state and position.
+        If an earlier run has left a step of the shard unfinished, the new step begins with its
+        state and position.
 
         Cost: five statements for each 500 steps.
         """

@@ -38,12 +38,11 @@ def without_accounts(text: str) -> str:
 
     :param text: a message of a database server or of this library.
 
-    First, any name is replaced in the phrases that servers use for accounts, such as
-    ``Access denied for user 'x'@'y'``. This covers accounts that are in no setting, such as the
-    account of replication. Second, each account name from the settings is replaced wherever it is
-    in quotes, or follows "user" or "account". The accounts of nodes, operators, ticket servers, the
-    directory and the global database are in the settings. An account name that is also the name of
-    a node or group is kept.
+    - In the phrases of servers, such as ``Access denied for user 'x'@'y'``, any name is replaced.
+      This covers accounts that are in no setting, such as that of replication.
+    - Each account name from the settings (of nodes, operators, ticket servers, the directory and
+      the global database) is replaced wherever it is in quotes, or follows "user" or "account". A
+      name that is also the name of a node or group is kept.
 
     Costs some microseconds and no query. Never raises.
     """

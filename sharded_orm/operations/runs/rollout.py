@@ -98,10 +98,9 @@ def work_through(
 ) -> None:
     """Call ``work`` for each shard, wave by wave, in ``waves.parallel`` threads per node.
 
-    :param work: works on one shard; returns True if the shard has succeeded, False if it has
-        failed. If a call raises an exception, ``stopping`` is set, and this function raises the
-        exception after the other threads have ended. If several calls raise an exception, this
-        function raises one of these.
+    :param work: works on one shard; returns whether it has succeeded. If a call raises an
+        exception, ``stopping`` is set, and this function raises one of these exceptions after all
+        threads have ended.
     :param stopping: after this flag is set, no other shard is begun, and ``work`` should end soon.
         The flag is set here if the canary (the first wave) fails or too many shards fail.
 

@@ -1,13 +1,13 @@
 """Work that several processes share, even on several machines. Each unit has one worker at a time.
 
 A *work unit* is a step of a run in the journal. A *worker* is a process that takes units. Each
-worker also holds its own run in the journal, and the lease of this run shows that the worker is
-alive (:mod:`~sharded_orm.operations.runs.lease`). If a worker is killed or cut off, other workers
-take its units. Each statement that changes a unit also checks that the unit still belongs to the
-worker, and that the worker still has its lease.
+worker holds its own run in the journal, whose lease shows that the worker is alive
+(:mod:`~sharded_orm.operations.runs.lease`). If a worker is killed or cut off, other workers take
+its units. Each statement that changes a unit also checks that it still belongs to the worker, and
+that the worker still has its lease.
 
 A worker that was cut off may still send statements to a shard while another worker has the same
-unit. So it must do no harm if two workers do the same work at the same time.
+unit. So two workers must do no harm if they do the same work at the same time.
 """
 
 from __future__ import annotations
@@ -61,9 +61,7 @@ class Worker:
 @contextmanager
 def join(kind: str, subject: str, arguments: Mapping[str, Any]) -> Iterator[Worker]:
     """A context manager in whose block this process is a worker for operation ``kind`` on
-    ``subject``.
-
-    A worker is a process that takes parts of the work.
+    ``subject``: it takes parts of the work.
 
     :param kind: the kind of the operation.
     :param subject: what the operation works on.

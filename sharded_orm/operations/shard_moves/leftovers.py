@@ -81,9 +81,8 @@ def _drop(run: JournalRun, old: dict[str, Any]) -> bool:
         )
     with node_connection(old["node"]) as wrapper:
         if shard.schema not in wrapper.schemas_present():
-            # There is nothing to drop, because the schema does not exist. Either an earlier process
-            # has dropped it, but was killed before it could record this, or the copy of an undone
-            # move was removed at once.
+            # The schema does not exist. An earlier process has dropped it, but was killed before it
+            # could record this, or the copy of an undone move was removed at once.
             return False
     with SchemaSessions(replace(shard, node=old["node"]), run.note) as sessions:
         if sessions.schema.hidden():

@@ -39,8 +39,8 @@ class ShardMoveRecord(ShardChangeRecord[ShardToMove]):
     def __init__(self, run: JournalRun, move: ShardToMove, number: int) -> None:
         super().__init__(run, move)
         #: A random number that identifies the move on both nodes. A process that was paused during
-        #: a move may continue after the move has ended. It does no harm to a later move, because
-        #: that move has a different number.
+        #: the move may continue after its end, and cannot harm a later move, which has another
+        #: number.
         self.number = number
         #: The time at which this process has hidden (renamed) the tables, by ``time.monotonic()``.
         #: None if the tables are not hidden by this process.
@@ -88,8 +88,8 @@ class ShardMoveRecord(ShardChangeRecord[ShardToMove]):
     def end(self, *, look_after: timedelta | None = None) -> None:
         """Record that the move was undone, so the shard is on its source as before.
 
-        :param look_after: the time after which a later run looks for a copy on the target, and
-            removes it; None if there can be no copy.
+        :param look_after: the time after which a later run removes a copy that may be on the
+            target; None if there can be no copy.
         """
         if look_after is None:
             self._run.note(current=None)

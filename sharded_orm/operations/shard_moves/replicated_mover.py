@@ -1,8 +1,8 @@
 """The move of a shard to a replica of its server, which has the rows already.
 
-The mover hides the tables on the source, which means that it renames them. The replica executes the
+The mover hides the tables on the source, that is, it renames them. The replica executes the
 renaming after all earlier writes. So once the tables are hidden on the replica, the replica has all
-rows. Then the mover gives the tables their names back, but only on the replica.
+rows. Then the mover gives the tables their names back, on the replica only.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from sharded_orm.operations.shard_moves.table_comparison import TableComparison
 class ReplicatedShardMover(ShardMover):
     """Moves one shard to a replica of its server. Used by one thread.
 
-    The mover compares the rows on the replica with those on the source while the site writes.
-    Differing rows may have been changed just then. So the mover compares these rows again while the
-    tables are hidden (renamed), so that the site cannot change them.
+    The mover compares the rows on the replica with those on the source while the site writes. Rows
+    that differ may have just been changed. So they are compared again while the tables are hidden
+    (renamed).
     """
 
     _pair: Pair
@@ -80,9 +80,8 @@ class ReplicatedShardMover(ShardMover):
 
     def undo(self) -> str:
         with self._source.capture.exclusively(TRIGGER_PATIENCE):
-            # Take the lock and release it, to wait for a mover that was paused while it held the
-            # lock. A mover that takes the lock later notices that this process has taken over the
-            # run, and stops.
+            # Wait for a mover that was paused while it held the lock. A mover that takes the lock
+            # later notices that this process has taken over the run, and stops.
             pass
         self._source.schema.show(TRIGGER_PATIENCE)  # The target repeats it.
         return ""

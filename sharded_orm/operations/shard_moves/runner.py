@@ -256,8 +256,8 @@ class _Work:
             return
         runtime.refresh()
         # Use the node that the topology names now, because the shard's replica may have been
-        # promoted to primary since the move began. If the mover had hidden (renamed) the tables on
-        # the former primary, replication has hidden them on this node, too.
+        # promoted since the move began. If the tables were hidden (renamed) on the former primary,
+        # replication has hidden them on this node, too.
         node = runtime.shard(move.group, move.number).node
         with self._sessions(record, source=node) as (source, target):
             left = self._mover(record, source, target).undo()

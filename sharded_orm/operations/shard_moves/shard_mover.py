@@ -137,10 +137,10 @@ class ShardMover:
         self._refused = {table.name: {} for table in tables}
         capture = self._source.capture
         with capture.exclusively(TRIGGER_PATIENCE):
-            # Leave no triggers behind if another process ends this move. That process takes over the
-            # run, and then takes this lock to remove the triggers. If it has already taken over the
-            # run, confirm() raises an error. Otherwise, it gets the lock after this block, and removes
-            # the triggers that are created here.
+            # Leave no triggers behind if another process ends this move. It takes over the run, and
+            # then takes this lock to remove the triggers. If it has taken over the run by now,
+            # confirm() raises an error. Otherwise, it gets the lock after this block, and removes
+            # the triggers.
             self._record.confirm()
             capture.prepare()
             capture.watch(self._record.number, FENCE)
@@ -384,9 +384,8 @@ class ShardMover:
         :return: why the copy could not be removed; "" if it was removed. A remaining copy does no
             harm.
         """
-        # Take the lock and release it, to wait for a mover that was paused while it held the lock.
-        # A mover that takes the lock later notices that this process has taken over the run, and
-        # stops.
+        # Wait for a mover that was paused while it held the lock. A mover that takes the lock later
+        # notices that this process has taken over the run, and stops.
         with self._source.capture.exclusively(TRIGGER_PATIENCE):
             pass
         self._source.schema.show(TRIGGER_PATIENCE)

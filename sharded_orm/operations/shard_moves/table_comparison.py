@@ -1,8 +1,8 @@
 """The comparison of a shard's tables on two servers. It shares no code with the copying of rows.
 
-Each server computes a digest (a hash) of each range of rows, byte by byte. If the two digests of a
-range differ, each server computes a digest of each of its rows. A row is *open*, and is compared
-again later, if its digests differ or if it has changed since.
+Each server computes a digest (a hash) of each range of rows, byte by byte. If the digests of a
+range differ, each server computes a digest of each of its rows. A row whose digests differ, or that
+has changed since, is *open*: it is compared again later.
 """
 
 from __future__ import annotations

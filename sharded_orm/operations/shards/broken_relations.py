@@ -1,9 +1,8 @@
 """Find rows that refer to a row with a different shard key, or to a row that does not exist.
 
-The database does not prevent such references. If a row with a different key is assigned as a model
-instance, :mod:`sharded_orm.models.sharding.same_key` refuses it. But if only its id is assigned,
-the id is stored. A foreign key from a shard to the global database has no constraint, and a generic
-foreign key never has one.
+The database does not prevent such references. :mod:`sharded_orm.models.sharding.same_key` refuses
+an assigned instance with a different key, but not an assigned id. A foreign key from a shard to the
+global database has no constraint, and a generic foreign key never has one.
 """
 
 from __future__ import annotations
@@ -47,8 +46,7 @@ class CrossKeyPair:
     """Two rows that are related although their shard keys differ.
 
     :param row: the primary key of the row that refers to the other row.
-    :param related: the value by which the row refers to the other row, usually the other row's
-        primary key.
+    :param related: the value by which it refers, usually the other row's primary key.
     """
 
     row: Any
@@ -97,8 +95,8 @@ class DanglingReferences:
     :param model: the label of the model that declares ``field``, a foreign key to a global model or
         a generic foreign key.
     :param related: the label of the model to which ``field`` refers.
-    :param values: number of distinct values that no row has. For a generic foreign key, the same
-        value counts once for each shard key.
+    :param values: number of distinct values that no row has. A value of a generic foreign key
+        counts once for each shard key.
     :param rows: number of rows with such a value; if a sample was read, only those in the sample.
     :param examples: some of the values.
     """

@@ -104,8 +104,8 @@ def run(command: ShardCommand, shards: Sequence[Shard], *, parallel: int = 1) ->
     A failure on one shard does not affect the others. The command's standard input is empty.
 
     :param parallel: number of processes; each loads the project once. With 1, the command runs in
-        this process on one shard after the other. There is no mode with threads, because commands
-        are not written to be thread-safe.
+        this process on one shard after the other. Threads are not used, because commands are not
+        written to be thread-safe.
     """
     if parallel <= 1:
         for shard in shards:
@@ -175,8 +175,8 @@ def _capture_output(output: io.StringIO) -> Iterator[None]:
 def _expose_alias(arguments: Sequence[str], alias: str) -> Iterator[None]:
     """Make Django accept the shard ``alias`` as value of ``--database``, during a ``with`` block.
 
-    Django accepts only aliases that it finds when it iterates over ``DATABASES``, which usually
-    leaves out the shards.
+    Django accepts only aliases over which ``DATABASES`` iterates, which usually leaves out the
+    shards.
 
     :param arguments: the arguments of the command.
     """

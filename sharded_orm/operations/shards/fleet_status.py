@@ -186,10 +186,8 @@ def _error_problems(node: str, on_node: GroupOnNode) -> Iterator[str]:
 
 
 def _schema_problems(node: str, on_node: GroupOnNode) -> Iterator[str]:
-    """Yield sentences about unexpected schemas on the node ``node``.
-
-    There is one sentence for each node to which unexpected schemas belong, and one for all schemas
-    of shards that do not exist.
+    """Yield sentences about unexpected schemas on the node ``node``: one for each node to which
+    such schemas belong, and one for all schemas of shards that do not exist.
     """
     group = runtime.topology().groups.get(on_node.group)
     by_home: dict[str | None, list[tuple[str, Shard | None]]] = {}

@@ -80,14 +80,13 @@ class RowScan:
     def read(self, wrapper: Any, shards: Sequence[Shard], alive: Alive) -> None:
         """Check whether the rows on ``shards`` are on the shard of their key.
 
-        Rows of keys that are moving, or that have moved meanwhile, are not reported.
+        Rows of keys that are moving, or have moved meanwhile, are not reported.
 
         ``shards`` must all be on one node and belong to one group.
 
-        Cost for each model: a sample takes one statement per 256 shards. A scan of all rows takes
-        one statement per shard, as does any scan on SQLite. If the group's keys are in the
-        directory (the table of the shard of each key), there is one more query per 500 keys.
-        Memory: the keys of one batch.
+        Cost for each model: a sample takes one statement per 256 shards. A scan of all rows, and
+        any scan on SQLite, takes one statement per shard. Keys in the directory (the table of each
+        key's shard) take one more query per 500 keys. Memory: the keys of one batch.
 
         :param wrapper: a connection object of the node. It belongs to no shard.
         :param alive: called after each batch, to report that the node answers.

@@ -48,13 +48,13 @@ def status(
     ``sizes``: 4 and 1). For each distinct set of applied migrations, up to 6 queries on one shard.
     On SQLite, each file is opened once. Memory: a small record for each shard.
 
-    :param shards: the shards whose state to read. By default all shards. Then all nodes are
+    :param shards: the shards whose state to read. By default all shards: all nodes are then
         queried, and schemas that are named like shards but do not belong on their node are
         reported.
     :param timeout: seconds to wait for the first answer of a node; a silent node counts as down.
     :param sizes: whether to read the sizes of shards.
-    :param within: the total number of seconds to wait for a node. It replaces ``timeout``, for
-        callers such as the admin, where a user waits. None means that ``timeout`` applies.
+    :param within: the total number of seconds to wait for a node, in place of ``timeout``, for
+        callers such as the admin, where a user waits.
     """
     by_node = shards_by_node(shards)
     pending = _MissingMigrations()
@@ -170,8 +170,8 @@ def _digests(
             raise
         if len(shards) == 1:
             return {shards[0].alias: exc}
-    # The query failed. One shard that is damaged or that the account may not read is enough for
-    # this. To find this shard and read the others, query each half of the shards separately.
+    # One shard that is damaged, or that the account may not read, makes the whole query fail. To
+    # find it and read the others, query each half of the shards separately.
     middle = len(shards) // 2
     return _digests(wrapper, shards[:middle]) | _digests(wrapper, shards[middle:])
 

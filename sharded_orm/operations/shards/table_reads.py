@@ -40,8 +40,8 @@ class TableRows:
         self._table = self._quote(model._meta.db_table)
         pks = model._meta.pk_fields
         self._pks = [self._quote(pk.column) for pk in pks]
-        # ``_number`` is the SQL type to which an integer primary key is cast. It is None for other
-        # primary keys, because their samples begin at the first row, not at a random one.
+        # ``_number`` is the SQL type to which an integer primary key is cast. For other primary
+        # keys, it is None, and samples begin at the first row, not at a random one.
         number = len(pks) == 1 and isinstance(target_field(pks[0]), IntegerField)
         self._number = _BIG_INTEGER.cast_db_type(wrapper) if number else None
 
@@ -113,8 +113,8 @@ class TableRead:
         :param errors: a dict to which the errors of shards that cannot be read are added, by the
             shard's alias.
         :param together: whether to read 256 shards by one statement, if the database can. Pass
-            False if there may be many rows. Then each shard is read by its own statement, and the
-            rows are streamed.
+            False if there may be many rows: each shard is then read by its own statement, in a
+            stream.
         :raises DatabaseError: the node does not answer.
         """
         if together and wrapper.features.can_union_shards:
@@ -136,9 +136,9 @@ class TableRead:
             if len(shards) == 1 or is_node_gone(exc):
                 _note_failure(shards[0], exc, errors)
                 return []
-        # If one shard cannot be read, for example because it lacks the table, the statement fails
-        # for all shards. To find this shard and still read the others, read each half of the shards
-        # with a statement of its own.
+        # One shard that cannot be read, for example because it lacks the table, makes the statement
+        # fail for all. To find it and still read the others, read each half of the shards
+        # separately.
         middle = len(shards) // 2
         return [
             *self._read_union(wrapper, shards[:middle], errors),

@@ -50,14 +50,13 @@ def where(label: str, name: str, text: str) -> KeyLocation:
     """Find the shard of the rows whose field ``name`` has the value ``text``, and the reason why
     the rows are there.
 
-    Uses the topology of this process, and queries no shard. If the group's keys are in the
-    directory (the table of the shard of each key), the key is looked up by one query. If the
-    key has no shard yet, the function does not choose one.
+    Uses the topology of this process, and queries no shard. A key in the directory (the table of
+    each key's shard) is looked up by one query. A key without a shard gets none.
 
     :param label: a model such as ``photos.Photo``. ``Photo`` is enough if only one model, or only
         one sharded model, has that name.
-    :param name: the shard key's name or ``attname`` (``user`` or ``user_id``), ``pk`` if the shard key
-        is the primary key, or another field whose values contain the shard number.
+    :param name: the shard key's name or ``attname`` (``user`` or ``user_id``), ``pk`` if the shard
+        key is the primary key, or another field whose values contain the shard number.
     :param text: the key as typed.
     :raises UnknownModel: there is no such model, there are several, or it is not sharded.
     :raises ShardKeyRequired: the field ``name`` does not determine the shard.
@@ -114,7 +113,7 @@ def directory_entry(location: KeyLocation) -> PlacementEntry | None:
     """Read the directory's entry for a key that :func:`where` has returned. One query.
 
     The directory is the table that records the shard of each key. Return None if it has no entry
-    for the key. If the group's strategy uses no directory, return None without a query.
+    for the key, or, without a query, if the group's strategy uses no directory.
     """
     strategy = runtime.strategy(location.group)
     if not isinstance(strategy, DirectoryStrategy):

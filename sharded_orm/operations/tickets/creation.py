@@ -205,9 +205,9 @@ def _last_used(
         # No server has handed out an id of the sequence yet: an earlier call was interrupted before
         # it created the sequence on this server. So the sequence begins after the same number here.
         return after
-    # Other servers have used the sequence, so this server was replaced or has lost the sequence.
-    # The last ids that it handed out may be in no row, and above its high-water mark (the highest id
-    # that it is known to have handed out; the next server keeps it). So add a margin.
+    # Other servers have used the sequence, so this server was replaced or has lost it. The last ids
+    # that it handed out may be in no row, and above its high-water mark, which the next server
+    # keeps. So add a margin.
     positions = (number for s in present for number in (s.position, s.row.predecessor_mark))
     return max(after, *positions) + MARGIN
 

@@ -18,7 +18,7 @@ from sharded_orm.models.fields import TicketField
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.sharding.options import shard_options
 
-# If an error says that a database, table or column is missing, there are no ids yet. Such an error
+# An error that says that a database, table or column is missing means that there are no ids yet. It
 # has one of these numbers (MySQL), a message that begins with these words (SQLite), or one of these
 # SQLSTATEs (PostgreSQL).
 _MISSING_NUMBERS = {1049, 1054, 1146}

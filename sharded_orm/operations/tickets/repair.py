@@ -2,8 +2,8 @@
 restore.
 
 A server's *position* in a sequence is the last id that it has handed out, by its own count. Its
-*high-water mark* is the highest id that it is known to have handed out. The server's *partner*,
-which is the next server, keeps the mark.
+*high-water mark* is the highest id that it is known to have handed out. The next server, its
+*partner*, keeps the mark.
 """
 
 from __future__ import annotations
@@ -116,15 +116,18 @@ def advance(
 ) -> list[Advanced]:
     """Move ticket servers forward, above every id that they are known to have handed out.
 
-    Each server is moved to its target, which is ``margin`` above the largest of these numbers: its
-    position (the last id by its own count), its high-water mark (the highest id that it is known to
-    have handed out; the next server keeps it), and the existing ids in the tables.
+    The target of a server is ``margin`` above the largest of these numbers: its position (the last
+    id by its own count), its high-water mark (the highest id that it is known to have handed out;
+    the next server keeps it), and the existing ids in the tables.
 
-    A server is not moved if it does not answer. If ``to`` is given, a server is also not moved if its
-    mark or an existing id is above ``to`` and above its position. While ``check`` is True, a server is
-    also not moved if its mark is not known, because the next server does not answer or lacks the
-    sequence. In each of these cases, the result for the server has a ``problem``, and the other
-    servers are moved.
+    A server is not moved in these cases. Its result then has a ``problem``, and the other servers
+    are moved:
+
+    - The server does not answer.
+    - ``to`` is given, and the server's mark or an existing id is above ``to`` and above its
+      position.
+    - ``check`` is True, and the mark is not known: the next server does not answer or lacks the
+      sequence.
 
     :param names: names of sequences; by default all sequences that a model uses or a server has.
     :param margin: number of ids to skip, because a server may have handed out ids that are above

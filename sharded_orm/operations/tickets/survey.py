@@ -138,12 +138,11 @@ def slot_problem(
 ) -> str | None:
     """Return a text about why the sequence ``row`` cannot belong to ``server``; None if it can.
 
-    A slot is a server's share of all ids (offset and step). The sequence must have the slot of its
-    server.
+    The sequence must have the slot of its server: the server's share of all ids (offset and step).
 
     :param answers: the answers of all servers; empty to look only at ``server``. If a second server
-        has the same sequence with the same slot, the text says so. Then both are the same database,
-        or one is a copy of the other.
+        has the same sequence with the same slot, the text says so: both are the same database, or
+        one is a copy of the other.
     """
     if row.slot == server.slot:
         return None
@@ -173,8 +172,8 @@ def slot_problem(
 def select_names(
     names: Iterable[str], declared_names: Iterable[str], answers: Sequence[ServerAnswer]
 ) -> list[str]:
-    """Return the sequence names ``names`` without duplicates. If ``names`` is empty, return the
-    names of all sequences that a model uses or a server has.
+    """Return ``names`` without duplicates; if it is empty, the names of all sequences that a model
+    uses or a server has.
 
     :param declared_names: the names of the sequences that models use.
     :param answers: the answers of all servers.
@@ -212,12 +211,11 @@ def check_name(name: str) -> None:
 
 
 def high_water_mark_of(answers: Sequence[ServerAnswer], index: int, name: str) -> int | None:
-    """Return the highest id that server number ``index`` is known to have handed out.
+    """Return the high-water mark of server number ``index``: the highest id of the sequence
+    ``name`` that it is known to have handed out; 0 if it has handed out none.
 
-    This is the server's high-water mark in the sequence ``name``. The server's partner, which is
-    the next server, keeps the mark. The mark is 0 if the server has handed out no id. The result is
-    None if the mark is not known: there is only one server, or the partner did not answer or lacks
-    the sequence.
+    The server's partner, which is the next server, keeps the mark. Return None if there is only one
+    server, or if the partner did not answer or lacks the sequence.
     """
     if len(answers) < 2:
         return None

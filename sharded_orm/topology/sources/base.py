@@ -62,12 +62,11 @@ class Process:
 
 
 def arrived(read: Callable[[], Document | None]) -> Document | TopologyError | None:
-    """Call ``read`` and return its result; if ``read`` raises an exception, return an error
+    """Return the result of ``read``. If it raises an exception, return a :exc:`TopologyError`
     instead.
 
-    Every exception is returned as a :exc:`TopologyError`, and none is raised, so that the thread
-    which watches the source never stops. Pass the result to an :data:`OnChange` function, unless
-    the result is None.
+    So the thread that watches the source never stops. Pass the result to an :data:`OnChange`
+    function, unless it is None.
     """
     try:
         return read()
@@ -95,10 +94,8 @@ def parsed_time(text: Any) -> datetime | None:
 
 
 def version_of(text: str | bytes) -> int | None:
-    """Return the version of the document in ``text``; None if ``text`` is not a document.
-
-    If ``text`` is not a document, any publication may replace it, no matter which version the
-    publication expects.
+    """Return the version of the document in ``text``; None if ``text`` is not a document. Then any
+    publication may replace it, whichever version the publication expects.
     """
     try:
         return Document.from_json(text).version
@@ -119,11 +116,12 @@ def positive(name: str, value: Any, problems: list[str]) -> float:
 
 
 class TopologySource(ABC):
-    """The base class of the sources. A source is a client of the place where the document is stored.
+    """The base class of the sources. A source is a client of the place where the document is
+    stored.
 
-    An instance serves one process. A source does not judge documents: its caller decides whether to
-    use them. So a source raises an error for content that is not a document at all, but returns a
-    document even if it describes an invalid topology.
+    An instance serves one process. A source does not judge documents: it raises an error for
+    content that is no document at all, but returns a document that describes an invalid topology.
+    Its caller decides.
 
     :param options: ``SHARDED_ORM["TOPOLOGY"]["OPTIONS"]``.
     :param setting: the whole setting ``SHARDED_ORM``.

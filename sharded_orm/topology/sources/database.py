@@ -69,8 +69,8 @@ logger = logging.getLogger("sharded_orm.topology")
 T = TypeVar("T")
 
 #: The minimum number of versions to keep. A process that publishes reads the current row, and then
-#: inserts a row with the next id. If other processes have published meanwhile, the row with this id
-#: must still exist, so that the insert fails and does not undo their publications.
+#: inserts a row with the next id. If others have published meanwhile, the row with this id must
+#: still exist, so that the insert fails and does not undo their publications.
 _KEPT_AT_LEAST = 20
 # Every process writes this many signs of life (the current time in its row) in TIMEOUT seconds. A
 # process without a sign of life for TIMEOUT seconds counts as ended.
@@ -139,9 +139,8 @@ class DatabaseSource(TopologySource):
         self._process = identity()
         self._name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._thread: threading.Thread | None = None
-        # The connection of the watching thread. This attribute also keeps the object alive in a
-        # forked child: if it were garbage-collected there, this would disturb the parent's
-        # connection.
+        # The connection of the watching thread. This attribute keeps the object alive in a forked
+        # child: garbage collection there would disturb the parent's connection.
         self._connection: BaseDatabaseWrapper | None = None
         self._ended = threading.Event()
         self._wake = threading.Event()
@@ -232,7 +231,7 @@ class DatabaseSource(TopologySource):
         """Call ``work`` with a new connection, and return its result.
 
         A transaction of the caller neither hides what ``work`` reads nor rolls back what it writes.
-        If an event loop runs in the caller's thread, where Django refuses queries, another thread
+        Django refuses queries in a thread with a running event loop. In that case, another thread
         calls ``work``, and the caller waits for it.
 
         :raises TopologyUnavailable: the database cannot be used.
@@ -313,8 +312,8 @@ class DatabaseSource(TopologySource):
             self._wake.wait(pause)
         if self._connection is not None:
             with suppress(Exception):
-                # Delete this process's row, so that other processes see at once that it has ended.
-                # If the statement fails, they see this when its last sign of life is old.
+                # Delete this process's row, so that others see at once that it has ended. If that
+                # fails, they see it when its last sign of life is old.
                 execute(self._connection, f"DELETE FROM {PROCESSES} WHERE name = %s", [self._name])
             self._drop_connection()
 

@@ -1,8 +1,8 @@
 """The tables of the topology source in the global database: their columns, and statements on them.
 
-The tables do not belong to models, and no migration creates them, because Django needs the topology
-before it can load models or migrate. All text in them is ASCII, so that the character set of the
-database does not matter.
+They belong to no models, and no migration creates them: Django needs the topology before it can
+load models or migrate. All text in them is ASCII, so the character set of the database does not
+matter.
 """
 
 from __future__ import annotations

@@ -60,9 +60,9 @@ logger = logging.getLogger("sharded_orm.topology")
 # MiB by default, and the request that publishes a document contains it twice.
 MAX_BYTES = 450_000
 _PERMISSIONS = {"c": "create", "d": "delete", "r": "read", "w": "write", "a": "admin"}
-# If the kazoo client has no connection for this many seconds, it is replaced by a new client.
-# Without this, a client that ZooKeeper refuses permanently (because of authentication, or a server
-# restored from an older backup) would never connect again.
+# A kazoo client without a connection for this many seconds is replaced by a new one. A client that
+# ZooKeeper refuses permanently (because of authentication, or a server restored from an older
+# backup) would never connect again.
 _RENEW_AFTER = 60.0
 # If a read of the document fails on an open connection, it is repeated after this number of
 # seconds.

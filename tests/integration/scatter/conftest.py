@@ -13,7 +13,7 @@ from django.db.models import Model, QuerySet
 from sharded_orm import runtime, scatter
 from sharded_orm.models.sharding.rows_of_keys import RowsOfKeys
 from sharded_orm.routing.placement_lease import KeyInFlight
-from sharded_orm.scatter import Target, plan, two_phase
+from sharded_orm.scatter import Target, first_rows, plan
 from tests.samples.models import Part, Sample
 
 # Shards of both nodes. The last one holds all rows, and is never queried with the others.
@@ -99,7 +99,7 @@ def batches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     """Batch sizes for merging in the server and in Python; two phases whenever possible; some rows on
     two shards, because their keys are moving.
     """
-    monkeypatch.setattr(two_phase, "MIN_CANDIDATES", 0)
+    monkeypatch.setattr(first_rows, "MIN_CANDIDATES", 0)
     monkeypatch.setattr(plan, "BATCH", 1 if request.param == "many batches" else 256)
     if request.param == "copies":
         for owner, copy in COPIES.items():

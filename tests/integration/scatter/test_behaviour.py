@@ -17,7 +17,7 @@ from sharded_orm import runtime, scatter
 from sharded_orm.backends.features import features_of
 from sharded_orm.exceptions import ScatterError, ScatterNotSupported
 from sharded_orm.models.text_keys import guard
-from sharded_orm.scatter import two_phase
+from sharded_orm.scatter import first_rows
 from tests.integration.scatter.conftest import (
     SHARDS,
     fetch,
@@ -75,7 +75,7 @@ def test_statements_name_a_limited_number_of_tables(
 
 
 def test_two_phases(rows: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(two_phase, "MIN_CANDIDATES", 0)
+    monkeypatch.setattr(first_rows, "MIN_CANDIDATES", 0)
     queryset = one_database(Sample).order_by("-id")[:3]
     expected = list(queryset)
     with statements(per_scatter(4), using="photos"):
@@ -83,8 +83,8 @@ def test_two_phases(rows: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_two_phases_of_a_page_behind_many_rows(rows: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(two_phase, "MIN_CANDIDATES", 0)
-    monkeypatch.setattr(two_phase, "MAX_WINNERS", 5)
+    monkeypatch.setattr(first_rows, "MIN_CANDIDATES", 0)
+    monkeypatch.setattr(first_rows, "MAX_WINNERS", 5)
     for queryset, asked in (
         (one_database(Sample).order_by("-id")[8:13], 4),
         (one_database(Sample).order_by("-id")[8:14], 2),
@@ -97,10 +97,10 @@ def test_two_phases_of_a_page_behind_many_rows(rows: None, monkeypatch: pytest.M
 def test_a_winner_gone_between_the_phases_is_replaced(
     rows: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(two_phase, "MIN_CANDIDATES", 0)
+    monkeypatch.setattr(first_rows, "MIN_CANDIDATES", 0)
     if not connections["photos_00000"].features.can_union_shards:
         pytest.skip("one phase on this backend")
-    plan = two_phase.make_plan
+    plan = first_rows.make_plan
 
     def late(targets: Any, options: Any, failures: Any, **how: Any) -> Any:
         if options.by_key is not None:
@@ -108,7 +108,7 @@ def test_a_winner_gone_between_the_phases_is_replaced(
                 cursor.execute("DELETE FROM samples_sample WHERE id = 19")
         return plan(targets, options, failures, **how)
 
-    monkeypatch.setattr(two_phase, "make_plan", late)
+    monkeypatch.setattr(first_rows, "make_plan", late)
     Part.objects.using("photos_00009").filter(sample_id=19)._raw_delete("photos_00009")
     found = fetch(one_database(Sample).order_by("-id")[:3])
     assert [row.pk for row in found] == [18, 17, 16]

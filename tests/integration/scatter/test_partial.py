@@ -12,7 +12,7 @@ from django.db.models import Count, F, FloatField, Func
 
 from sharded_orm import scatter
 from sharded_orm.exceptions import ScatterError
-from sharded_orm.scatter import Target, two_phase
+from sharded_orm.scatter import Target, first_rows
 from tests.integration.scatter.conftest import SHARDS, one_database, store, targets
 from tests.queries.conftest import DATABASES
 from tests.samples.models import Sample
@@ -51,7 +51,7 @@ every_read = pytest.mark.parametrize("read", READS.values(), ids=READS)
 
 @pytest.fixture(autouse=True)
 def rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(two_phase, "MIN_CANDIDATES", 0)
+    monkeypatch.setattr(first_rows, "MIN_CANDIDATES", 0)
     store([Sample(id=n, owner=n % 5, number=n % 3, name=f"n{n}") for n in range(20)])
 
 

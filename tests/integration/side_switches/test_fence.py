@@ -86,7 +86,7 @@ def test_the_state_of_a_pair_costs_the_same_for_few_shards_and_for_many(site: Pa
     for step in (2, 1):
         before = sent()
         assert site.run(f"""
-from sharded_orm.operations.pairs.state import pair_states
+from sharded_orm.operations.pairs.status import pair_states
 (state,) = pair_states(list(runtime.group("photos").shards())[::{step}])
 answer = not state.error and not state.problems
 """)

@@ -16,8 +16,8 @@ from sharded_orm.cache.stores.sockets import ProtocolError
 
 #: The bytes with which every reply ends.
 LINE_END = b"\r\n"
-# Matches an array of a million values or more. Such an array is refused before hiredis parses it,
-# since hiredis allocates memory for all values as soon as it reads their number.
+# Matches an array of a million values or more. hiredis would allocate memory for all values as soon
+# as it reads their number, so such an array is refused before.
 _HUGE_ARRAY = re.compile(rb"(?:[+:-][^\r]*\r\n|\$-1\r\n)*\*\d{7}")
 _INCOMPLETE = object()
 

@@ -1,21 +1,21 @@
 """A Redis server (4.0 or newer), used through the connections of django-redis or Django.
 
-The client libraries open the connections (TLS, sockets, Sentinel). Commands are sent and replies
-are received by this module itself: the pools and parsers of the libraries take more time than the
-server does, and cannot limit the time of a whole call.
+The client libraries open the connections (TLS, sockets, Sentinel). This module itself sends
+commands and receives replies: the pools and parsers of the libraries take more time than the server
+does, and cannot limit the time of a whole call.
 
 A *lease* is the permission to store a missing object. It is a random token, which the server keeps
 for some seconds as a placeholder under the object's name. A script stores the value only if the
 placeholder is still there.
 
-A server can lose its latest writes, and have data of an earlier time: after a restart from its
-dump, after a failover to a replica, or after it was a replica itself. Then the guards (entries that
-say whether other entries are valid) know nothing of the writes since that time. So the names of all
-entries begin with the *incarnation* of the data, a random word. The server stores this word
-together with the ``run_id`` of the server that wrote the data. If a new connection finds another
-``run_id``, or no word, it stores a new word: older entries are then no longer found, and expire in
-time. Each packet also reads the word; if the word has changed, the packet is sent again on a new
-connection. Callers of :class:`RedisServer` use names without the word.
+A server may come back with older data: after a restart from its dump, after a failover to a
+replica, or after it was a replica itself. Its guards (entries that say whether other entries are
+valid) then know nothing of later writes. So the names of all entries begin with the *incarnation*
+of the data, a random word. The server stores this word together with the ``run_id`` of the server
+that wrote the data. If a new connection finds no word or another ``run_id``, it stores a new word,
+so that older entries are no longer found. Each packet also reads the word; if it has changed, the
+packet is sent again on a new connection. Callers of :class:`RedisServer` use names without the
+word.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ class RedisServer(RemoteServer):
     connection over several servers. The Redis user must be allowed to run scripts and INFO, and to
     use any entry name. The reply to INFO must contain a ``run_id``, also on a managed server.
 
-    After a failover or a start from a dump, entries that were stored earlier are not found any
-    more. A network partition may leave two primaries. Clients that still reach the old primary may
-    then read stale entries: entries that were valid before the partition.
+    After a failover or a start from a dump, earlier entries are not found any more. A network
+    partition may leave two primaries. Clients that still reach the old one may then read entries
+    that are no longer valid.
     """
 
     _end = LINE_END
@@ -219,9 +219,8 @@ class RedisServer(RemoteServer):
         """Send ``commands`` in one packet and return their replies.
 
         The last of ``commands`` must read :data:`_OWNER`, the entry that says which server owns the
-        data. Its value changes if the server loses its data or restarts with older data. If the
-        value has changed since the connection was opened, the replies are dropped, and the packet
-        is sent again on a new connection.
+        data. It changes if the server loses its data or restarts with older data. If it has changed
+        since the connection was opened, the packet is sent again on a new connection.
 
         :param owner_of: removes the value of :data:`_OWNER` from the replies, and returns it.
         :raises ServerDown: there was no valid reply in time, or the server is not called because of
@@ -247,9 +246,9 @@ class RedisServer(RemoteServer):
     def _pipeline(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Send ``commands`` and return their replies.
 
-        Costs one round trip. If the server does not know some scripts yet, they are sent again in a
-        second round trip, so they run after all other commands. The other commands run in their
-        order. Commands of other clients may run in between.
+        Costs one round trip. Scripts that the server does not know yet are sent again in a second
+        round trip, after all other commands. The others run in their order. Commands of other
+        clients may run in between.
 
         :param commands: each command is a tuple of parts. A part that is a str is the name of an
             entry: the incarnation (a random word) is put before it. Bytes are sent as they are.

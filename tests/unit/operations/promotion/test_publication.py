@@ -6,7 +6,7 @@ import pytest
 
 from sharded_orm.exceptions import TopologyUnavailable
 from sharded_orm.operations.exceptions import PromotionFailed
-from sharded_orm.operations.promotion import publication, switchover
+from sharded_orm.operations.promotion import publication, topology_change
 from sharded_orm.operations.promotion.plan import Move, PromotionPlan
 from tests.clock import Clock
 
@@ -34,7 +34,7 @@ class Source:
         self.clock.now += seconds
 
     def ask(self, monkeypatch: pytest.MonkeyPatch, forced: bool = False) -> bool:
-        monkeypatch.setattr(switchover, "was_switched", self.was_switched)
+        monkeypatch.setattr(topology_change, "was_switched", self.was_switched)
         return publication.was_switched(
             PLAN,
             forced=forced,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sharded_orm.operations.promotion.plan import Move, PromotionPlan
-from sharded_orm.operations.promotion.switchover import is_switched
+from sharded_orm.operations.promotion.topology_change import is_switched
 from sharded_orm.topology.document import Document
 
 PLAN = PromotionPlan(

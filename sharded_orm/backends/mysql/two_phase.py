@@ -54,11 +54,11 @@ class BranchLease:
         self.transaction.branch, self.transaction.plain_only = branch, True
 
     def prepare_branch(self) -> None:
-        """Prepare the XA branch, the part of a two-phase transaction on this shard, for its commit. One
-        round trip.
+        """Prepare the XA branch, the part of a two-phase transaction on this shard, for its commit.
+        One round trip.
 
-        :raises MySQLdb.Error: the branch is not prepared. If the session is lost, the branch may be
-            prepared all the same.
+        :raises MySQLdb.Error: the branch is not prepared; if the session is lost, it may be
+            prepared.
         """
         transaction: Any = self.transaction
         if self.mode >= SessionMode.LOST or not transaction.is_open:

@@ -40,8 +40,8 @@ class DirectionStatus:
 class SideStatus:
     """One side of a pair.
 
-    :param active: the number of selected shards that are active on it.
-    :param writable: the number of selected shards that are passive on it, and accept writes there.
+    :param active: how many of the selected shards are active on this side.
+    :param writable: how many of the selected shards are passive on this side and accept writes.
     :param direction: the replication from the other side; None if a server does not answer.
     """
 
@@ -60,11 +60,12 @@ class PairStatus:
     :param directions: the replication; empty if a server does not answer.
     :param writable: shards whose passive side accepts writes, on all tables or on some.
     :param closed: shards whose active side refuses writes.
-    :param outside: nodes that are read only, as after a restart, or were given up while they were dead.
+    :param outside: nodes that are read only, as after a restart, or were given up while they were
+        dead.
     :param newer: sentences about nodes that have a later epoch than the topology.
-    :param error: why the servers could not be asked; "" if they could.
-    :param upgrade: a sentence without a full stop if a rolling upgrade is not finished. Then replication
-        may stand still on purpose.
+    :param error: why a server did not answer; "" if both did.
+    :param upgrade: a sentence without a full stop if a rolling upgrade is not finished. Replication
+        may then stand still on purpose.
     """
 
     nodes: tuple[str, str]
