@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from sharded_orm import runtime
@@ -105,10 +105,15 @@ def numbers_text(shards: Sequence[Shard]) -> str:
 
     :param shards: shards of one group, sorted by number.
     """
+    return spans_text(shard.number for shard in shards)
+
+
+def spans_text(numbers: Iterable[int]) -> str:
+    """Return ascending ``numbers`` as a text such as ``0-511,700``; see :func:`parse_numbers`."""
     parts: list[list[int]] = []
-    for shard in shards:
-        if parts and shard.number == parts[-1][1] + 1:
-            parts[-1][1] = shard.number
+    for number in numbers:
+        if parts and number == parts[-1][1] + 1:
+            parts[-1][1] = number
         else:
-            parts.append([shard.number, shard.number])
+            parts.append([number, number])
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)

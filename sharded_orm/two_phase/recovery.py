@@ -19,10 +19,16 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from django.apps import apps
-from django.db import Error, connections
+from django.db import Error, ProgrammingError, connections
 
 from sharded_orm import runtime
-from sharded_orm.backends.two_phase.branch import TABLE, BranchName, Completion, Fate
+from sharded_orm.backends.two_phase.branch import (
+    TABLE,
+    BranchName,
+    Completion,
+    Fate,
+    missing_table_note,
+)
 from sharded_orm.exceptions import BranchesPrepared, CacheUnavailable, ShardedOrmError
 from sharded_orm.models.cached.cached_model import cached_model
 from sharded_orm.models.cached.model_cache import void_tables
@@ -247,7 +253,11 @@ def _rows(alias: str, sql: str, params: Sequence[Any], most: int = 0) -> Sequenc
     """
     wrapper = _wrapper(alias)
     with wrapper.cursor() as cursor:
-        cursor.execute(sql, params)
+        try:
+            cursor.execute(sql, params)
+        except ProgrammingError as exc:
+            exc.add_note(missing_table_note(alias))
+            raise
         rows: Sequence[Any] = cursor.fetchmany(most) if most else ()
     wrapper.close_and_forget()
     return rows

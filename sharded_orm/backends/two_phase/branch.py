@@ -66,6 +66,14 @@ class Completion(Enum):
     """The session that prepared the branch is still connected, and nobody else may end the branch."""
 
 
+def missing_table_note(alias: str) -> str:
+    """Return a note for an error that the table of decisions does not exist on the shard ``alias``."""
+    return (
+        f"The table {TABLE!r} of {alias!r} is one of the app 'sharded_orm.contrib.two_phase': run"
+        " 'manage.py migrate_shards'."
+    )
+
+
 def new_transaction(decider: str) -> str:
     """Return a new, random name for a transaction that is committed in two phases.
 

@@ -9,7 +9,13 @@ from typing import ClassVar
 from django.db import DatabaseError, ProgrammingError
 
 from sharded_orm.backends.two_phase import old_decisions
-from sharded_orm.backends.two_phase.branch import TABLE, BranchName, Completion, Fate
+from sharded_orm.backends.two_phase.branch import (
+    TABLE,
+    BranchName,
+    Completion,
+    Fate,
+    missing_table_note,
+)
 from sharded_orm.backends.write_hooks.commit import CommitHookMixin, CommitOutcome
 from sharded_orm.exceptions import ShardedOrmError
 
@@ -129,10 +135,7 @@ class TwoPhaseMixin(CommitHookMixin):
                     [transaction, int(time.time())],
                 )
             except ProgrammingError as exc:
-                exc.add_note(
-                    f"The table {TABLE!r} of {self.alias!r} is one of the app"
-                    " 'sharded_orm.contrib.two_phase': run 'manage.py migrate_shards'."
-                )
+                exc.add_note(missing_table_note(self.alias))
                 raise
 
     # ##### The end of the transaction #####

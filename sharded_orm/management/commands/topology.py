@@ -87,6 +87,9 @@ class Show(Action):
         _write_groups(command, current)
         if processes is not None:
             command.stdout.write("")
+            if not processes:
+                command.stdout.write("No process is connected to the source.")
+                return
             write_table(
                 command,
                 ("host", ">process", ">version", "since", ""),
@@ -409,7 +412,7 @@ def _write_groups(command: BaseCommand, current: Topology) -> None:
             (
                 group.name if number == 0 else "",
                 group.strategy if number == 0 else "",
-                f"{r.first}-{r.last}",
+                f"{r.first}-{r.last}" if r.first < r.last else str(r.first),
                 f"{r.primary} (active side)" if r.is_pair else r.primary,
                 f"{r.replica} (passive side)" if r.is_pair else r.replica or "",
                 "open" if r.open and r.weight > 0 else "closed",

@@ -195,7 +195,7 @@ class Import(Action):
         if options["json"]:
             command.stdout.write(json.dumps(report.to_json(), indent=2))
         else:
-            self._show_following(command, request, report)
+            self._show_following(command, request, report, options)
         if not report.ok:
             problems = list(report.problems)
             if report.stopped:
@@ -205,8 +205,18 @@ class Import(Action):
             raise error
 
     def _show_following(
-        self, command: BaseCommand, request: imports.ImportRequest, report: imports.FollowReport
+        self,
+        command: BaseCommand,
+        request: imports.ImportRequest,
+        report: imports.FollowReport,
+        options: dict[str, Any],
     ) -> None:
+        if options["unfollow"]:
+            command.stdout.write(
+                f"{request.source!r} is followed no more: its tables have no triggers of the import,"
+                " and take writes."
+            )
+            return
         self._show_counts(command, report.tables)
         for note in report.notes:
             command.stdout.write(note)

@@ -133,6 +133,8 @@ def _show(
     for report in reports:
         for note in report.notes:
             command.stdout.write(f"Note: {note}.")
+    if already := sum(len(report.already) for report in reports):
+        command.stdout.write(f"{already} shards were there already.")
     moved = sum(len(report.moved) for report in reports)
     command.stdout.write(f"{moved} shards moved{pauses_text(reports)}.")
 
@@ -143,6 +145,8 @@ def _show_notes(command: BaseCommand, notes: list[str], *, as_json: bool) -> Non
         return
     for note in notes:
         command.stdout.write(f"{note[0].upper()}{note[1:]}.")
+    if not notes:
+        command.stdout.write("Nothing is left to clean up.")
 
 
 ACTIONS: tuple[type[Action], ...] = (Split,)

@@ -10,15 +10,17 @@ from typing import Any
 
 from django.core.management import BaseCommand
 from django.core.management.base import CommandParser
+from django.db import Error
 from django.template.defaultfilters import filesizeformat
 
 from sharded_orm.management.actions import Action, problems_error
 from sharded_orm.management.selection import add_selection, selection_of
 from sharded_orm.management.tables import write_table
 from sharded_orm.operations.pairs.status import PairStatus, pair_states
+from sharded_orm.operations.runs.conflicts import broken_off
 from sharded_orm.operations.shards.fleet_status import FleetStatus, GroupOnNode
 from sharded_orm.operations.shards.health import SAMPLE, HealthReport, check
-from sharded_orm.operations.shards.status import PATIENCE, status
+from sharded_orm.operations.shards.status import PATIENCE, error_line, status
 from sharded_orm.topology.model import Shard
 
 _DOWN, _WRONG, _MISCONFIGURED = "DOES NOT ANSWER", "WRONG", "WRONG SETTINGS"
@@ -37,12 +39,13 @@ class StatusAction(Action):
         shards = _selected_shards(options)
         fleet = status(shards, timeout=options["timeout"], sizes=options["sizes"])
         pairs = pair_states(shards)
+        interrupted = _interrupted(shards)
         if options["json"]:
-            _write_json(command, _fleet_json(fleet, pairs, each=options["each"]))
+            _write_json(command, _fleet_json(fleet, pairs, interrupted, each=options["each"]))
             return
         _show(command, fleet, each=options["each"])
         _show_pairs(command, pairs)
-        for problem in _all_problems(fleet.problems, pairs):
+        for problem in _all_problems(fleet.problems, pairs, interrupted):
             command.stdout.write("")
             command.stdout.write(command.style.WARNING(problem))
 
@@ -72,6 +75,7 @@ class Check(Action):
     def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
         shards = _selected_shards(options)
         pairs = pair_states(shards)
+        interrupted = _interrupted(shards)
         health = check(
             shards,
             timeout=options["timeout"],
@@ -79,14 +83,14 @@ class Check(Action):
             sizes=options["sizes"],
         )
         if options["json"]:
-            _write_json(command, _health_json(health, pairs, each=options["each"]))
+            _write_json(command, _health_json(health, pairs, interrupted, each=options["each"]))
         else:
             _show(command, health.status, each=options["each"])
             _show_pairs(command, pairs)
             if options["all"] or options["sample"]:
                 command.stdout.write("")
                 command.stdout.write(f"{health.rows:,} rows looked at.")
-        if problems := _all_problems(health.problems, pairs):
+        if problems := _all_problems(health.problems, pairs, interrupted):
             raise problems_error(problems)
 
 
@@ -118,6 +122,19 @@ def _selected_shards(options: Mapping[str, Any]) -> list[Shard] | None:
     if all(options[name] is None for name in ("group", "shards", "node")):
         return None
     return [shard for part in selection_of(options) for shard in part.shards]
+
+
+def _interrupted(shards: list[Shard] | None) -> list[str]:
+    """Return a problem for each interrupted operation on the groups of ``shards``; None means all groups.
+
+    The nodes are shown even if the global database, which has the journal, does not answer.
+    """
+    try:
+        return broken_off(None if shards is None else {shard.group for shard in shards})
+    except Error as exc:
+        return [
+            f"The journal of operations in the global database cannot be read: {error_line(exc)}."
+        ]
 
 
 def _seconds(text: str) -> float:
@@ -173,11 +190,13 @@ def _show_pairs(command: BaseCommand, pairs: Sequence[PairStatus]) -> None:
     write_table(command, ("pair", "side", ">active", ">seconds behind", ""), rows, {_WRONG})
 
 
-def _all_problems(problems: Sequence[str], pairs: Sequence[PairStatus]) -> list[str]:
-    """Return ``problems`` and those of ``pairs``. An unfinished upgrade comes first: it explains others."""
+def _all_problems(
+    problems: Sequence[str], pairs: Sequence[PairStatus], interrupted: Sequence[str]
+) -> list[str]:
+    """Return ``problems`` and those of ``pairs``. Unfinished operations come first: they explain others."""
     upgrades = [pair.upgrade_problem for pair in pairs if pair.upgrade]
     of_pairs = [problem for pair in pairs for problem in pair.problems]
-    return list(dict.fromkeys([*upgrades, *problems, *of_pairs]))
+    return list(dict.fromkeys([*upgrades, *interrupted, *problems, *of_pairs]))
 
 
 def _lines(fleet: FleetStatus) -> Iterator[list[str]]:
@@ -219,7 +238,9 @@ def _write_json(command: BaseCommand, value: Any) -> None:
     command.stdout.write(json.dumps(value, indent=2, default=str))
 
 
-def _fleet_json(fleet: FleetStatus, pairs: Sequence[PairStatus], *, each: bool) -> dict[str, Any]:
+def _fleet_json(
+    fleet: FleetStatus, pairs: Sequence[PairStatus], interrupted: Sequence[str], *, each: bool
+) -> dict[str, Any]:
     return {
         "nodes": [
             {
@@ -231,7 +252,7 @@ def _fleet_json(fleet: FleetStatus, pairs: Sequence[PairStatus], *, each: bool) 
             for node in fleet.nodes
         ],
         "pairs": [_pair_json(pair) for pair in pairs],
-        "problems": _all_problems(fleet.problems, pairs),
+        "problems": _all_problems(fleet.problems, pairs, interrupted),
     }
 
 
@@ -278,10 +299,14 @@ def _aliases(on_node: GroupOnNode, state: str) -> list[str]:
 
 
 def _health_json(
-    health: HealthReport, pairs: Sequence[PairStatus], *, each: bool
+    health: HealthReport,
+    pairs: Sequence[PairStatus],
+    interrupted: Sequence[str],
+    *,
+    each: bool,
 ) -> dict[str, Any]:
     return {
-        **_fleet_json(health.status, pairs, each=each),
+        **_fleet_json(health.status, pairs, interrupted, each=each),
         "inexact_keys": [
             {
                 "model": entry.key.model._meta.label,
@@ -347,5 +372,5 @@ def _health_json(
             for entry in health.dangling
         ],
         "rows_looked_at": health.rows,
-        "problems": _all_problems(health.problems, pairs),
+        "problems": _all_problems(health.problems, pairs, interrupted),
     }

@@ -11,6 +11,9 @@ from sharded_orm.routing.base import key_routing_of
 from sharded_orm.topology.document import Document
 from sharded_orm.topology.transitions import KeyRouting
 
+#: Words for the comment of a topology version.
+_CHANGES = {("open", True): "opened", ("open", False): "closed"}
+
 
 def set_open(name: str, first: int, last: int, is_open: bool) -> Document:
     """Open a range of shards for new keys, or close it. Keys on its shards stay there.
@@ -59,4 +62,5 @@ def _set(name: str, first: int, last: int, setting: str, value: Any) -> Document
             f"Group {name!r} has no range {first}-{last}; its ranges are {listing}."
         )
 
-    return topology.change(edit, f"{setting} of {name} {first}-{last}: {value}")
+    change = _CHANGES.get((setting, value), f"{setting} {value}")
+    return topology.change(edit, f"range {name} {first}-{last}: {change}")

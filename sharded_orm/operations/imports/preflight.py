@@ -204,10 +204,12 @@ def _privilege_problems(shards: Sequence[Shard]) -> Iterator[str]:
             with transaction.atomic(using=shard.alias), connection.cursor() as cursor:
                 cursor.execute(statement)
         except Error as exc:
+            user = connection.settings_dict["USER"]
             yield (
-                f"the account of the node {shard.node!r} cannot store rows before the rows to which they"
-                f" refer ({error_line(exc)}): GRANT SET ON PARAMETER session_replication_role TO it, as"
-                " long as the import lasts (PostgreSQL 15 and later; a superuser may do so always)"
+                f"the account {user!r} of the node {shard.node!r} cannot store rows before the rows to"
+                f" which they refer ({error_line(exc)}): GRANT SET ON PARAMETER session_replication_role"
+                f' TO "{user}", as long as the import lasts (PostgreSQL 15 and later; a superuser may do'
+                " so always)"
             )
         finally:
             connection.close()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from sharded_orm import runtime
 from sharded_orm.operations.exceptions import SwitchRefused
+from sharded_orm.operations.selection import spans_text
 from sharded_orm.operations.shard_change import ShardChange
 from sharded_orm.topology.document import Document
 from sharded_orm.topology.range_entries import entry_of, replace_shard
@@ -119,10 +120,11 @@ def find_plan(
 
 def _problems(group: str, numbers: Sequence[int], to_side: str | None) -> Iterator[str]:
     found = runtime.group(group)
-    for number in sorted(set(numbers)):
-        if number not in found:
-            yield f"group {group!r} has no shard {number!r}: its shards are 0 to {found.count - 1}"
-            continue
+    if unknown := sorted(number for number in set(numbers) if number not in found):
+        yield (
+            f"group {group!r} has no shard {spans_text(unknown)}: its shards are 0 to {found.count - 1}"
+        )
+    for number in sorted(set(numbers) - set(unknown)):
         r = found.range_of(number)
         if not r.is_pair:
             yield (

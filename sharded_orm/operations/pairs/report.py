@@ -45,11 +45,12 @@ class UnsentWrites:
 
     def __str__(self) -> str:
         if self.unsent is not None:
+            text = f"{self.node} answers, and refuses writes from now on. {self.survivor} lacks"
+            if not self.unsent:
+                return f"{text} nothing of it."
             return (
-                f"{self.node} answers, and refuses writes from now on. {self.survivor} lacks"
-                f" {self.unsent or 'nothing'} of it"
-                + (f", everything after {self.received or 'its begin'}" if self.unsent else "")
-                + f". 'manage.py pairs rejoin {self.node}' puts that aside."
+                f"{text} {self.unsent} of it, everything after {self.received or 'its begin'}."
+                f" 'manage.py pairs rejoin {self.node}' puts that aside."
             )
         return (
             f"{self.node} does not answer. {self.survivor} has received its transactions up to"

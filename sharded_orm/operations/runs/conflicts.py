@@ -6,11 +6,13 @@ run, but it does not keep two runs apart.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final
 
 from sharded_orm.exceptions import OperationHeld
+from sharded_orm.operations.exceptions import JournalMissing
 from sharded_orm.operations.runs import lease as leases
-from sharded_orm.operations.runs.journal import JournalRun
+from sharded_orm.operations.runs.journal import JournalRun, RunStatus, require_journal
 
 #: The subject that the journal stores for operations on all groups.
 EVERYTHING: Final = "primaries"
@@ -55,6 +57,30 @@ _EXCLUSIVE: Final = (
     frozenset({"switch sides", "migrate"}),
     frozenset({"switch sides", "promote"}),
 )
+
+
+def broken_off(groups: Collection[str] | None = None) -> list[str]:
+    """Return a sentence with the remedy for each operation that was interrupted and not finished.
+
+    One query. Rolling upgrades are left out: they may rest between two steps.
+
+    :param groups: only operations on these groups, or on all of them at once. Default: every operation.
+    """
+    kinds = _COMMANDS.keys() - {"rolling"}
+    try:
+        with require_journal():
+            unfinished = list(
+                leases.with_silence(leases.runs()).filter(kind__in=kinds, unfinished=True)
+            )
+    except JournalMissing:
+        return []
+    return [
+        f"Run {row.pk} ({row.kind} {row.subject!r}) was broken off. End it by"
+        f" {_COMMANDS[row.kind].format(subject=row.subject)}."
+        for row in unfinished
+        if (groups is None or row.subject == EVERYTHING or row.subject in groups)
+        and RunStatus(row).state == "broken off"
+    ]
 
 
 def refuse_conflicts(

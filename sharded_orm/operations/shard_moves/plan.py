@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import MoveRefused
+from sharded_orm.operations.selection import spans_text
 from sharded_orm.operations.shard_change import ShardChange
 from sharded_orm.topology.document import Document
 from sharded_orm.topology.model import Topology, server_of
@@ -104,9 +105,10 @@ def _problems(
     topology: Topology, group: str, numbers: Sequence[int], to: str, replica: str | None
 ) -> Iterator[str]:
     found = topology.groups[group]
-    for number in numbers:
-        if number not in found:
-            yield f"group {group!r} has no shard {number!r}: its shards are 0 to {found.count - 1}"
+    if unknown := sorted(number for number in set(numbers) if number not in found):
+        yield (
+            f"group {group!r} has no shard {spans_text(unknown)}: its shards are 0 to {found.count - 1}"
+        )
     for name in {to, replica or to}:
         if name not in topology.nodes:
             yield f"there is no node {name!r}; NODES has {sorted(topology.nodes)!r}"

@@ -61,6 +61,17 @@ def test_the_same_command_goes_on(site: Site, moment: str) -> None:
     assert site.left() == ""
 
 
+def test_a_move_that_was_broken_off_is_a_problem_of_its_group(site: Site) -> None:
+    killed(site, BEFORE_HIDING[0])
+    remedy = "'manage.py shards move accounts --repair'"
+    assert remedy in site.manage("shards", "status").out
+    assert remedy in site.manage("shards", "status", "--json").json["problems"][0]
+    assert remedy in site.manage("shards", "check", "--sample", "0", code=1).err
+    assert remedy not in site.manage("shards", "status", "--group", "books").out
+    site.move("accounts", "--repair")
+    assert remedy not in site.manage("shards", "status").out
+
+
 def test_a_clean_up_that_was_killed_after_it_dropped_the_tables(site: Site) -> None:
     site.move("accounts", "0", "--to", "db2")
     cleanup = ("manage.py", "shards", "move", "accounts", "--cleanup")

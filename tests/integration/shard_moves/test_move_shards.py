@@ -215,7 +215,9 @@ def test_what_is_refused_is_listed_and_nothing_is_changed(site: Site) -> None:
         problems: list[str] = done.json["problems"]
         return problems
 
-    assert "no shard 9" in refused("accounts", "9", "--to", "db2")[0]
+    assert "no shard 9:" in refused("accounts", "9", "--to", "db2")[0]
+    (beyond,) = refused("accounts", "0-99,7", "--to", "db2")
+    assert "no shard 4-99:" in beyond
     assert "no node 'db9'" in refused("accounts", "0", "--to", "db9")[0]
     site.run("""
 execute("accounts_00000", "CREATE VIEW seen AS SELECT * FROM library_order")

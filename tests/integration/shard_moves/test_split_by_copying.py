@@ -61,6 +61,9 @@ def test_shards_of_two_groups_go_over(site: Site) -> None:
     assert site.rows(*MODELS) == before
     # Nothing is left to do, and the command may run again.
     assert [r["moved"] for r in split(site, "--json").json["groups"]] == [{}, {}]
+    assert "3 shards were there already." in split(site).out
+    done = site.manage("shards", "split", "db1", "--to", "db2", "--cleanup")
+    assert done.out.strip() == "Nothing is left to clean up."
 
 
 @pytest.mark.parametrize(

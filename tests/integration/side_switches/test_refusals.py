@@ -127,7 +127,8 @@ def test_tables_that_triggers_do_not_guard(site: PairSite) -> None:
 
 
 def test_what_the_topology_does_not_allow(site: PairSite) -> None:
-    assert "has no shard 4" in problems(site, "photos", "4")
+    assert "has no shard 4:" in problems(site, "photos", "4")
+    assert "has no shard 4-6,9:" in problems(site, "photos", "4-6,9")
     assert "there is no node 'db9'" in problems(site, "photos", "0", "--to-side", "db9")
     groups = json.loads(json.dumps(site.groups))
     groups["photos"]["RANGES"][1] = {"range": [2, 3], "primary": "db1", "replica": "db2"}

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from django.db import connections
+from django.db import ProgrammingError, connections
 
 import sharded_orm
 from sharded_orm.backends.two_phase.branch import BranchName, Fate, new_transaction
@@ -246,3 +246,12 @@ def test_old_decisions_are_deleted_that_no_branch_needs(bank: Bank) -> None:
     recover(bank)
     assert bank.balance(9) == START - 1
     assert recovery.forget_decisions(bank.model, deciders) == 1
+
+
+def test_shards_that_are_not_migrated_are_named_with_the_remedy(bank: Bank) -> None:
+    with bank[1].cursor() as cursor:
+        cursor.execute("DROP TABLE sharded_orm_decision")
+    with pytest.raises(ProgrammingError) as error:
+        recovery.forget_decisions(bank.model, [bank[0].shard, bank[1].shard])
+    assert "photos_00001' is one of the app" in error.value.__notes__[-1]
+    assert "'manage.py migrate_shards'" in error.value.__notes__[-1]
