@@ -109,7 +109,7 @@ class BatchReader:
                 # This process has already read the same bytes of the entry and of its guards, and
                 # found the row valid.
                 batch.rows[name] = seen.row
-                known[name] = DecodedRow(seen.value, seen.stamp, seen.row, guards_read, until)
+                known[name] = DecodedRow(seen.value, seen.stamp, seen.row, seen.guards, until)
                 continue
             request = batch.request(address)
             self._decide(request, server, guards_read, entry)
