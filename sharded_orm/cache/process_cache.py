@@ -186,12 +186,15 @@ class DecodedRow(NamedTuple):
     :param guards: the bytes of the guards with which the row was found to be valid while no write
         was under way; empty if they were not remembered. The row is valid while the guards and the
         entry have these bytes.
+    :param until: the time on the monotonic clock until which a batch of rows reads the guards of the
+        row only, and not its entry. 0 for a row that was not found with the same bytes twice.
     """
 
     value: bytes
     stamp: str
     row: Row
     guards: tuple[bytes | None, ...] = ()
+    until: float = 0.0
 
 
 class Decoded:

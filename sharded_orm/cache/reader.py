@@ -28,10 +28,10 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain
 from typing import cast
 
 from sharded_orm.cache import guards
+from sharded_orm.cache.batch_reader import BatchReader
 from sharded_orm.cache.batching import Reply, Steps, drive, read_leased, read_unleased
 from sharded_orm.cache.decoder import EntryDecoder
 from sharded_orm.cache.filler import CacheServers, Filler, forbid_fill
@@ -75,6 +75,7 @@ class Reader:
         self._now = now
         self._monotonic = monotonic
         self._kept_for = kept_for(cache.options.ttl)
+        self._batches = BatchReader(self._decide, lambda: self._monotonic(), self._kept_for)
 
     def read(
         self, requests: Sequence[ObjectRequest | ListRequest], *, to_fill: bool = True
@@ -174,8 +175,8 @@ class Reader:
     def read_rows(self, batches: Sequence[RowBatch], *, to_fill: bool = True) -> None:
         """Look for the rows of all ``batches`` in the cache. Set their ``rows`` and ``requests``.
 
-        This is :meth:`read` for many rows. A row that the process remembers takes a third of the
-        time that an :class:`ObjectRequest` takes. Does not raise if a cache server is down.
+        This is :meth:`read` for many rows, see :class:`BatchReader`. A row that the process remembers
+        takes a third of the time that an :class:`ObjectRequest` takes. Does not raise if a cache server is down.
 
         :param to_fill: see :meth:`read`.
         """
@@ -183,7 +184,7 @@ class Reader:
         for batch in batches:
             by_server.setdefault(self.cache.objects(batch.place), []).append(batch)
         exchange = read_leased if to_fill else read_unleased
-        drive([self._rows(server, part) for server, part in by_server.items()], exchange)
+        drive([self._batches.steps(server, part) for server, part in by_server.items()], exchange)
         hits: Counter[str] = Counter()
         for batch in batches:
             rows, requests = batch.rows, batch.requests
@@ -198,33 +199,6 @@ class Reader:
                 hits[next(iter(batch.addresses.values())).scope.type.name] += len(rows)
         for type_name, count in hits.items():
             self.cache.statistics.add(type_name, object_hits=count)
-
-    def _rows(self, server: CacheServer, batches: Sequence[RowBatch]) -> Steps:
-        # Read each guard once, because all rows of a shard depend on the guard of their table.
-        addresses = [address for batch in batches for address in batch.addresses.values()]
-        guards_of = [address.scope.guards for address in addresses]
-        names = list(dict.fromkeys(chain.from_iterable(guards_of)))
-        raws, entries, _ = yield server, names, [address.name for address in addresses], ()
-        guard_of = dict(zip(names, raws, strict=True)).__getitem__
-        answers = zip(guards_of, entries, strict=True)
-        for batch in batches:
-            rows, known = batch.rows, batch.format.decoded.known
-            # Pass the addresses to zip() as the first argument: zip() then stops after the last
-            # address, and does not take an answer of the next batch.
-            for address, (guard_names, entry) in zip(batch.addresses.values(), answers):  # noqa: B905
-                name, guards_read = address.name, tuple(map(guard_of, guard_names))
-                seen = known.get(name)
-                if seen is not None and seen.value == entry.value and seen.guards == guards_read:
-                    # This process has already read the same bytes of the entry and of its guards,
-                    # and found the row valid.
-                    rows[name] = seen.row
-                    continue
-                request = batch.request(address)
-                self._decide(request, server, guards_read, entry)
-                if request.outcome == HIT and request.rows is not None:
-                    rows[name] = request.rows[0]
-                else:
-                    batch.requests[name] = request
 
     def _objects(self, server: CacheServer, requests: Sequence[ObjectRequest]) -> Steps:
         # Read each guard once: many objects have the same guards, such as that of the table.

@@ -102,6 +102,9 @@ ON_POSTGRESQL = (
     "made_ids",
 )  # fmt: skip
 
+#: Subjects with servers and shards of their own, for which the shards of the site are not made.
+WITH_OWN_SITE = frozenset({"entities", "entity_index", "objects"})
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
@@ -129,8 +132,10 @@ def main() -> None:
 
 def run(site: Site, rounds: Rounds, names: list[str] | tuple[str, ...]) -> list[Line]:
     lines: list[Line] = []
-    tell(f"making {site.shards} shards")
-    with site.made():
+    with contextlib.ExitStack() as stack:
+        if not WITH_OWN_SITE.issuperset(names):
+            tell(f"making {site.shards} shards")
+            stack.enter_context(site.made())
         for name, subject in subjects().items():
             if name in names:
                 tell(name)

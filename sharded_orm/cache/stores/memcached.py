@@ -29,6 +29,7 @@ from sharded_orm.cache.stores.base import (
     Lease,
     ServerDown,
 )
+from sharded_orm.cache.stores.memcached_get import get_packet, get_values
 from sharded_orm.cache.stores.sockets import Connection, ProtocolError, RemoteServer
 
 _NO_ERROR = frozenset({b"VA", b"EN", b"HD", b"NS", b"EX", b"NF"})
@@ -169,6 +170,8 @@ class MemcachedServer(RemoteServer):
         count = last + len(again)
         if not count:
             return [], [], []
+        if count == middle > _AT_ONCE and len(packet := get_packet(names)) <= self._max_read:
+            return self._exchange(packet, lambda raw: get_values(raw, names)), [], []
         packet = _reads(names, objects, again)
         if len(packet) > self._max_read and count > 1:
             commands = packet.splitlines(keepends=True)

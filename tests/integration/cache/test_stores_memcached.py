@@ -153,3 +153,23 @@ def test_connections_that_one_more_thread_needed_are_kept_for_the_next(
 def test_a_reader_of_a_lease_is_told_nothing(server: MemcachedServer, name: str) -> None:
     server.read([], [name])
     assert server.read([name], [name], [name]) == ([None], [FoundEntry(None)], [None])
+
+
+def test_many_names(server: MemcachedServer, client: Client, name: str) -> None:
+    """Many names are read by another command, with the same results."""
+    values = [b"=\n", b"", b"x\r\ny", b"v" * 5000, None]
+    names = [f"{name}-{number}" for number in range(200)]
+    expected = [values[number % len(values)] for number in range(len(names))]
+    for each, value in zip(names, expected, strict=True):
+        if value is not None:
+            client.set(each, value)
+    assert server.read(names) == ([value or None for value in expected], [], [])
+    assert server.read(names[:1] * 30)[0] == [b"=\n"] * 30
+    assert server.read(names[4:5] * 30)[0] == [None] * 30
+
+
+def test_more_names_than_one_packet_takes(server: MemcachedServer, client: Client) -> None:
+    name = uuid4().hex
+    client.set(f"{name}-7", b"seven")
+    raws, _, _ = server.read([f"{name}-{number}" for number in range(4000)])
+    assert raws == [b"seven" if number == 7 else None for number in range(4000)]

@@ -51,6 +51,8 @@ class Files:
 
     def _rename(self, old: str, new: str) -> None:
         for path in sorted(self._folder.iterdir()):
+            if path.name.endswith("-journal"):
+                continue  # that of another process, whose transaction is under way
             with closing(sqlite3.connect(path, timeout=60, isolation_level=None)) as connection:
                 connection.execute("BEGIN EXCLUSIVE")
                 names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
