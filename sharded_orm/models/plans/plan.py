@@ -280,6 +280,12 @@ class Plan:
             key_guard.check(connection, (shard,), self.tables)
         parameters = self._bound(values, connection)
         sql = self.statement(parameters, limits, connection)
+        if shard is not None and connection.read_rows is not None:
+            rows = connection.read_rows(sql, tuple(parameters))
+            if rows is not None:
+                if not is_value:
+                    return rows
+                return rows[0][0] if rows else None
         with connection.cursor() as cursor:
             cursor.execute(sql, tuple(parameters))
             if not is_value:
