@@ -128,8 +128,8 @@ class PlannedQuerySet(CallRecorder[M], BoundKeyQuerySet[M]):
             if (
                 plan is not UNREAD
                 and not recording.instances
-                and not runtime.strategy(group).moves_keys
-                and (shard := runtime.locate(group, key)) is not None
+                and not (strategy := runtime.strategy(group)).moves_keys
+                and (shard := runtime.located(group, strategy, key)) is not None
             ):
                 # The commonest read: do what _PlanRead would do, without the object.
                 connection: Any = connections[shard.alias]
