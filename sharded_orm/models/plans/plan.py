@@ -326,11 +326,11 @@ class Plan:
         loader = loader_of(self._loader_key, connection)
         if self._is_simple:
             instances = loader.loaded(rows, queryset)
-        elif not self._selection.makes_instances:
+        elif self._joined is None:
             return self._selection.results(loader.converted(rows), loader.names)
         else:
             converted = loader.converted(rows)
-            instances = self._joined.instances(converted, queryset, connection.alias)  # type: ignore[union-attr]  # not None for other instances
+            instances = self._joined.instances(converted, queryset, connection.alias)
         if queryset._known_related_objects:
             _relate(instances, queryset)
         return instances
