@@ -11,6 +11,8 @@ from threading import get_ident
 from typing import Any
 
 from django.apps import apps
+from django.conf import settings
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 from sharded_orm.backends.group import relocation
 from sharded_orm.backends.group.cursor_methods import are_djangos
@@ -20,14 +22,19 @@ from sharded_orm.backends.mysql.connection import VirtualConnection
 from sharded_orm.backends.mysql.leased_cursor import LeasedCursor, RowReader
 from sharded_orm.backends.mysql.statement_kind import StatementKind
 from sharded_orm.backends.session_mode import SessionMode
+from sharded_orm.method_origin import module_of
 
 _FREE, _READ = SessionMode.FREE, StatementKind.READ
+_LOGGED, _LOGGED_BY_DJANGO = ShardConnectionMixin.queries_logged, BaseDatabaseWrapper.queries_logged
+# Another package may have replaced the property before this module was imported.
+_IS_KNOWN = module_of(getattr(_LOGGED_BY_DJANGO, "fget", None)) == BaseDatabaseWrapper.__module__
 
 
 class PlainReadMixin(ShardConnectionMixin):
     """Mixin for the connection object of a shard: reads without a cursor object."""
 
     connection: VirtualConnection | None
+    force_debug_cursor: bool
     health_check_enabled: bool
     health_check_done: bool
 
@@ -40,6 +47,11 @@ class PlainReadMixin(ShardConnectionMixin):
         :param sql: one SELECT that locks nothing and leaves nothing in its session.
         """
         connection, group = self.connection, self.group_wrapper
+        try:
+            # As settings.DEBUG, without the Python function that gets attributes of Django's settings.
+            is_debugging = object.__getattribute__(settings, "DEBUG")
+        except AttributeError:
+            is_debugging = settings.DEBUG
         if (
             connection is None
             or connection.mode is not _FREE
@@ -53,7 +65,12 @@ class PlainReadMixin(ShardConnectionMixin):
             or self._thread_ident != get_ident()
             or self.execute_wrappers
             or group.execute_wrappers
-            or self.queries_logged
+            or is_debugging
+            or group.force_debug_cursor
+            or self.force_debug_cursor
+            or not _IS_KNOWN
+            or type(self).queries_logged is not _LOGGED
+            or BaseDatabaseWrapper.queries_logged is not _LOGGED_BY_DJANGO
             or not apps.ready
             or _get_running_loop() is not None  # Django's cursor() refuses to block an event loop.
             or not are_djangos(self)

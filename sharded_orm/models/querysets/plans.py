@@ -9,6 +9,7 @@ from django.db import connections
 from django.db.models.query import MAX_GET_RESULTS
 
 from sharded_orm import runtime
+from sharded_orm.backends.group.shard_connections import connection_of
 from sharded_orm.models.cached.lookup_plan import plan_of
 from sharded_orm.models.moves.confirmation import confirmed
 from sharded_orm.models.plans.plan import COUNT, GET, ROWS, UNREAD
@@ -132,7 +133,7 @@ class PlannedQuerySet(CallRecorder[M], BoundKeyQuerySet[M]):
                 and (shard := runtime.located(group, strategy, key)) is not None
             ):
                 # The commonest read: do what _PlanRead would do, without the object.
-                connection: Any = connections[shard.alias]
+                connection = connection_of(shard.alias)
                 if plan.fits(connection):
                     result = plan.read(kind, self, recording.values, limits, connection)
                     return read_by_django() if result is UNREAD else result
