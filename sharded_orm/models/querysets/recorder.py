@@ -33,7 +33,7 @@ from sharded_orm.models.plans.selection import (
 from sharded_orm.models.plans.shapes import Recording, Shape
 from sharded_orm.models.plans.switch import are_plans_on
 from sharded_orm.models.querysets import first_recordings
-from sharded_orm.models.querysets.first_recordings import COPIED, first_recording
+from sharded_orm.models.querysets.first_recordings import COPIED, PLAIN_COUNT, first_recording
 from sharded_orm.models.querysets.mixin_base import QuerySetMixin
 from sharded_orm.models.querysets.one_row import matching_rows, only_row
 from sharded_orm.models.sharding.type_variables import M
@@ -212,8 +212,9 @@ class CallRecorder(QuerySetMixin[M]):
         clone: Self = object.__new__(type(self))
         attributes = clone.__dict__
         attributes.update(self.__dict__)
-        if not attributes.keys() <= COPIED:
-            # Do not copy an attribute or method that the project has set on this one object.
+        if len(attributes) != PLAIN_COUNT and not attributes.keys() <= COPIED:
+            # Do not copy an attribute or method that the project has set on this one object. With the least
+            # number of attributes, there is none: Django's methods need each of the others.
             for name in attributes.keys() - COPIED:
                 del attributes[name]
         attributes["_recording"] = recording
