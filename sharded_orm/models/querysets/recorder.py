@@ -258,7 +258,13 @@ class CallRecorder(QuerySetMixin[M]):
         if args:
             return self._filtered_by_tree(method, args, kwargs)
         is_deferred, self._defer_next_filter = self._defer_next_filter, False
+        # Since Django 6.1, a related manager filters its new queryset in place.
+        in_place = is_deferred and not self._cloning_enabled
+        if in_place:
+            self._cloning_enabled = True
         recording = self._recorded()
+        if in_place:
+            self._cloning_enabled = False
         if recording is None or recording.limits is not None:
             self._defer_next_filter = is_deferred
             return None
@@ -272,6 +278,9 @@ class CallRecorder(QuerySetMixin[M]):
                 raise
             longer = None
         if longer is not None:
+            if in_place:
+                self._recording, self._deferred_filter = longer, (excluded, (), kwargs)
+                return self
             clone = self._with_recording(longer)
             if is_deferred:
                 clone._deferred_filter = excluded, (), kwargs
