@@ -18,7 +18,7 @@ from django.contrib.postgres.functions import RandomUUID, TransactionNow
 from django.db.models import deletion, functions
 
 _RETURNS_UPDATED_ROWS = django.VERSION >= (6, 0)
-_HAS_FETCH_MODES = django.VERSION >= (6, 1)
+HAS_FETCH_MODES = django.VERSION >= (6, 1)
 _QUOTES_ALIASES = django.VERSION >= (6, 1)
 _SETS_RAW_RELATIONS = django.VERSION >= (6, 1)
 _HAS_GENERIC_DESCRIPTOR = django.VERSION >= (6, 1)
@@ -53,7 +53,7 @@ def fetch(descriptor: Any, instance: Any) -> None:
     :param descriptor: has the methods ``fetch_one(instance)`` and ``fetch_many(instances)``. In
         versions of Django without fetch modes, only ``fetch_one()`` is called.
     """
-    if _HAS_FETCH_MODES:
+    if HAS_FETCH_MODES:
         instance._state.fetch_mode.fetch(descriptor, instance)
     else:
         descriptor.fetch_one(instance)
@@ -64,7 +64,7 @@ def copy_fetch_mode(queryset: Any, instance: Any) -> Any:
 
     ``queryset`` itself is changed; no copy is made.
     """
-    if _HAS_FETCH_MODES:
+    if HAS_FETCH_MODES:
         queryset._fetch_mode = instance._state.fetch_mode
     return queryset
 
@@ -78,7 +78,7 @@ def set_fetch_mode(instances: Iterable[Any], queryset: Any, *, is_set: bool) -> 
     :param is_set: whether the instances have the mode already, because :func:`from_db` has made
         them.
     """
-    if not _HAS_FETCH_MODES:
+    if not HAS_FETCH_MODES:
         return
     mode = queryset._fetch_mode
     # Django reads the values of all peers from the database of the first one.
@@ -97,7 +97,7 @@ def from_db(model: Any, queryset: Any) -> Callable[[Any, Any, Any], Any]:
     The function is ``model.from_db()``, with the fetch mode of ``queryset``. It takes an alias, the
     names of the fields, and their values.
     """
-    if not _HAS_FETCH_MODES:
+    if not HAS_FETCH_MODES:
         return model.from_db  # type: ignore[no-any-return,unused-ignore]  # the model is of the type Any
 
     # Use Django's private function, because it warns if the model overrides from_db() without the
@@ -115,7 +115,7 @@ def related_populators(klass_info: Any, select: Any, alias: str, queryset: Any) 
     """
     from django.db.models import query
 
-    arguments = (queryset._fetch_mode,) if _HAS_FETCH_MODES else ()
+    arguments = (queryset._fetch_mode,) if HAS_FETCH_MODES else ()
     return query.get_related_populators(klass_info, select, alias, *arguments)  # type: ignore[attr-defined,no-any-return,unused-ignore]  # the type stubs lack this function
 
 

@@ -478,11 +478,22 @@ def locate(name: str, key: Any) -> Shard | None:
     Return None if no row can have the key now: the key has no shard yet, or is not valid. See
     :meth:`Strategy.locate`.
     """
-    number = strategy(name).locate(key)
+    return located(name, strategy(name), key)
+
+
+def located(name: str, strategy: Strategy, key: Any) -> Shard | None:
+    """Return the same as :func:`locate`.
+
+    :param strategy: the routing strategy of the group, which :func:`strategy` has returned.
+    """
+    number = strategy.locate(key)
     if number is None:
         return None
+    # As topology(), without two calls.
+    current = _active.current
+    used = topology() if _topology is not None or current is None else current.topology
     try:
-        return topology().groups[name].shard(number)
+        return used.groups[name].shard(number)
     except LookupError:
         return shard(name, number)  # raises the error
 

@@ -57,6 +57,12 @@ ColumnTypes = dict[str, dict[str, dict[str, ColumnType]]]
 class KeyGuard(Protocol):
     """Checks shard keys that are text. A layer that knows the models implements it."""
 
+    def guards(self, group: str, tables: Iterable[str]) -> bool:
+        """Whether one of ``tables``, of a shard group, has a shard key that is text.
+
+        If not, :meth:`check` has nothing to check for these tables in this process.
+        """
+
     def check(self, connection: Any, shards: Sequence[Shard], tables: Iterable[str]) -> None:
         """Raise an error if the database and the router compare a shard key of ``tables`` differently.
 
@@ -84,6 +90,14 @@ def provide_guard(guard: KeyGuard) -> None:
     """
     global _guard
     _guard = guard
+
+
+def guards(group: str, tables: Iterable[str]) -> bool:
+    """Return what :meth:`KeyGuard.guards` of the object that the app has provided returns.
+
+    If there is none yet, return True, because it may be provided later.
+    """
+    return _guard is None or _guard.guards(group, tables)
 
 
 def check(connection: Any, shards: Sequence[Shard], tables: Iterable[str]) -> None:

@@ -33,6 +33,10 @@ class ShardDatabaseMixin:
     As with any Django connection object, only the thread that owns the object may call these methods.
     """
 
+    #: A method that reads the rows of a query without a cursor object, where this makes no difference. None
+    #: if the backend has no such method.
+    read_rows: Callable[[str, tuple[Any, ...]], Any] | None = None
+
     def is_idle(self) -> bool:
         """Whether this connection object can be closed without any loss.
 

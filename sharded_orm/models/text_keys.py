@@ -279,6 +279,10 @@ class TextKeyGuard:
         """Forget which tables were checked, because settings or tables may have changed."""
         self._verified = {}
 
+    def guards(self, group: str, tables: Iterable[str]) -> bool:
+        """Implements :meth:`sharded_orm.backends.key_guard.KeyGuard.guards`."""
+        return not apps.models_ready or not text_keys(group).keys().isdisjoint(tables)
+
     def check(self, connection: Any, shards: Sequence[Shard], tables: Iterable[str]) -> None:
         """Check the text keys of ``tables`` on ``shards``, except tables that were checked before.
 

@@ -43,11 +43,12 @@ class Shard:
     node: str
     replica: str | None
     schema: str
+    #: The shard's database alias in Django, e.g. ``photos_00042``.
+    alias: str = field(init=False, repr=False, compare=False)
 
-    @property
-    def alias(self) -> str:
-        """The shard's database alias in Django, e.g. ``photos_00042``."""
-        return f"{self.group}_{self.number:0{ALIAS_DIGITS}d}"
+    def __post_init__(self) -> None:
+        # Each query asks for the alias, and formatting it is slow.
+        object.__setattr__(self, "alias", f"{self.group}_{self.number:0{ALIAS_DIGITS}d}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,15 @@ _GUARDS = "django.utils.asyncio"
 _examined: dict[Any, tuple[Any, Any, Any, Any, Any, bool]] = {}
 _NOTHING = (None, None, None, None, None, False)
 
+# The methods that a statement passes on its way to a cursor.
+_METHODS = (
+    "cursor", "_cursor", "create_cursor", "make_cursor", "_prepare_cursor", "ensure_connection",
+    "validate_thread_sharing", "close_if_health_check_failed", "validate_no_broken_transaction",
+)  # fmt: skip
+# The same as _examined, for all of these methods.
+_examined_kinds: dict[Any, tuple[Any, ...]] = {}
+_UNKNOWN = (*[None] * (len(_METHODS) + 1), False)
+
 
 def open_cursor(wrapper: Any, name: str | None) -> Any:
     """Return a new cursor, as ``wrapper._cursor(name)`` does if :func:`opens_as_django` is true.
@@ -85,8 +94,36 @@ def _are_djangos(wrapper: Any, cursor_method: Any) -> bool:
     )
 
 
+def are_djangos(wrapper: Any) -> bool:
+    """Whether all methods that open a cursor of the shard's ``wrapper`` are Django's or this package's."""
+    kind = type(wrapper)
+    known = _examined_kinds.get(kind, _UNKNOWN)
+    if not (
+        known[0] is kind.cursor
+        and known[1] is kind._cursor
+        and known[2] is kind.create_cursor
+        and known[3] is kind.make_cursor
+        and known[4] is kind._prepare_cursor
+        and known[5] is kind.ensure_connection
+        and known[6] is kind.validate_thread_sharing
+        and known[7] is kind.close_if_health_check_failed
+        and known[8] is kind.validate_no_broken_transaction
+        and known[9] is BaseDatabaseWrapper._cursor  # type: ignore[attr-defined]  # missing in Django's type stubs
+    ):
+        methods = [getattr(kind, name) for name in _METHODS]
+        methods.append(BaseDatabaseWrapper._cursor)  # type: ignore[attr-defined]  # missing in Django's type stubs
+        known = _examined_kinds[kind] = (*methods, all(map(_is_known, methods)))
+    return bool(known[10]) and wrapper.__dict__.keys().isdisjoint(_METHODS)
+
+
 def _is_djangos(method: Any) -> bool:
+    return _module_of(method) == _CONNECTIONS
+
+
+def _is_known(method: Any) -> bool:
+    return _module_of(method).startswith(("django.db.backends.", "sharded_orm.backends."))
+
+
+def _module_of(method: Any) -> str:
     module = module_of(method)
-    if module == _GUARDS:
-        module = module_of(getattr(method, "__wrapped__", None))
-    return module == _CONNECTIONS
+    return module_of(getattr(method, "__wrapped__", None)) if module == _GUARDS else module

@@ -413,14 +413,16 @@ class ShardDebugCursor(ShardCursor, CursorDebugWrapper):
         return CursorDebugWrapper.execute(self, sql, params)
 
 
-_EXECUTE, _WRAP, _SEND, _LOOK_UP = (
+_EXECUTE, _WRAP, _SEND, _LOOK_UP, _ENTER, _EXIT = (
     CursorWrapper.execute, CursorWrapper._execute_with_wrappers, CursorWrapper._execute,  # type: ignore[attr-defined]  # missing in Django's type stubs
-    CursorWrapper.__getattr__,
+    CursorWrapper.__getattr__, CursorWrapper.__enter__, CursorWrapper.__exit__,
 )  # fmt: skip
 # Another package may have replaced the methods before this module was imported.
 _ARE_KNOWN = all(
-    module_of(method) == utils.__name__ for method in (_EXECUTE, _WRAP, _SEND, _LOOK_UP)
+    module_of(method) == utils.__name__
+    for method in (_EXECUTE, _WRAP, _SEND, _LOOK_UP, _ENTER, _EXIT)
 )
+_OF_CURSORS = CursorWrapper.__dict__
 
 
 def sends_as_django(cursor_class: Any) -> bool:
@@ -445,4 +447,23 @@ def _are_looked_up(name: str) -> bool:
         _ARE_KNOWN
         and CursorWrapper.__getattr__ is _LOOK_UP
         and not hasattr(CursorDebugWrapper, name)  # a subclass of CursorWrapper
+    )
+
+
+def cursors_only_send() -> bool:
+    """Whether a shard's cursor, used in a ``with`` statement, would only send a statement and fetch rows.
+
+    This tells only of Django's methods. A cursor also calls ``execute_wrappers``, and logs queries.
+    """
+    return (
+        _ARE_KNOWN
+        and CursorWrapper.execute is _EXECUTE
+        and CursorWrapper._execute_with_wrappers is _WRAP  # type: ignore[attr-defined]  # missing in Django's type stubs
+        and CursorWrapper._execute is _SEND  # type: ignore[attr-defined]  # missing in Django's type stubs
+        and CursorWrapper.__getattr__ is _LOOK_UP
+        and CursorWrapper.__enter__ is _ENTER
+        and CursorWrapper.__exit__ is _EXIT
+        and "fetchall" not in _OF_CURSORS
+        and "fetchone" not in _OF_CURSORS
+        and "close" not in _OF_CURSORS
     )

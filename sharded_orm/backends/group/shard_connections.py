@@ -7,15 +7,20 @@ the group keeps a limited number of the shards' wrappers, and closes their conne
 
 from __future__ import annotations
 
+import threading
 import time
+from asyncio import _get_running_loop
 from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any, cast
 
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.utils import ConnectionHandler
+from django.utils.connection import BaseConnectionHandler
 
 from sharded_orm.backends.group.contract import GroupMember
+from sharded_orm.method_origin import module_of
 
 # If a new wrapper (connection object of a shard) exceeds the limit, at most this many others are
 # checked, and dropped if they are idle. In a transaction over thousands of shards, none is idle,
@@ -121,6 +126,24 @@ class ShardConnections:
                 wrapper.close_if_unusable_or_obsolete()
             else:
                 self.record_connect(wrapper)
+
+
+_GET, _LOCAL = ConnectionHandler.__getitem__, threading.local
+# Another package may have replaced the method before this module was imported.
+_IS_KNOWN = module_of(_GET) == BaseConnectionHandler.__module__
+
+
+def connection_of(alias: str) -> Any:
+    """Return ``connections[alias]``, in a fifth of the time if the thread has the connection object."""
+    # Outside of event loops, Django's handler keeps the objects of a thread in an object of ``threading.local``. It
+    # finds out that there is no event loop by an error of Python's, which takes longer than the rest.
+    if _get_running_loop() is None and _IS_KNOWN and type(connections).__getitem__ is _GET:
+        storage = getattr(connections._connections, "_storage", None)  # type: ignore[attr-defined]  # a private attribute of Django's handler
+        if type(storage) is _LOCAL:
+            wrapper = getattr(storage, alias, None)
+            if wrapper is not None:
+                return wrapper
+    return connections[alias]
 
 
 def thread_wrapper(alias: str) -> Any:

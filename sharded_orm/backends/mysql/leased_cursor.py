@@ -42,6 +42,28 @@ class LeasedCursor(LeaseMixin, Cursor):
     description_flags: Any = None
 
 
+class RowReader(LeasedCursor):
+    """A cursor for one read of rows, of which nobody asks anything else."""
+
+    #: The error by which the read has failed already. The next execute() raises it.
+    error: BaseException | None = None
+
+    def _run_free(self, *args: Any) -> Any:
+        error, self.error = self.error, None
+        if error is not None:
+            raise error
+        return super()._run_free(*args)
+
+    def _fetch_result(self, session: NodeSession) -> None:
+        result = session.store_result()
+        session.stored = True
+        try:
+            self._rows = () if result is None else result.fetch_row(0, 0)
+            self.rownumber = 0
+        finally:
+            result = None  # As LeasedCursor does.
+
+
 @cache
 def leased(cursorclass: type) -> Callable[[VirtualConnection], LeasedCursor]:
     """Return a subclass of ``cursorclass`` that leases its sessions from a pool.

@@ -63,7 +63,11 @@ class Declarations:
             if field.null != null:
                 return False
         for field, lookups in self._lookups:
-            now = _lookups(field)
+            # As _lookups(), without a call.
+            if "instance_lookups" in field.__dict__:
+                now = field.get_lookups()
+            else:
+                now = type(field).get_class_lookups()
             if now is not lookups and now != lookups:
                 return False
         ordering: bool = self._meta.ordering == self._order

@@ -54,7 +54,6 @@ class InstanceLoader:
         self._is_plain = _is_plain(model)
         #: The attnames of the fields in a row.
         self.names = [field.attname for field in fields]
-        self._make = _maker(model, self.names) if columns is None else None
         self._widths = frozenset({len(self.names)})
         table = model._meta.db_table
         self._columns = columns or [field.get_col(table) for field in fields]
@@ -70,6 +69,12 @@ class InstanceLoader:
             if at == position
             for converter in converters
         ]
+        self._make = self._make_loaded = None
+        if columns is None and _has_plain_attributes(model, self.names):
+            self._make = _loop(tuple(self.names))
+            if self._is_plain:
+                positions = tuple(position for position, _, _ in self._steps)
+                self._make_loaded = _converting_loop(tuple(self.names), positions)
         #: Whether the loader may make instances of rows that other connections with the same
         #: settings have read, apart from the schema. False if a converter is a project's own: it
         #: may look at its connection.
@@ -141,7 +146,14 @@ class InstanceLoader:
 
     def loaded(self, rows: Sequence[Row], queryset: Any) -> list[Any]:
         """Return the instances of ``rows``, as the driver has returned them, as :meth:`instances`."""
-        return self._instances(self.converted(rows), repeat(self._alias, len(rows)), queryset)
+        make = self._make_loaded
+        if make is None or pre_init.receivers or post_init.receivers:
+            values = self.converted(rows)
+            return self._instances(values, repeat(self._alias, len(rows)), queryset)
+        instances = make(self._model, rows, self._alias, self._connection, self._steps)
+        if compat.HAS_FETCH_MODES:
+            compat.set_fetch_mode(instances, queryset, is_set=False)
+        return instances
 
     def instances(
         self, values: Sequence[Row], queryset: Any, aliases: Iterable[str] | None = None
@@ -213,7 +225,12 @@ def loader_of(key: tuple[Any, tuple[str, ...] | None, Any], connection: Any) -> 
     kept = connection.__dict__.get(_LOADERS)
     if kept is None:
         kept = connection.__dict__[_LOADERS] = {True: {}, False: {}}
-    loaders = kept[bool(settings.USE_TZ)]
+    try:
+        # As settings.USE_TZ, without the Python function that gets attributes of Django's settings.
+        uses_zones = object.__getattribute__(settings, "USE_TZ")
+    except AttributeError:
+        uses_zones = settings.USE_TZ
+    loaders = kept[bool(uses_zones)]
     loader: InstanceLoader | None = loaders.get(key)
     if loader is None or not loader.knows_all_fields():
         if len(loaders) >= _MOST_LOADERS:
@@ -224,14 +241,10 @@ def loader_of(key: tuple[Any, tuple[str, ...] | None, Any], connection: Any) -> 
     return loader
 
 
-def _maker(model: Any, names: Sequence[str]) -> Callable[..., list[Any]] | None:
-    """Return a function that makes instances of plain models whose fields have these attnames; None
-    if one of the names cannot be written as an attribute, or is not a plain attribute.
-    """
+def _has_plain_attributes(model: Any, names: Sequence[str]) -> bool:
+    """Whether the fields with these attnames can be set by a plain assignment in generated code."""
     attributes = [getattr_static(model, name) for name in names]
-    if {DeferredAttribute}.issuperset(map(type, attributes)) and all(map(_is_word, names)):
-        return _loop(tuple(names))
-    return None
+    return {DeferredAttribute}.issuperset(map(type, attributes)) and all(map(_is_word, names))
 
 
 def _is_word(name: str) -> bool:
@@ -241,6 +254,27 @@ def _is_word(name: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def _loop(names: tuple[str, ...]) -> Callable[..., list[Any]]:
+    """Return a function that makes instances of plain models whose fields have these attnames."""
+    return _generated(_LOOP, names)
+
+
+@lru_cache(maxsize=1024)
+def _converting_loop(
+    names: tuple[str, ...], positions: tuple[int, ...]
+) -> Callable[..., list[Any]]:
+    """Return a function as that of :func:`_loop`, which also converts values.
+
+    :param positions: the position of the converted value, for each converter.
+    """
+    steps = "".join(f"(_, c{step}, k{step}), " for step in range(len(positions)))
+    conversions = "".join(
+        f"        v{position} = c{step}(v{position}, k{step}, connection)\n"
+        for step, position in enumerate(positions)
+    )
+    return _generated(_CONVERTING_LOOP, names, steps=steps, conversions=conversions)
+
+
+def _generated(text: str, names: tuple[str, ...], **parts: str) -> Callable[..., list[Any]]:
     # Assignments take half of the time of __dict__.update(), and their instances less memory: Python makes
     # no dict for an instance whose __dict__ nobody has asked for. Only generated code has the names.
     values = "".join(f"v{position}, " for position in range(len(names)))
@@ -248,7 +282,7 @@ def _loop(names: tuple[str, ...]) -> Callable[..., list[Any]]:
         f"        instance.{name} = v{position}\n" for position, name in enumerate(names)
     )
     scope: dict[str, Any] = {"ModelState": ModelState}
-    exec(_LOOP.format(values=values, assignments=assignments), scope)
+    exec(text.format(values=values, assignments=assignments, **parts), scope)
     make: Callable[..., list[Any]] = scope["make"]
     return make
 
@@ -257,6 +291,22 @@ _LOOP = """
 def make(model, rows, aliases, new=object.__new__):
     instances = []
     for alias, ({values}) in zip(aliases, rows, strict=True):
+        instance = new(model)
+        instance._state = state = ModelState()
+        state.adding = False
+        state.db = alias
+{assignments}
+        instances.append(instance)
+    return instances
+"""
+
+
+_CONVERTING_LOOP = """
+def make(model, rows, alias, connection, steps, new=object.__new__):
+    instances = []
+    [{steps}] = steps
+    for ({values}) in rows:
+{conversions}
         instance = new(model)
         instance._state = state = ModelState()
         state.adding = False

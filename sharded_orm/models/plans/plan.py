@@ -12,6 +12,7 @@ from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Protocol
 
+from django.db.backends.base.operations import BaseDatabaseOperations
 from django.db.models import Count
 from django.db.models.expressions import Col
 from django.db.models.sql import Query
@@ -36,6 +37,8 @@ ROWS, GET, EXISTS, COUNT = "rows", "get", "exists", "count"
 #: The value that a read returns if it was not done: Django must do it.
 UNREAD: Any = object()
 
+_LIMIT_SQL = BaseDatabaseOperations.limit_offset_sql
+_LIMIT_PARAMS = BaseDatabaseOperations._get_limit_offset_params  # type: ignore[attr-defined]  # missing in Django's type stubs
 # The part of the SQL that each further value of a list adds.
 _FURTHER = ", %s"
 
@@ -94,8 +97,9 @@ class Plan:
     """
 
     __slots__ = (
-        "_backend", "_conditions", "_constants", "_declarations", "_is_simple", "_joined", "_list_end",
-        "_lists", "_loader_key", "_ranges", "_selection", "_single", "cache", "model", "sql", "tables",
+        "_backend", "_conditions", "_constants", "_declarations", "_is_guarded", "_is_simple", "_joined",
+        "_list_end", "_lists", "_loader_key", "_ranges", "_selection", "_single", "_unchanged", "cache", "model",
+        "sql", "tables",
     )  # fmt: skip
 
     def __init__(
@@ -130,6 +134,13 @@ class Plan:
             (part.target, part.form, fixed.get(position, ()), _unchanged_type(part, connection))
             for position, part in enumerate(shape.conditions)
         ]
+        # The types of the values, if all of them are sent as they are.
+        kinds = [unchanged for _, form, _, unchanged in self._conditions if form is ValueForm.VALUE]
+        is_unchanged = len(kinds) == len(self._conditions) and None not in kinds
+        self._unchanged = tuple(kinds) if is_unchanged else None
+        # Whether the tables have shard keys that are text.
+        shard = getattr(connection, "shard", None)
+        self._is_guarded = shard is not None and key_guard.guards(shard.group, self.tables)
         # The smallest and the largest value of each condition whose column has these.
         self._ranges = [
             (position, *bounds)
@@ -211,8 +222,20 @@ class Plan:
         sql = self.sql
         if self._list_end is not None and (further := len(parameters) - self._single):
             sql = sql[: self._list_end] + _FURTHER * further + sql[self._list_end :]
+        if limits is None:
+            return sql
+        low, high = limits
+        kind = type(connection.ops)
+        if (
+            high is not None
+            and low < high
+            and kind.limit_offset_sql is _LIMIT_SQL
+            and kind._get_limit_offset_params is _LIMIT_PARAMS
+        ):
+            # What the method of Django's base class returns, in a tenth of its time.
+            return f"{sql} LIMIT {high - low} OFFSET {low}" if low else f"{sql} LIMIT {high}"
         # As SQLCompiler.as_sql().
-        return sql if limits is None else f"{sql} {connection.ops.limit_offset_sql(*limits)}"
+        return f"{sql} {connection.ops.limit_offset_sql(low, high)}"
 
     def read(
         self,
@@ -234,7 +257,11 @@ class Plan:
         :param limits: the slice as two row numbers, counted from 0: its first row, and the row
             after its last row.
         """
-        if not self.accepts(values):
+        # As accepts(), without a call for numbers.
+        for position, low, high in self._ranges:
+            if not low <= values[position] <= high:
+                return UNREAD
+        if self._lists and not self.accepts(values):
             return UNREAD
         is_value = kind is EXISTS or kind is COUNT
         if self.cache is not None:
@@ -273,14 +300,24 @@ class Plan:
         is_value: bool,
     ) -> Any:
         """Send one query, and return its rows as the driver returns them, or its value."""
-        if (shard := getattr(connection, "shard", None)) is not None:
+        shard = getattr(connection, "shard", None)
+        if self._is_guarded and shard is not None:
             # Check that the database compares text keys exactly. If Django sends the query, the SQL
             # compiler of the shards makes this check; a plan uses no compiler.
             key_guard.check(connection, (shard,), self.tables)
-        parameters = self._bound(values, connection)
+        if tuple(map(type, values)) == self._unchanged:
+            parameters = (*self._constants, *values)
+        else:
+            parameters = tuple(self._bound(values, connection))
         sql = self.statement(parameters, limits, connection)
+        if shard is not None and connection.read_rows is not None:
+            rows = connection.read_rows(sql, parameters)
+            if rows is not None:
+                if not is_value:
+                    return rows
+                return rows[0][0] if rows else None
         with connection.cursor() as cursor:
-            cursor.execute(sql, tuple(parameters))
+            cursor.execute(sql, parameters)
             if not is_value:
                 return cursor.fetchall()
             row = cursor.fetchone()
@@ -292,11 +329,11 @@ class Plan:
         loader = loader_of(self._loader_key, connection)
         if self._is_simple:
             instances = loader.loaded(rows, queryset)
-        elif not self._selection.makes_instances:
+        elif self._joined is None:
             return self._selection.results(loader.converted(rows), loader.names)
         else:
             converted = loader.converted(rows)
-            instances = self._joined.instances(converted, queryset, connection.alias)  # type: ignore[union-attr]  # not None for other instances
+            instances = self._joined.instances(converted, queryset, connection.alias)
         if queryset._known_related_objects:
             _relate(instances, queryset)
         return instances

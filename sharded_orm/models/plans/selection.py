@@ -6,7 +6,8 @@ A :class:`Selection` is one call of ``values()``, ``values_list()``, ``only()``,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from django.db.models.query import (
@@ -98,11 +99,23 @@ class Selection(NamedTuple):
             return [row[0] for row in rows]
         names = self.names or names
         if self.iterable is ValuesIterable:
-            return [dict(zip(names, row, strict=True)) for row in rows]
+            return _dicts(tuple(names))(rows)
         if self.iterable is ValuesListIterable:
             return list(map(tuple, rows))
         kind = create_namedtuple_class(*names)
         return [tuple.__new__(kind, row) for row in rows]
+
+
+@lru_cache(maxsize=1024)
+def _dicts(names: tuple[str, ...]) -> Callable[[Sequence[Row]], list[Any]]:
+    """Return a function that makes a dict of each row of values."""
+    # Generated code takes a quarter of the time of ``dict(zip(names, row))``.
+    values = "".join(f"v{position}, " for position in range(len(names)))
+    items = "".join(f"{name!r}: v{position}, " for position, name in enumerate(names))
+    make: Callable[[Sequence[Row]], list[Any]] = eval(
+        f"lambda rows: [{{{items}}} for ({values}) in rows]"
+    )
+    return make
 
 
 #: All fields, as instances.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -24,9 +24,9 @@ def without_plans() -> Iterator[None]:
         _are_plans_on.reset(token)
 
 
-def are_plans_on() -> bool:
-    """Whether the calling code runs outside of :func:`without_plans`."""
-    return _are_plans_on.get()
+#: Returns whether the calling code runs outside of :func:`without_plans`. Each call of a queryset asks this,
+#: so no function is put around the method.
+are_plans_on: Callable[[], bool] = _are_plans_on.get
 
 
 def are_write_plans_on() -> bool:

@@ -26,6 +26,9 @@ COPIED = frozenset(QuerySet().__dict__) | {
     "_is_using_called", "_partial", "_recording", "_scatters", "_uncached",
 }  # fmt: skip
 
+#: The number of attributes of a queryset that records its calls, if it has only those of each such queryset.
+PLAIN_COUNT = len(QuerySet().__dict__) + 1
+
 _recordings: dict[tuple[Any, Any], Recording | None] = {}
 #: The attributes of a new queryset that records its calls, by its class and model; None if each new
 #: queryset must set them itself. Dicts among them are replaced by new ones for each queryset.

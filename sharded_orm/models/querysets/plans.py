@@ -9,6 +9,7 @@ from django.db import connections
 from django.db.models.query import MAX_GET_RESULTS
 
 from sharded_orm import runtime
+from sharded_orm.backends.group.shard_connections import connection_of
 from sharded_orm.models.cached.lookup_plan import plan_of
 from sharded_orm.models.moves.confirmation import confirmed
 from sharded_orm.models.plans.plan import COUNT, GET, ROWS, UNREAD
@@ -23,7 +24,7 @@ from sharded_orm.models.querysets.recorder import CallRecorder
 from sharded_orm.models.querysets.route import PLAIN_KEYS, is_scoped, plain_key
 from sharded_orm.models.querysets.value_keys import ValueKeys
 from sharded_orm.models.sharding import key_sources
-from sharded_orm.models.sharding.bound_key import is_any_bound, key_in_force
+from sharded_orm.models.sharding.bound_key import is_any_bound, key_in_force, last_binding
 from sharded_orm.models.sharding.options import shard_options
 from sharded_orm.models.sharding.query import ShardedQuery
 from sharded_orm.models.sharding.row_placement import colocated_alias
@@ -65,10 +66,10 @@ class PlannedQuerySet(CallRecorder[M], BoundKeyQuerySet[M]):
         return options is not None and plain_key(options, query, ordered=kind == ROWS) == key
 
     def _records(self, using: str | None, hints: Any) -> bool:
-        return using is None and not hints and not is_any_bound()
+        return using is None and not hints and (last_binding() is None or not is_any_bound())
 
     def _may_read_by_plan(self) -> bool:
-        return self._db is None and not is_any_bound()
+        return self._db is None and (last_binding() is None or not is_any_bound())
 
     def get(self, *args: Any, **kwargs: Any) -> M:
         recording = None
@@ -128,11 +129,11 @@ class PlannedQuerySet(CallRecorder[M], BoundKeyQuerySet[M]):
             if (
                 plan is not UNREAD
                 and not recording.instances
-                and not runtime.strategy(group).moves_keys
-                and (shard := runtime.locate(group, key)) is not None
+                and not (strategy := runtime.strategy(group)).moves_keys
+                and (shard := runtime.located(group, strategy, key)) is not None
             ):
                 # The commonest read: do what _PlanRead would do, without the object.
-                connection: Any = connections[shard.alias]
+                connection = connection_of(shard.alias)
                 if plan.fits(connection):
                     result = plan.read(kind, self, recording.values, limits, connection)
                     return read_by_django() if result is UNREAD else result

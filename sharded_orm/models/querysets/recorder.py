@@ -34,7 +34,7 @@ from sharded_orm.models.plans.selection import (
 from sharded_orm.models.plans.shapes import Recording, Shape
 from sharded_orm.models.plans.switch import are_plans_on
 from sharded_orm.models.querysets import first_recordings
-from sharded_orm.models.querysets.first_recordings import COPIED, first_recording
+from sharded_orm.models.querysets.first_recordings import COPIED, PLAIN_COUNT, first_recording
 from sharded_orm.models.querysets.mixin_base import QuerySetMixin
 from sharded_orm.models.querysets.one_row import matching_rows, only_row
 from sharded_orm.models.sharding.type_variables import M
@@ -211,8 +211,9 @@ class CallRecorder(QuerySetMixin[M]):
         clone: Self = object.__new__(type(self))
         attributes = clone.__dict__
         attributes.update(self.__dict__)
-        if not attributes.keys() <= COPIED:
-            # Do not copy an attribute or method that the project has set on this one object.
+        if len(attributes) != PLAIN_COUNT and not attributes.keys() <= COPIED:
+            # Do not copy an attribute or method that the project has set on this one object. With the least
+            # number of attributes, there is none: Django's methods need each of the others.
             for name in attributes.keys() - COPIED:
                 del attributes[name]
         attributes["_recording"] = recording
@@ -256,7 +257,13 @@ class CallRecorder(QuerySetMixin[M]):
         if args:
             return self._filtered_by_tree(method, args, kwargs)
         is_deferred, self._defer_next_filter = self._defer_next_filter, False
+        # Since Django 6.1, a related manager filters its new queryset in place.
+        in_place = is_deferred and not self._cloning_enabled
+        if in_place:
+            self._cloning_enabled = True
         recording = self._recorded()
+        if in_place:
+            self._cloning_enabled = False
         if recording is None or recording.limits is not None:
             self._defer_next_filter = is_deferred
             return None
@@ -270,6 +277,9 @@ class CallRecorder(QuerySetMixin[M]):
                 raise
             longer = None
         if longer is not None:
+            if in_place:
+                self._recording, self._deferred_filter = longer, (excluded, (), kwargs)
+                return self
             clone = self._with_recording(longer)
             if is_deferred:
                 clone._deferred_filter = excluded, (), kwargs

@@ -110,6 +110,11 @@ class _Binding:
 _binding: ContextVar[_Binding | None] = ContextVar("sharded_orm_bound_key", default=None)
 
 
+#: Returns the binding that was made last in this context, or None. If it is None, no key is bound. Each call of a
+#: queryset asks this, so no function is put around the method.
+last_binding: Callable[[], object | None] = _binding.get
+
+
 def _binding_in_force() -> _Binding | None:
     binding = _binding.get()
     return binding if binding is not None and binding.holds() else None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from functools import wraps
 from types import MethodType
 from typing import Any
@@ -15,9 +17,11 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
 from django.db.transaction import atomic
 from django.test.utils import CaptureQueriesContext
+from django.utils.connection import ConnectionDoesNotExist
 
 from sharded_orm.backends.group.cursor_methods import opens_as_django
 from sharded_orm.backends.group.member import ShardConnectionMixin
+from sharded_orm.backends.group.shard_connections import connection_of
 from sharded_orm.backends.shard_database import ShardDatabaseMixin
 from tests.transparent_methods import TransparentMethod
 
@@ -350,6 +354,42 @@ def test_a_package_that_replaces_the_look_up_of_djangos_cursor_sees_each_call(
     cursor.execute("SELECT 1")
     getattr(cursor, name)()
     assert name in seen
+
+
+def test_connection_of_is_a_shorter_look_up(
+    shards: Shards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alias = shards.alias(0)
+    first = shards[0]
+    assert connection_of(alias) is first
+    del connections[alias]
+    other = connection_of(alias)
+    assert other is not first
+    assert connections[alias] is other
+    shards.group.shards.forget(other)
+    shards.group.shards.add(first)
+    assert connection_of(alias) is first
+    with pytest.raises(ConnectionDoesNotExist):
+        connection_of("nowhere")
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(lambda: connection_of(alias) is connections[alias] is not first).result()
+
+    async def look_up() -> Any:
+        return connection_of(alias), connections[alias]
+
+    for_loop, by_django = asyncio.run(look_up())
+    assert for_loop is by_django is not first
+    seen: list[str] = []
+    original = type(connections).__getitem__
+
+    @wraps(original)
+    def get(self: Any, name: str) -> Any:
+        seen.append(name)
+        return original(self, name)
+
+    monkeypatch.setattr(type(connections), "__getitem__", get)
+    assert connection_of(alias) is first
+    assert seen == [alias]
 
 
 def test_an_error_of_the_driver_is_djangos(shards: Shards) -> None:
