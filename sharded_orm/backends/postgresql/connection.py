@@ -295,7 +295,7 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
             # Before SET TRANSACTION, leave out the query that checks whether the schema exists,
             # because the server accepts SET TRANSACTION only before the first query. The check is
             # sent with the next statement.
-            self.is_unguarded = sets_transaction
+            self.is_unguarded = True
             prefix.append(self.set_path_bare if sets_transaction else self.set_path)
         return session, [*prefix, *self.pending]
 
