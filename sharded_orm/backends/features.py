@@ -62,6 +62,9 @@ class ShardFeatures:
     #: - "significant": to a number of significant digits.
     #: - None: not at all, because the ``AVG`` is a float.
     exact_averages: ClassVar[Literal["fixed", "significant"] | None] = None
+    #: Whether ``SUM`` and ``AVG`` of texts, dates or booleans are errors. If not, the database converts
+    #: such values to numbers.
+    sums_only_numbers: ClassVar[bool] = False
     #: Whether Django casts the average of a ``DurationField`` to an integer.
     averages_durations_to_integers: ClassVar[bool] = False
     #: The text by which hints in error messages recommend READ COMMITTED: the value to set as
@@ -147,6 +150,7 @@ class PostgreSQLFeatures(ShardFeatures):
     text_compared_by = "ranks"
     can_introspect_collations = True
     exact_averages = "significant"
+    sums_only_numbers = True
     collations = PostgreSQLCollations()
     makes_timestamped_ids = True
     # This statement also switches off all triggers, except those that are enabled as ALWAYS or

@@ -6,18 +6,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from django.db.models import Avg, Count, DurationField, Sum
+from django.db.models import Avg, Count, DurationField, ExpressionWrapper, Field, Sum
 from django.db.models.functions import Coalesce
 from django.db.models.sql.where import WhereNode
 
 from sharded_orm import compat
 from sharded_orm.backends.features import features_of
-from sharded_orm.scatter.arithmetic import divider
+from sharded_orm.scatter.arithmetic import divider, refuse_sum_of, total_of
+from sharded_orm.scatter.comparison import has_field
 from sharded_orm.scatter.compile import CompileOptions
 from sharded_orm.scatter.execute import Executor
 from sharded_orm.scatter.failures import Failures
 from sharded_orm.scatter.merge import merged
-from sharded_orm.scatter.partial_aggregates import total_of
+from sharded_orm.scatter.partial_aggregates import averaged
 from sharded_orm.scatter.plan import Target, make_plan
 from sharded_orm.scatter.refusals import refuse
 
@@ -188,8 +189,14 @@ def _distinct_value(
         sources, condition = compat.arguments_of(shard_aggregate)
         if len(sources) != 1:
             raise refuse("a distinct aggregate of several expressions", "use one")
+        (source,) = sources
+        if type(aggregate) is Avg:
+            source = averaged(source)
+        elif not has_field(source):
+            # Django returns no values of such an expression, but the server counts them.
+            source = ExpressionWrapper(source, Field())
         query = query.clone()
-        query.annotations = {alias: sources[0]}
+        query.annotations = {alias: source}
         query.set_annotation_mask([alias])
         query.clear_ordering(force=True)
         query.clear_limits()
@@ -200,18 +207,24 @@ def _distinct_value(
         return query
 
     plan = make_plan(_summary_targets(targets, values), CompileOptions(), failures)
-    executor = Executor(plan, failures, _CHUNK_SIZE)
-    values_of_rows = (row[0] for row in merged(plan, executor))
-    total, count = total_of(value for value in values_of_rows if value is not None)
-    if type(aggregate) is Count:
-        return count
-    if not count or plan.template is None:
+    if plan.template is None:
         return _value_without_rows(expression)
     compiler = plan.template.compiler
     features = features_of(compiler.connection)
-    is_duration = isinstance(aggregate.output_field, DurationField)
-    if is_duration and features.text_compared_by == "ranks":
-        raise refuse("Sum or Avg of distinct durations", "compute it in Python")
+    adds = type(aggregate) is not Count
+    is_duration = adds and isinstance(aggregate.output_field, DurationField)
+    if adds and features.sums_only_numbers:
+        if is_duration:
+            raise refuse("Sum or Avg of distinct durations", "compute it in Python")
+        refuse_sum_of(plan.comparison.columns[0].field)
+    executor = Executor(plan, failures, _CHUNK_SIZE)
+    values_of_rows = (row[0] for row in merged(plan, executor))
+    different = (value for value in values_of_rows if value is not None)
+    if not adds:
+        return sum(1 for _ in different)
+    total, count = total_of(different)
+    if not count:
+        return _value_without_rows(expression)
     if type(aggregate) is Avg:
         total = divider(features, duration=is_duration)(total, count)
     (value,) = _converted(compiler, expression, total)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import datetime
 import decimal
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from decimal import Decimal
 from typing import Any
+
+from django.db.models import AutoField, DecimalField, DurationField, FloatField, IntegerField
 
 from sharded_orm.backends.features import ShardFeatures
 from sharded_orm.scatter.refusals import refuse
@@ -21,6 +23,8 @@ _SIGNIFICANT = 16
 _LARGEST_SCALE = 1000
 # PostgreSQL stores a number in base 10000, so it counts its digits in groups of four.
 _DIGITS = 4
+
+_NUMBERS = (AutoField, DecimalField, DurationField, FloatField, IntegerField)
 
 _EXACT = decimal.Context(prec=200, rounding=decimal.ROUND_HALF_UP)
 # A context that can compute every sum exactly: a number of PostgreSQL has up to 131072 digits before
@@ -54,6 +58,38 @@ def add(left: Any, right: Any) -> Any:
     return total
 
 
+def total_of(values: Iterable[Any]) -> tuple[Any, int]:
+    """Return the sum of ``values`` and the number of values. The sum is None if there are no values.
+
+    :raises ScatterNotSupported: a value is not a number.
+    """
+    total, count = None, 0
+    for value in values:
+        if type(value) is bool or not isinstance(value, int | float | Decimal):
+            raise _no_number(type(value).__name__)
+        count += 1
+        total = add(total, value)
+    return total, count
+
+
+def refuse_sum_of(field: Any) -> None:
+    """Refuse Sum() and Avg() of different values that cannot be numbers, because of their field.
+
+    :param field: the field of the values. None and the fields of other packages are accepted:
+        :func:`total_of` checks the values.
+    :raises ScatterNotSupported: such values are no numbers.
+    """
+    if type(field).__module__.startswith("django.") and not isinstance(field, _NUMBERS):
+        raise _no_number(type(field).__name__)
+
+
+def _no_number(kind: str) -> Exception:
+    return refuse(
+        f"Sum or Avg of different values of type {kind!r}",
+        "convert them to numbers (Cast), or ask one shard",
+    )
+
+
 def quotient(total: Any, count: int) -> Any:
     """Return ``total / count`` as MariaDB and MySQL compute ``AVG``.
 
@@ -83,8 +119,14 @@ def significant_quotient(total: Any, count: int) -> Any:
     The result for an integer or a Decimal is a Decimal with at least 16 significant digits, counted
     in groups of four. All other results are floats.
     """
+    if isinstance(total, float):
+        return total / count
     if not isinstance(total, int | Decimal):
-        return float(total) / count
+        # The average of times is an interval, which the server rounds in its own way.
+        raise refuse(
+            f"an average of values of type {type(total).__name__!r}",
+            "name the expression's output_field, or ask one shard",
+        )
     total = Decimal(total)
     if not total.is_finite():
         return total

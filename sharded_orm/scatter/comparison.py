@@ -80,12 +80,18 @@ class OrderKey:
     nulls_first: bool
 
 
+def has_field(expression: Any) -> bool:
+    """Whether Django knows the field of the values of ``expression`` (``output_field``)."""
+    try:
+        expression.output_field  # noqa: B018  # A property, which raises an error.
+    except (AttributeError, FieldError):
+        return False
+    return True
+
+
 def column_of(expression: Any) -> Column:
     """Return the :class:`Column` that describes the values of ``expression``."""
-    try:
-        output = expression.output_field
-    except (AttributeError, FieldError):
-        output = None
+    output = expression.output_field if has_field(expression) else None
     while getattr(output, "remote_field", None) and getattr(output, "target_field", None):
         output = output.target_field
     if isinstance(output, _PLAIN_FIELDS):

@@ -30,7 +30,7 @@ from django.db.models.sql.where import WhereNode
 
 from sharded_orm import compat
 from sharded_orm.backends.features import features_of
-from sharded_orm.scatter.comparison import Column, OrderKey, column_of
+from sharded_orm.scatter.comparison import Column, OrderKey, column_of, has_field
 from sharded_orm.scatter.counted_ids import refuse_comparison
 from sharded_orm.scatter.facade import PK_MARK, SHARD_MARK, Facade
 from sharded_orm.scatter.partial_aggregates import Partial, partial_of
@@ -315,7 +315,10 @@ class _Root(SQLCompiler):
         if self.query.distinct and not self.query.distinct_fields:
             raise refuse("distinct() with this order", "order by columns that are selected")
         alias = f"__scatter{len(self.columns)}"
-        self._added.append((expression, expression.select_format(self, *sql), alias))
+        # Django does not return the values of this column. So their field may be unknown, which is an
+        # error for a value that is returned.
+        selected = expression.select_format(self, *sql) if has_field(expression) else sql
+        self._added.append((expression, selected, alias))
         self._sql.append(key)
         self.columns.append(column_of(expression))
         return len(self.columns) - 1

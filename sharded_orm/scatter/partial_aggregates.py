@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
 from typing import Any
 
-from django.db.models import Avg, Count, Max, Min, Sum
-from django.db.models.fields import DurationField
+from django.db.models import Avg, Count, Func, Max, Min, Sum
+from django.db.models.fields import DurationField, FloatField
 from django.db.models.functions import Coalesce
 
 from sharded_orm import compat
 from sharded_orm.backends.features import ShardFeatures
-from sharded_orm.scatter.arithmetic import Divide, add, divider, quotient
-from sharded_orm.scatter.comparison import Comparison, Row
+from sharded_orm.scatter.arithmetic import Divide, divider, quotient
+from sharded_orm.scatter.comparison import Comparison, Row, has_field
 from sharded_orm.scatter.refusals import refuse
 
 Combine = Callable[[Any, Any], Any]
@@ -100,10 +99,36 @@ def partial_of(
         part = column if is_whole else add_column(aggregate)
         return Partial(column, kind.__name__.lower(), (part,))
     (source,), condition = compat.arguments_of(aggregate)
-    total = Sum(source, filter=condition)
+    total = Sum(averaged(source), filter=condition)
     count = Count(source, filter=condition)
     divide = divider(features, duration=isinstance(aggregate.output_field, DurationField))
     return Partial(column, "avg", (add_column(total), add_column(count)), divide)
+
+
+def averaged(source: Any) -> Any:
+    """Return an expression whose sum the average of ``source`` is computed from.
+
+    Some expressions with a ``FloatField`` are of PostgreSQL's type ``real``, such as
+    ``TrigramSimilarity``. Their sum has the seven digits of a ``real`` there, but their average is a
+    ``double precision``.
+    """
+    if not (has_field(source) and isinstance(source.output_field, FloatField)):
+        return source
+    return _Averaged(source, output_field=FloatField())
+
+
+class _Averaged(Func):
+    """A floating-point number with the precision in which the server computes averages."""
+
+    template = "%(expressions)s"
+    arity = 1
+
+    def as_postgresql(self, compiler: Any, connection: Any, **more: Any) -> Any:
+        # The product of a real and a numeric is a double precision. A numeric remains one, and has the
+        # same digits.
+        return self.as_sql(
+            compiler, connection, template="(%(expressions)s) * CAST(1 AS numeric)", **more
+        )
 
 
 def _refuse(expression: Any) -> Exception:
@@ -179,16 +204,3 @@ class Merger:
             (part,) = partial.parts
             if part != target and whole[part] is not None:
                 self._comparison.copy(whole, part, target)
-
-
-def total_of(values: Iterable[Any]) -> tuple[Any, int]:
-    """Return the sum of ``values`` and the number of values.
-
-    Values that are not numbers are counted, but not added. The sum is None if there are no numbers.
-    """
-    total, count = None, 0
-    for value in values:
-        count += 1
-        if isinstance(value, int | float | Decimal):
-            total = add(total, value)
-    return total, count

@@ -47,6 +47,18 @@ class GroupMember(Protocol):
     def commits_with_group(self) -> bool:
         """Whether this shard commits when the group's outermost atomic block ends."""
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether a statement of the transaction has failed, so that the database would answer COMMIT by
+        a rollback.
+        """
+
+    def check_deferred_constraints(self) -> None:
+        """Check the constraints that the database would check at COMMIT.
+
+        :raises django.db.IntegrityError: the transaction violates a constraint.
+        """
+
     def announce_commit(self) -> None:
         """Announce to the cache that the transaction's writes are about to be committed."""
 

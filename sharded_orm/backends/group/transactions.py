@@ -16,6 +16,7 @@ from typing import Any
 
 from django.db import Error, OperationalError
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.transaction import TransactionManagementError
 
 from sharded_orm.backends.group.contract import GroupCoordinator, GroupMember
 from sharded_orm.exceptions import PartialCommitError
@@ -234,6 +235,7 @@ class GroupTransactions(BaseDatabaseWrapper):
         committed: list[str] = []
         participants = list(self.participants.values())
         try:
+            self._refuse_failed(participants)
             for wrapper in participants:
                 # Announce the writes of all shards to the cache before the first shard commits: if the
                 # cache does not answer, no shard commits.
@@ -242,6 +244,11 @@ class GroupTransactions(BaseDatabaseWrapper):
             if self.coordinator is not None:
                 self.coordinator.commit(participants)
             else:
+                for wrapper in participants[1:]:
+                    # If the commit of the first shard fails, nothing is committed. On the others, a
+                    # violated constraint must show before that.
+                    if wrapper.commits_with_group:
+                        wrapper.check_deferred_constraints()
                 for wrapper in participants:
                     wrapper.leave_group_levels(0, commit=True)
                     committed.append(wrapper.alias)
@@ -251,6 +258,20 @@ class GroupTransactions(BaseDatabaseWrapper):
             raise
         finally:
             self._reset_levels()
+
+    def _refuse_failed(self, participants: list[GroupMember]) -> None:
+        """Raise an error if a statement has failed in the transaction of a shard, and others would commit.
+
+        The program has caught the error of the statement. The server would answer the COMMIT of that
+        shard by a rollback, without an error. On one database, that would roll back everything.
+        """
+        failed = [w.alias for w in participants if w.commits_with_group and w.has_failed]
+        if failed and len(participants) > 1:
+            raise TransactionManagementError(
+                f"A statement has failed in the transaction of {failed[0]!r}, so this block of"
+                f" {self.alias!r} has stored nothing on any shard. If the program catches the error of a"
+                f" statement, put the statement into a block of its own: atomic(using={self.alias!r})."
+            )
 
     def _abort_commit(
         self, committed: list[str], uncommitted: list[str], cause: BaseException

@@ -444,6 +444,28 @@ class DatabaseWrapper(ServerConnectionMixin[PostgreSQLPool], stock.DatabaseWrapp
             and not (self.connection.session is not None and self.connection.session.has_failed)
         )
 
+    @property
+    def has_failed(self) -> bool:
+        # If the schema does not exist, the check of the schema has failed. No statement of the program
+        # was executed, so there is nothing to lose.
+        connection = self.connection
+        return (
+            connection is not None
+            and connection.session is not None
+            and connection.session.has_failed
+            and not connection.is_unguarded
+        )
+
+    def check_deferred_constraints(self) -> None:
+        connection = self.connection
+        if connection is None or not connection.is_open or connection.only_reads:
+            return
+        if connection.session is not None and connection.session.has_failed:
+            # The schema does not exist, see has_failed. Nothing was written.
+            return
+        with self._catalog_cursor() as cursor:
+            cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")
+
     def commit_outcome(self) -> CommitOutcome:
         connection = self.connection
         if connection is None or connection.mode >= SessionMode.LOST:

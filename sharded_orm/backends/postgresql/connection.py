@@ -295,7 +295,7 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
         if not self.has_own_path and self.set_path is not None:
             # The server accepts SET TRANSACTION only before the first query. So send the query that
             # checks whether the schema exists with the next statement.
-            self.is_unguarded = sets_transaction
+            self.is_unguarded = True
             prefix.append(self.set_path_bare if sets_transaction else self.set_path)
         return session, [*prefix, *self.pending]
 

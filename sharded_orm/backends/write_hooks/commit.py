@@ -162,6 +162,19 @@ class CommitHookMixin(_Wrapper):
         return False
 
     @property
+    def has_failed(self) -> bool:
+        """Whether a statement of the open transaction has failed, so that the database would answer
+        COMMIT by a rollback, without an error.
+        """
+        return False
+
+    def check_deferred_constraints(self) -> None:
+        """Check the constraints that the database would check at COMMIT, if the backend can.
+
+        :raises django.db.IntegrityError: the transaction violates a constraint.
+        """
+
+    @property
     def sends_with_commit(self) -> bool:
         """Whether statements of the open transaction can be sent together with its COMMIT."""
         return False

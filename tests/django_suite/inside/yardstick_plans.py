@@ -158,8 +158,19 @@ def _described(row: Any) -> Any:
     if not isinstance(row, Model):
         return type(row), repr(row)
     state, names = row._state, {field.attname for field in row._meta.concrete_fields}
-    fields = {name: repr(value) for name, value in vars(row).items() if name in names}
+    fields = {name: _text_of(value) for name, value in vars(row).items() if name in names}
     return type(row), fields, state.db, state.adding
+
+
+def _text_of(value: Any) -> str:
+    from django.db.models.fields.files import FieldFile
+
+    if isinstance(value, FieldFile):
+        # A receiver of post_init, which Django's instances have met, has made it of the name.
+        return repr(value.name)
+    if type(value).__repr__ is object.__repr__:
+        return f"{type(value).__name__} {vars(value)}"  # without its address
+    return repr(value)
 
 
 def _import_without_models() -> None:

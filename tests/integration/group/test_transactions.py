@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from django.db import DatabaseError, OperationalError, connections, transaction
-from django.db.transaction import atomic
+from django.db import DatabaseError, IntegrityError, OperationalError, connections, transaction
+from django.db.transaction import TransactionManagementError, atomic
+from django.test.utils import CaptureQueriesContext
 
 from sharded_orm.exceptions import PartialCommitError
 from tests.unit.backends.group.conftest import GROUP, Shards
@@ -33,10 +34,16 @@ def _kill(shards: Shards, number: int) -> None:
 
 
 def test_connection_lost_before_the_commit(shards: Shards) -> None:
-    with pytest.raises(PartialCommitError) as caught, atomic(using=GROUP):
+    with pytest.raises(OperationalError) as caught, atomic(using=GROUP):
         for number in (0, 1, 2):
             shards.add(number, 1)
         _kill(shards, 1)
+    if shards[0].vendor == "postgresql":
+        # The check of deferred constraints comes before the first commit.
+        assert not isinstance(caught.value, PartialCommitError)
+        assert [shards.rows(number) for number in (0, 1, 2)] == [[], [], []]
+        return
+    assert isinstance(caught.value, PartialCommitError)
     assert caught.value.committed == (shards.alias(0),)
     assert caught.value.not_committed == (shards.alias(1), shards.alias(2))
     assert [shards.rows(number) for number in (0, 1, 2)] == [[1], [], []]
@@ -94,3 +101,74 @@ def test_closed_connections_keep_no_transaction(shards: Shards) -> None:
         connections.close_all()
     assert shards.rows(0) == []
     assert transaction.get_autocommit(using=shards.alias(0))
+
+
+@pytest.mark.parametrize("nodes", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("failed", [0, 1, 8])
+@pytest.mark.parametrize("writes_first", [False, True])
+def test_nothing_is_stored_if_a_statement_has_failed_on_one_shard(
+    shards: Shards, failed: int, writes_first: bool
+) -> None:
+    ran: list[int] = []
+    with pytest.raises(
+        TransactionManagementError, match=f"'{shards.alias(failed)}'.*block of its own"
+    ):
+        with atomic(using=GROUP):
+            if writes_first:
+                for number in (0, 1, 8):
+                    shards.add(number, 1)
+            with pytest.raises(DatabaseError), shards[failed].cursor() as cursor:
+                cursor.execute("SELECT 1 / 0")
+            for number in {0, 1, 8} - {failed}:
+                shards.add(number, 2)
+            transaction.on_commit(lambda: ran.append(1), using=GROUP)
+    assert [shards.rows(number) for number in (0, 1, 8)] == [[], [], []]
+    assert ran == []
+    with atomic(using=GROUP):
+        shards.add(failed, 3)
+    assert shards.rows(failed) == [3]
+
+
+@pytest.mark.parametrize("nodes", ["postgresql"], indirect=True)
+def test_a_statement_that_failed_on_the_only_shard(shards: Shards) -> None:
+    """As on one database, where the server answers the COMMIT by a rollback."""
+    with atomic(using=GROUP):
+        shards.add(0, 1)
+        with pytest.raises(DatabaseError), shards[0].cursor() as cursor:
+            cursor.execute("SELECT 1 / 0")
+    assert shards.rows(0) == []
+
+
+@pytest.mark.parametrize("nodes", ["postgresql"], indirect=True)
+def test_a_statement_that_failed_in_a_savepoint_loses_nothing_else(shards: Shards) -> None:
+    with atomic(using=GROUP):
+        shards.add(0, 1)
+        shards.add(8, 1)
+        with pytest.raises(DatabaseError), atomic(using=GROUP), shards[8].cursor() as cursor:
+            cursor.execute("SELECT 1 / 0")
+        with pytest.raises(DatabaseError), atomic(using=shards.alias(8)):
+            with shards[8].cursor() as cursor:
+                cursor.execute("SELECT 1 / 0")
+    assert shards.rows(0) == shards.rows(8) == [1]
+
+
+@pytest.mark.parametrize("nodes", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("violated", [0, 1, 8])
+def test_deferred_constraints_are_checked_before_the_first_commit(
+    shards: Shards, violated: int
+) -> None:
+    with shards[violated].cursor() as cursor:
+        cursor.execute(
+            "ALTER TABLE thing DROP CONSTRAINT thing_value_key,"
+            " ADD UNIQUE (value) DEFERRABLE INITIALLY DEFERRED"
+        )
+    with pytest.raises(IntegrityError), atomic(using=GROUP):
+        for number in (0, 1, 8):
+            shards.add(number, 1)
+        shards.add(violated, 1)
+    assert [shards.rows(number) for number in (0, 1, 8)] == [[], [], []]
+    with CaptureQueriesContext(shards[violated]) as captured, atomic(using=GROUP):
+        for number in (0, 1, 8):
+            shards.add(number, 1)
+    assert shards.rows(violated) == [1]
+    assert not any("CONSTRAINTS" in query["sql"] for query in captured)

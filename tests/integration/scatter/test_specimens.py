@@ -28,12 +28,15 @@ from django.db import DataError, ProgrammingError, connections, transaction
 from django.db.backends.postgresql.psycopg_any import DateTimeTZRange, NumericRange
 from django.db.models import (
     Avg,
+    BooleanField,
     CharField,
     Count,
+    DateField,
     DateTimeField,
     DurationField,
     ExpressionWrapper,
     F,
+    FloatField,
     Func,
     Max,
     Min,
@@ -43,6 +46,8 @@ from django.db.models import (
     StdDev,
     Sum,
     TextField,
+    TimeField,
+    UUIDField,
     Value,
     Variance,
 )
@@ -195,6 +200,13 @@ SUMMARIES: list[Callable[[], Any]] = [
     *(lambda name=name: Count(name, distinct=True) for name in FIELDS),  # type: ignore[misc]  # a default binds
     *(lambda name=name: Sum(name, distinct=True) for name in ("amount", "big", "took", "ratio")),  # type: ignore[misc]  # a default binds
     *(lambda name=name: Avg(name, distinct=True) for name in ("amount", "big", "took", "ratio")),  # type: ignore[misc]  # a default binds
+    # The server has no sum of these.
+    *(
+        lambda name=name, kind=kind: kind(name, distinct=True)
+        for name in ("text", "address", "data")
+        for kind in (Sum, Avg)
+    ),  # type: ignore[misc]  # a default binds
+    lambda: Count(Concat(Cast("text", CharField()), "text"), distinct=True),
 ]
 conditions = st.sampled_from(
     [
@@ -429,6 +441,83 @@ def test_months_are_compared_and_not_added() -> None:
     for aggregate in (Sum("took"), Avg("took")):
         with pytest.raises(ScatterNotSupported, match="months"):
             scatter.aggregate(queryset, targets(queryset), {"x": aggregate})
+
+
+ADDED: dict[str, Callable[[], Any]] = {
+    "text": lambda: F("text"),
+    "arrays": lambda: F("numbers"),
+    "ranges": lambda: F("span"),
+    "JSON": lambda: F("data"),
+    "booleans": lambda: ExpressionWrapper(Q(owner__gt=1), BooleanField()),
+    "moments": lambda: Func(
+        Value("2026-01-01 00:00Z"),
+        template="CAST(%(expressions)s AS timestamptz)",
+        output_field=DateTimeField(),
+    ),
+    "days": lambda: Cast(Value("2026-01-01"), DateField()),
+    "addresses": lambda: F("address"),
+    "UUIDs": lambda: Cast(Value("00000000-0000-4000-8000-000000000001"), UUIDField()),
+}
+
+
+@pytest.mark.parametrize("count", [5, 0])
+def test_distinct_values_that_are_no_numbers_have_no_sum(count: int) -> None:
+    store([
+        model()(id=n, owner=n, text=str(n), numbers=[n], data=n, address=f"10.0.0.{n}")
+        for n in range(count)
+    ])  # fmt: skip
+    queryset = specimens()
+    for aggregate in (Sum, Avg):
+        for added in ADDED.values():
+            aggregates = {"x": aggregate(added(), distinct=True)}
+            with pytest.raises(ProgrammingError):
+                queryset.aggregate(**aggregates)
+            with pytest.raises(ScatterNotSupported, match="Cast"):
+                scatter.aggregate(queryset, targets(queryset), aggregates)
+
+
+@pytest.mark.parametrize("distinct", [False, True])
+@pytest.mark.parametrize("count", [1, 5])
+def test_an_average_of_times_is_refused(count: int, distinct: bool) -> None:
+    store([model()(id=n, owner=n) for n in range(count)])
+    queryset = specimens()
+    average = Avg(
+        Cast(Concat(Value("0"), Cast("owner", CharField()), Value(":00")), TimeField()),
+        distinct=distinct,
+    )
+    assert isinstance(queryset.aggregate(x=average)["x"], datetime.timedelta)
+    with pytest.raises(ScatterNotSupported, match=r"output_field|Cast"):
+        scatter.aggregate(queryset, targets(queryset), {"x": average})
+
+
+@pytest.mark.parametrize("distinct", [False, True])
+def test_averages_of_reals_have_the_digits_of_a_double(distinct: bool) -> None:
+    """The server computes a similarity as ``real``, and the average of these as ``double precision``."""
+    store([model()(id=n, owner=n % 5, ratio=1 / (n + 3)) for n in range(12)])
+    real = Func(F("ratio"), template="CAST(%(expressions)s AS real)", output_field=FloatField())
+    queryset, average = specimens(), Avg(real, distinct=distinct)
+    one = queryset.aggregate(x=average)["x"]
+    many = scatter.aggregate(queryset, targets(queryset), {"x": average})["x"]
+    assert many == pytest.approx(one, rel=1e-14)
+
+
+def mixed() -> Any:
+    return Concat("text", Cast("text", CharField()))
+
+
+def test_expressions_of_an_unknown_field_are_compared_by_the_server() -> None:
+    """As on one database, the field matters only for values that are returned."""
+    texts = ["b", "A", "a", "Ä", "z", "a", None, "ö"]
+    store([model()(id=n, owner=n % 5, text=text) for n, text in enumerate(texts)])
+    for queryset in (
+        specimens().order_by(mixed(), "id"),
+        specimens().alias(x=mixed()).order_by("-x", "id")[1:4],
+        specimens().order_by(mixed(), "id").values_list("id"),
+    ):
+        assert fetch(queryset) == list(queryset)
+    counts = {"n": Count(mixed(), distinct=True)}
+    queryset = specimens()
+    assert scatter.aggregate(queryset, targets(queryset), counts) == queryset.aggregate(**counts)
 
 
 def test_infinite_dates_are_the_error_that_django_has() -> None:

@@ -18,6 +18,7 @@ from sharded_orm.scatter.arithmetic import (
     quotient,
     rounded_quotient,
     significant_quotient,
+    total_of,
 )
 
 
@@ -91,3 +92,14 @@ def test_sums() -> None:
 def test_sums_that_are_not_those_of_the_database_are_refused(left: Any, right: Any) -> None:
     with pytest.raises(ScatterNotSupported):
         add(left, right)
+
+
+def test_totals_of_distinct_values() -> None:
+    assert total_of([1, 2, Decimal(4)]) == (7, 3)
+    assert total_of([]) == (None, 0)
+
+
+@pytest.mark.parametrize("value", ["a", True, [1], datetime.date(2026, 1, 1)])
+def test_only_numbers_have_a_total(value: Any) -> None:
+    with pytest.raises(ScatterNotSupported, match="Cast"):
+        total_of([value])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sharded_orm.scatter.comparison import Column, SQLiteComparison
-from sharded_orm.scatter.partial_aggregates import Merger, Partial, total_of
+from sharded_orm.scatter.partial_aggregates import Merger, Partial
 
 
 def merge(rows: list[list[Any]], *partials: Partial) -> list[Any]:
@@ -54,9 +54,3 @@ def test_sums_of_many_digits_are_exact() -> None:
     digits = Decimal("1" * 40)
     rows = [[digits, 0], [Decimal("0.5"), 1]]
     assert merge(rows, Partial(0, "sum", (0,))) == [Decimal("1" * 40 + ".5")]
-
-
-def test_totals_of_distinct_values() -> None:
-    assert total_of([1, 2, 4]) == (7, 3)
-    assert total_of(["a", "b"]) == (None, 2)
-    assert total_of([]) == (None, 0)
