@@ -62,6 +62,9 @@ class ShardFeatures:
     #: - "significant": to a number of significant digits.
     #: - None: not at all, because the ``AVG`` is a float.
     exact_averages: ClassVar[Literal["fixed", "significant"] | None] = None
+    #: Whether the server computes with more decimal places, or with greater numbers, than the type
+    #: of an expression has, and fits a value into the type only when it sends or stores the value.
+    computes_beyond_types: ClassVar[bool] = False
     #: Whether Django casts the average of a ``DurationField`` to an integer.
     averages_durations_to_integers: ClassVar[bool] = False
     #: The text by which hints in error messages recommend READ COMMITTED: the value to set as
@@ -112,6 +115,7 @@ class MySQLFeatures(ShardFeatures):
     can_introspect_collations = True
     collations = MySQLCollations()
     exact_averages = "fixed"
+    computes_beyond_types = True
     averages_durations_to_integers = True
     has_lastrowid = True
     has_read_uncommitted = True

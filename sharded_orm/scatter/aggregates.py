@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from django.db import connections
 from django.db.models import Avg, Count, DurationField, Sum
 from django.db.models.functions import Coalesce
 from django.db.models.sql.where import WhereNode
@@ -20,6 +21,7 @@ from sharded_orm.scatter.merge import merged
 from sharded_orm.scatter.partial_aggregates import total_of
 from sharded_orm.scatter.plan import Target, make_plan
 from sharded_orm.scatter.refusals import refuse
+from sharded_orm.scatter.summands import check, has_places_of_type
 
 if TYPE_CHECKING:
     from django.db.models.sql.query import Query
@@ -102,6 +104,9 @@ def aggregate(
     expressions = dict(first.query.annotation_select)
     distinct = {alias for alias, e in expressions.items() if _is_distinct(e)}
 
+    for alias in distinct if targets else ():
+        _check_distinct(expressions[alias], connections[targets[0].shard.alias])
+
     values: dict[str, Any] = {}
     plain = [alias for alias in expressions if alias not in distinct]
     if plain:
@@ -172,6 +177,21 @@ def _value_without_rows(expression: Any) -> Any:
     return value
 
 
+def _check_distinct(expression: Any, connection: Any) -> None:
+    """Check that an aggregate with ``distinct=True`` can be computed.
+
+    :raises ScatterNotSupported: it cannot.
+    """
+    aggregate = _without_default(expression)
+    if type(aggregate) not in (Count, Sum, Avg):
+        raise refuse(f"{type(aggregate).__name__}(distinct=True)", "compute it in Python")
+    sources, _ = compat.arguments_of(aggregate)
+    if len(sources) != 1:
+        raise refuse("a distinct aggregate of several expressions", "use one")
+    if type(aggregate) is not Count:
+        check(aggregate, sources[0], features_of(connection))
+
+
 def _distinct_value(
     targets: Sequence[tuple[Target, Summary]], alias: str, expression: Any, failures: Failures
 ) -> Any:
@@ -181,14 +201,10 @@ def _distinct_value(
     remaining values in Python.
     """
     aggregate = _without_default(expression)
-    if type(aggregate) not in (Count, Sum, Avg):
-        raise refuse(f"{type(aggregate).__name__}(distinct=True)", "compute it in Python")
 
     def values(query: Query) -> Query:
         shard_aggregate = _without_default(query.annotations[alias])
         sources, condition = compat.arguments_of(shard_aggregate)
-        if len(sources) != 1:
-            raise refuse("a distinct aggregate of several expressions", "use one")
         query = query.clone()
         query.annotations = {alias: sources[0]}
         query.set_annotation_mask([alias])
@@ -214,7 +230,11 @@ def _distinct_value(
     if is_duration and features.text_compared_by == "ranks":
         raise refuse("Sum or Avg of distinct durations", "compute it in Python")
     if type(aggregate) is Avg:
-        total = divider(features, duration=is_duration)(total, count)
+        (source,), _ = compat.arguments_of(aggregate)
+        divide = divider(
+            features, duration=is_duration, has_places_of_type=has_places_of_type(source)
+        )
+        total = divide(total, count)
     (value,) = _converted(compiler, expression, total)
     return value
 

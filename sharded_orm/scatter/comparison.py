@@ -26,7 +26,7 @@ from django.db import models
 from django.db.models.expressions import Col
 from django.db.models.functions import Collate
 
-from sharded_orm.scatter.arithmetic import Divide, add
+from sharded_orm.scatter.arithmetic import Divide, add, add_limited
 from sharded_orm.scatter.refusals import refuse
 
 Row = Sequence[Any]
@@ -401,6 +401,9 @@ class MySQLComparison(Comparison):
     def check_extremes(self, column: int) -> None:
         if self._uuid_version is not None and self.columns[column].kind == "uuid":
             raise refuse("Min or Max of a native UUID", "order by it and take the first")
+
+    def add(self, column: int, source: Row, target: list[Any]) -> None:
+        target[column] = add_limited(target[column], source[column])
 
     def carry(self, column: int, source: Row, target: list[Any]) -> None:
         super().carry(column, source, target)

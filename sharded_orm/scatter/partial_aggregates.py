@@ -17,6 +17,7 @@ from sharded_orm.backends.features import ShardFeatures
 from sharded_orm.scatter.arithmetic import Divide, add, divider, quotient
 from sharded_orm.scatter.comparison import Comparison, Row
 from sharded_orm.scatter.refusals import refuse
+from sharded_orm.scatter.summands import check, has_places_of_type
 
 Combine = Callable[[Any, Any], Any]
 """A function that returns the aggregate of all rows, given the aggregates of two parts of the rows."""
@@ -96,13 +97,21 @@ def partial_of(
             f"{kind.__name__}(distinct=True) over groups that span shards",
             "group by the shard key, or aggregate values(...).distinct() in Python",
         )
-    if kind is not Avg:
+    if kind not in (Sum, Avg):
         part = column if is_whole else add_column(aggregate)
         return Partial(column, kind.__name__.lower(), (part,))
     (source,), condition = compat.arguments_of(aggregate)
+    check(aggregate, source, features)
+    if kind is Sum:
+        part = column if is_whole else add_column(aggregate)
+        return Partial(column, "sum", (part,))
     total = Sum(source, filter=condition)
     count = Count(source, filter=condition)
-    divide = divider(features, duration=isinstance(aggregate.output_field, DurationField))
+    divide = divider(
+        features,
+        duration=isinstance(aggregate.output_field, DurationField),
+        has_places_of_type=has_places_of_type(source),
+    )
     return Partial(column, "avg", (add_column(total), add_column(count)), divide)
 
 
