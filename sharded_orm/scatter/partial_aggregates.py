@@ -153,13 +153,13 @@ class Merger:
                     self._comparison.add(part, row, whole)
 
     def _extreme(self, kind: str, part: int, whole: list[Any], row: Row) -> None:
-        if row[part] is None:
+        # Also for None: it may be refused, because it is no NULL for the server.
+        new = self._comparison.ordered(row, part)
+        old = self._comparison.ordered(whole, part)
+        if new is None:
             return
-        if whole[part] is not None:
-            new = self._comparison.ordered(row, part)
-            old = self._comparison.ordered(whole, part)
-            if not (new < old if kind == "min" else old < new):
-                return
+        if old is not None and not (new < old if kind == "min" else old < new):
+            return
         self._comparison.carry(part, row, whole)
 
     @staticmethod

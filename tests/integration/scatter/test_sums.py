@@ -9,7 +9,7 @@ from itertools import product
 from typing import Any
 
 import pytest
-from django.db import IntegrityError
+from django.db import IntegrityError, connections
 from django.db.models import (
     Avg,
     BigIntegerField,
@@ -21,6 +21,7 @@ from django.db.models import (
     FloatField,
     Func,
     Max,
+    Min,
     Sum,
     Value,
     When,
@@ -231,3 +232,33 @@ def test_distinct_numbers(rows: None) -> None:
         assert repr(scatter.aggregate(queryset, targets(queryset), aggregate)) == repr(
             queryset.aggregate(**aggregate)
         )
+
+
+@pytest.mark.mysql_settings
+def test_zero_dates_are_refused_where_they_are_compared(rows: None) -> None:
+    """The driver returns None for them, but for the server they are the smallest dates, and no NULL."""
+    queryset = one_database(Sample)
+    for alias in [WHOLE, *(target.shard.alias for target in targets(queryset))]:
+        Sample.objects.using(alias).filter(number__lt=5).update(day="2026-01-01")
+        with connections[alias].cursor() as cursor:
+            cursor.execute("UPDATE samples_sample SET day = '0000-00-00' WHERE number = 6")
+    for refused in (
+        queryset.order_by("day", "id"),
+        queryset.order_by("-day", "id"),
+        queryset.values("day").distinct(),
+        queryset.values("day").annotate(n=Count("id")),
+        queryset.values("flag").annotate(n=Min("day")),
+    ):
+        with pytest.raises(ScatterNotSupported, match="0000-00-00"):
+            fetch(refused)
+    assert len(fetch(queryset.order_by("number"))) == len(PRICES)
+    for alias in [WHOLE, *(target.shard.alias for target in targets(queryset))]:
+        with connections[alias].cursor() as cursor:
+            cursor.execute("UPDATE samples_sample SET day = NULL WHERE number = 6")
+    for accepted in (
+        queryset.order_by("day", "id"),
+        queryset.order_by("-day", "id"),
+        queryset.values("day").distinct().order_by("day"),
+        queryset.values("flag").annotate(n=Min("day"), m=Max("day")).order_by("n", "flag"),
+    ):
+        assert fetch(accepted) == list(accepted)
