@@ -65,6 +65,9 @@ class ShardFeatures:
     #: Whether ``SUM`` and ``AVG`` of texts, dates or booleans are errors. If not, the database converts
     #: such values to numbers.
     sums_only_numbers: ClassVar[bool] = False
+    #: Whether the server computes with more decimal places, or with greater numbers, than the type
+    #: of an expression has, and fits a value into the type only when it sends or stores the value.
+    computes_beyond_types: ClassVar[bool] = False
     #: Whether Django casts the average of a ``DurationField`` to an integer.
     averages_durations_to_integers: ClassVar[bool] = False
     #: The text by which hints in error messages recommend READ COMMITTED: the value to set as
@@ -115,6 +118,7 @@ class MySQLFeatures(ShardFeatures):
     can_introspect_collations = True
     collations = MySQLCollations()
     exact_averages = "fixed"
+    computes_beyond_types = True
     averages_durations_to_integers = True
     has_lastrowid = True
     has_read_uncommitted = True

@@ -6,13 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from django.db import connections
 from django.db.models import Avg, Count, DurationField, ExpressionWrapper, Field, Sum
 from django.db.models.functions import Coalesce
 from django.db.models.sql.where import WhereNode
 
 from sharded_orm import compat
 from sharded_orm.backends.features import features_of
-from sharded_orm.scatter.arithmetic import divider, refuse_sum_of, total_of
+from sharded_orm.scatter.arithmetic import divider, total_of
 from sharded_orm.scatter.comparison import has_field
 from sharded_orm.scatter.compile import CompileOptions
 from sharded_orm.scatter.execute import Executor
@@ -21,6 +22,7 @@ from sharded_orm.scatter.merge import merged
 from sharded_orm.scatter.partial_aggregates import averaged
 from sharded_orm.scatter.plan import Target, make_plan
 from sharded_orm.scatter.refusals import refuse
+from sharded_orm.scatter.summands import check, has_places_of_type
 
 if TYPE_CHECKING:
     from django.db.models.sql.query import Query
@@ -102,6 +104,9 @@ def aggregate(
     expressions = dict(first.query.annotation_select)
     distinct = {alias for alias, e in expressions.items() if _is_distinct(e)}
 
+    for alias in distinct if targets else ():
+        _check_distinct(expressions[alias], connections[targets[0].shard.alias])
+
     values: dict[str, Any] = {}
     plain = [alias for alias in expressions if alias not in distinct]
     if plain:
@@ -172,6 +177,21 @@ def _value_without_rows(expression: Any) -> Any:
     return value
 
 
+def _check_distinct(expression: Any, connection: Any) -> None:
+    """Check that an aggregate with ``distinct=True`` can be computed.
+
+    :raises ScatterNotSupported: it cannot.
+    """
+    aggregate = _without_default(expression)
+    if type(aggregate) not in (Count, Sum, Avg):
+        raise refuse(f"{type(aggregate).__name__}(distinct=True)", "compute it in Python")
+    sources, _ = compat.arguments_of(aggregate)
+    if len(sources) != 1:
+        raise refuse("a distinct aggregate of several expressions", "use one")
+    if type(aggregate) is not Count:
+        check(aggregate, sources[0], features_of(connection))
+
+
 def _distinct_value(
     targets: Sequence[tuple[Target, Summary]], alias: str, expression: Any, failures: Failures
 ) -> Any:
@@ -181,14 +201,10 @@ def _distinct_value(
     remaining values in Python.
     """
     aggregate = _without_default(expression)
-    if type(aggregate) not in (Count, Sum, Avg):
-        raise refuse(f"{type(aggregate).__name__}(distinct=True)", "compute it in Python")
 
     def values(query: Query) -> Query:
         shard_aggregate = _without_default(query.annotations[alias])
         sources, condition = compat.arguments_of(shard_aggregate)
-        if len(sources) != 1:
-            raise refuse("a distinct aggregate of several expressions", "use one")
         (source,) = sources
         if type(aggregate) is Avg:
             source = averaged(source)
@@ -213,10 +229,6 @@ def _distinct_value(
     features = features_of(compiler.connection)
     adds = type(aggregate) is not Count
     is_duration = adds and isinstance(aggregate.output_field, DurationField)
-    if adds and features.sums_only_numbers:
-        if is_duration:
-            raise refuse("Sum or Avg of distinct durations", "compute it in Python")
-        refuse_sum_of(plan.comparison.columns[0].field)
     executor = Executor(plan, failures, _CHUNK_SIZE)
     values_of_rows = (row[0] for row in merged(plan, executor))
     different = (value for value in values_of_rows if value is not None)
@@ -226,7 +238,11 @@ def _distinct_value(
     if not count:
         return _value_without_rows(expression)
     if type(aggregate) is Avg:
-        total = divider(features, duration=is_duration)(total, count)
+        (source,), _ = compat.arguments_of(aggregate)
+        divide = divider(
+            features, duration=is_duration, has_places_of_type=has_places_of_type(source)
+        )
+        total = divide(total, count)
     (value,) = _converted(compiler, expression, total)
     return value
 

@@ -9,14 +9,23 @@ from collections.abc import Callable, Iterable
 from decimal import Decimal
 from typing import Any
 
-from django.db.models import AutoField, DecimalField, DurationField, FloatField, IntegerField
-
 from sharded_orm.backends.features import ShardFeatures
 from sharded_orm.scatter.refusals import refuse
 
 # The number of decimal places that MariaDB and MySQL add to a quotient (the default of their
 # setting div_precision_increment).
 _QUOTIENT_SCALE = 4
+# MariaDB and MySQL store the decimal places of a number in groups of nine digits.
+_GROUP = 9
+# Up to this number of decimal places of a sum, its quotients have nine places before they are
+# rounded, even if the values have fewer places than the sum's type.
+_SURE_PLACES = 5
+# The maximum number of decimal places is 30 for MySQL, and 38 for MariaDB. So up to this number of
+# places of a sum, its quotient has four places more on both.
+_MOST_PLACES = 26
+# The maximum number of digits of a decimal number of MariaDB and MySQL. Greater numbers become the
+# greatest number with so many digits.
+_MOST_DIGITS = 65
 # PostgreSQL computes a quotient with at least 16 significant digits and at most 1000 decimal
 # places. Its source calls these limits NUMERIC_MIN_SIG_DIGITS and NUMERIC_MAX_DISPLAY_SCALE.
 _SIGNIFICANT = 16
@@ -24,7 +33,6 @@ _LARGEST_SCALE = 1000
 # PostgreSQL stores a number in base 10000, so it counts its digits in groups of four.
 _DIGITS = 4
 
-_NUMBERS = (AutoField, DecimalField, DurationField, FloatField, IntegerField)
 
 _EXACT = decimal.Context(prec=200, rounding=decimal.ROUND_HALF_UP)
 # A context that can compute every sum exactly: a number of PostgreSQL has up to 131072 digits before
@@ -72,17 +80,6 @@ def total_of(values: Iterable[Any]) -> tuple[Any, int]:
     return total, count
 
 
-def refuse_sum_of(field: Any) -> None:
-    """Refuse Sum() and Avg() of different values that cannot be numbers, because of their field.
-
-    :param field: the field of the values. None and the fields of other packages are accepted:
-        :func:`total_of` checks the values.
-    :raises ScatterNotSupported: such values are no numbers.
-    """
-    if type(field).__module__.startswith("django.") and not isinstance(field, _NUMBERS):
-        raise _no_number(type(field).__name__)
-
-
 def _no_number(kind: str) -> Exception:
     return refuse(
         f"Sum or Avg of different values of type {kind!r}",
@@ -90,16 +87,59 @@ def _no_number(kind: str) -> Exception:
     )
 
 
+def add_limited(left: Any, right: Any) -> Any:
+    """Return the sum of two partial sums of MariaDB or MySQL, as :func:`add` does.
+
+    :raises ScatterNotSupported: the server may have cut off a sum, because it has too many digits.
+    """
+    total = add(left, right)
+    for value in (left, right, total):
+        if isinstance(value, Decimal) and len(value.as_tuple().digits) >= _MOST_DIGITS:
+            raise refuse(
+                f"a sum of {_MOST_DIGITS} digits or more, which the server may cut off",
+                "sum smaller numbers, or numbers with fewer decimal places",
+            )
+    return total
+
+
 def quotient(total: Any, count: int) -> Any:
     """Return ``total / count`` as MariaDB and MySQL compute ``AVG``.
 
     If ``total`` is a Decimal, the result is a Decimal with four more decimal places. All other
     results are floats.
+
+    :raises ScatterNotSupported: the number of decimal places depends on the server.
     """
     if not isinstance(total, Decimal):
         return float(total) / count
-    scale = -int(total.as_tuple().exponent) + _QUOTIENT_SCALE
-    return _EXACT.quantize(_EXACT.divide(total, count), Decimal(1).scaleb(-scale))
+    places = max(0, -int(total.as_tuple().exponent))
+    if places > _MOST_PLACES:
+        raise refuse(
+            f"an average of numbers with more than {_MOST_PLACES} decimal places",
+            "use Sum and Count, and divide in Python",
+        )
+    # As do_div_mod() of the servers' decimal.c: the quotient is cut off after whole groups of
+    # digits. It is rounded only if there are more digits than it shall have.
+    padded = places + -places % _GROUP
+    computed = padded + max(0, _QUOTIENT_SCALE - (padded - places))
+    computed += -computed % _GROUP
+    exact = Decimal(1).scaleb(-computed)
+    value = _EXACT.divide(total, count).quantize(exact, decimal.ROUND_DOWN, _SUMS)
+    return _SUMS.quantize(value, Decimal(1).scaleb(-places - _QUOTIENT_SCALE))
+
+
+def computed_quotient(total: Any, count: int) -> Any:
+    """Return ``total / count`` like :func:`quotient`, for values that may have fewer places than
+    ``total``.
+
+    :raises ScatterNotSupported: the result depends on the places of the values, which are unknown.
+    """
+    if isinstance(total, Decimal) and -int(total.as_tuple().exponent) > _SURE_PLACES:
+        raise refuse(
+            f"an average of computed numbers with more than {_SURE_PLACES} decimal places",
+            "use Sum and Count, and divide in Python",
+        )
+    return exact_quotient(total, count)
 
 
 def exact_quotient(total: Any, count: int) -> Any:
@@ -174,10 +214,13 @@ def duration_quotient(days: int, microseconds: int, count: int) -> datetime.time
     return datetime.timedelta(days=whole, microseconds=round(microseconds / count + rest * 1e6))
 
 
-def divider(features: type[ShardFeatures], *, duration: bool = False) -> Divide:
+def divider(
+    features: type[ShardFeatures], *, duration: bool = False, has_places_of_type: bool = True
+) -> Divide:
     """Return the function that computes averages, from a sum and a count, as ``AVG`` of a database does.
 
     :param duration: whether the values are durations.
+    :param has_places_of_type: whether all values have as many decimal places as their type.
     """
     if features.exact_averages == "significant":
         return significant_quotient
@@ -185,4 +228,6 @@ def divider(features: type[ShardFeatures], *, duration: bool = False) -> Divide:
     # to an integer.
     if duration and features.averages_durations_to_integers:
         return rounded_quotient
+    if features.computes_beyond_types and not has_places_of_type:
+        return computed_quotient
     return exact_quotient if features.exact_averages == "fixed" else quotient

@@ -26,7 +26,7 @@ from django.db import models
 from django.db.models.expressions import Col
 from django.db.models.functions import Collate
 
-from sharded_orm.scatter.arithmetic import Divide, add
+from sharded_orm.scatter.arithmetic import Divide, add, add_limited
 from sharded_orm.scatter.refusals import refuse
 
 Row = Sequence[Any]
@@ -356,20 +356,33 @@ class MySQLComparison(Comparison):
     ) -> None:
         super().__init__(columns, compared)
         self._uuid_version = uuid_version
-        weighted = []
+        weighted, dates = [], []
         for index in self.compared:
             kind = columns[index].kind
             if kind == "text" or (kind == "uuid" and uuid_version is None):
                 weighted.append(index)
-        self.weights = tuple(map(_weights, weighted))
+            elif isinstance(columns[index].field, models.DateField):
+                dates.append(index)
+        self.weights = (*map(_weights, weighted), *(f"c{column} IS NULL" for column in dates))
         first = len(columns) + 1
         self._weights: Mapping[int, int] = {
             column: first + 3 * place for place, column in enumerate(weighted)
+        }
+        # The positions of the columns that say whether a date is NULL.
+        self._nulls: Mapping[int, int] = {
+            column: first + 3 * len(weighted) + place for place, column in enumerate(dates)
         }
 
     def normal(self, row: Row, column: int) -> Any:
         value = row[column]
         if value is None:
+            place = self._nulls.get(column)
+            if place is not None and row[place] == 0:
+                # The driver returns None for 0000-00-00, which the server does not take for NULL.
+                raise refuse(
+                    "a comparison of dates that Python does not have, such as 0000-00-00",
+                    "set them to NULL, or ask one shard",
+                )
             return None
         if isinstance(value, str):
             return self._text(row, column, value)
@@ -409,14 +422,22 @@ class MySQLComparison(Comparison):
         if self._uuid_version is not None and self.columns[column].kind == "uuid":
             raise refuse("Min or Max of a native UUID", "order by it and take the first")
 
+    def add(self, column: int, source: Row, target: list[Any]) -> None:
+        target[column] = add_limited(target[column], source[column])
+
     def carry(self, column: int, source: Row, target: list[Any]) -> None:
         super().carry(column, source, target)
+        if (null := self._nulls.get(column)) is not None:
+            target[null] = source[null]
         place = self._weights.get(column)
         if place is not None:
             target[place : place + 3] = source[place : place + 3]
 
     def copy(self, row: list[Any], source: int, target: int) -> None:
         super().copy(row, source, target)
+        null, source_null = self._nulls.get(target), self._nulls.get(source)
+        if null is not None and source_null is not None:
+            row[null] = row[source_null]
         place, source_place = self._weights.get(target), self._weights.get(source)
         if place is not None and source_place is not None:
             row[place : place + 3] = row[source_place : source_place + 3]

@@ -35,6 +35,7 @@ from sharded_orm.scatter.counted_ids import refuse_comparison
 from sharded_orm.scatter.facade import PK_MARK, SHARD_MARK, Facade
 from sharded_orm.scatter.partial_aggregates import Partial, partial_of
 from sharded_orm.scatter.refusals import parts_of, refuse, refuse_time_and_chance
+from sharded_orm.scatter.summands import refuse_narrow
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
@@ -291,7 +292,7 @@ class _Root(SQLCompiler):
         columns: list[Column] = []
         for expression, _, _ in [*self.select, *extra]:
             parts = expression.get_cols() if isinstance(expression, ColPairs) else [expression]
-            columns += [column_of(part) for part in parts]
+            columns += map(self._described, parts)
         if len(columns) != len(self.select) + len(extra):
             # Store the SQL of each column separately, because a composite primary key is one
             # expression with several columns.
@@ -320,8 +321,13 @@ class _Root(SQLCompiler):
         selected = expression.select_format(self, *sql) if has_field(expression) else sql
         self._added.append((expression, selected, alias))
         self._sql.append(key)
-        self.columns.append(column_of(expression))
+        self.columns.append(self._described(expression))
         return len(self.columns) - 1
+
+    def _described(self, expression: Any) -> Column:
+        if features_of(self.connection).computes_beyond_types:
+            refuse_narrow(expression)
+        return column_of(expression)
 
     def _compile_selected(self, expression: Any) -> Any:
         """Return the SQL of an expression in the select list, as ``SQLCompiler.get_select()`` does.

@@ -16,6 +16,7 @@ from sharded_orm.backends.features import ShardFeatures
 from sharded_orm.scatter.arithmetic import Divide, divider, quotient
 from sharded_orm.scatter.comparison import Comparison, Row, has_field
 from sharded_orm.scatter.refusals import refuse
+from sharded_orm.scatter.summands import check, has_places_of_type
 
 Combine = Callable[[Any, Any], Any]
 """A function that returns the aggregate of all rows, given the aggregates of two parts of the rows."""
@@ -95,13 +96,21 @@ def partial_of(
             f"{kind.__name__}(distinct=True) over groups that span shards",
             "group by the shard key, or aggregate values(...).distinct() in Python",
         )
-    if kind is not Avg:
+    if kind not in (Sum, Avg):
         part = column if is_whole else add_column(aggregate)
         return Partial(column, kind.__name__.lower(), (part,))
     (source,), condition = compat.arguments_of(aggregate)
+    check(aggregate, source, features)
+    if kind is Sum:
+        part = column if is_whole else add_column(aggregate)
+        return Partial(column, "sum", (part,))
     total = Sum(averaged(source), filter=condition)
     count = Count(source, filter=condition)
-    divide = divider(features, duration=isinstance(aggregate.output_field, DurationField))
+    divide = divider(
+        features,
+        duration=isinstance(aggregate.output_field, DurationField),
+        has_places_of_type=has_places_of_type(source),
+    )
     return Partial(column, "avg", (add_column(total), add_column(count)), divide)
 
 
@@ -169,13 +178,13 @@ class Merger:
                     self._comparison.add(part, row, whole)
 
     def _extreme(self, kind: str, part: int, whole: list[Any], row: Row) -> None:
-        if row[part] is None:
+        # Also for None: it may be refused, because it is no NULL for the server.
+        new = self._comparison.ordered(row, part)
+        old = self._comparison.ordered(whole, part)
+        if new is None:
             return
-        if whole[part] is not None:
-            new = self._comparison.ordered(row, part)
-            old = self._comparison.ordered(whole, part)
-            if not (new < old if kind == "min" else old < new):
-                return
+        if old is not None and not (new < old if kind == "min" else old < new):
+            return
         self._comparison.carry(part, row, whole)
 
     @staticmethod

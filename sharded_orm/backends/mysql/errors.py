@@ -21,9 +21,9 @@ def error_for_callers(exc: OperationalError, connection: Any) -> Exception | Non
 
     :param connection: the :class:`~sharded_orm.backends.mysql.connection.VirtualConnection`.
     """
+    if (error := integrity_error(exc)) is not None:
+        return error
     number = exc.args[0] if exc.args else None
-    if number in _INTEGRITY_ERRORS:
-        return IntegrityError(*exc.args)
     schema = connection.schema
     if number == _UNKNOWN_DATABASE and schema and f"'{schema}'" in str(exc.args[-1]):
         # Keep the server's error number as the first argument, because programs look for it there.
@@ -32,4 +32,11 @@ def error_for_callers(exc: OperationalError, connection: Any) -> Exception | Non
             f"Alias {connection.alias!r} has no schema {schema!r} on {connection.pool.name!r}. Create it"
             f" with 'manage.py migrate --database {connection.alias}', or correct the topology.",
         )
+    return None
+
+
+def integrity_error(exc: BaseException) -> IntegrityError | None:
+    """Return the error that Django raises in place of ``exc``; None if Django raises ``exc`` itself."""
+    if isinstance(exc, OperationalError) and exc.args and exc.args[0] in _INTEGRITY_ERRORS:
+        return IntegrityError(*exc.args)
     return None

@@ -13,6 +13,7 @@ from MySQLdb import MySQLError, ProgrammingError
 from MySQLdb.cursors import BaseCursor, Cursor, SSCursor
 
 from sharded_orm.backends.mysql.cursor import RETRY_WITHIN
+from sharded_orm.backends.mysql.errors import integrity_error
 from sharded_orm.backends.mysql.node import NodePool
 from sharded_orm.backends.mysql.session import NodeSession, is_lost
 from sharded_orm.backends.mysql.statement_kind import StatementKind, classify
@@ -59,6 +60,8 @@ class _NodeCursorMixin(BaseCursor):
         try:
             return self._try(run)
         except MySQLError as exc:
+            if (error := integrity_error(exc)) is not None:
+                raise error from exc
             if not is_lost(exc) or time.monotonic() > self._may_repeat_until:
                 raise
             self._pool.stats.retries += 1
@@ -176,7 +179,12 @@ class NodeStream(_NodeCursorMixin, SSCursor):
 
     def fetchmany(self, size: int | None = None) -> Any:
         size = self.arraysize if size is None else size
-        rows = super().fetchmany(size)
+        try:
+            rows = super().fetchmany(size)
+        except MySQLError as exc:
+            if (error := integrity_error(exc)) is not None:
+                raise error from exc
+            raise
         if len(rows) < size:
             self._unread = False
         return rows

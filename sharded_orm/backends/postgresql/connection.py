@@ -293,8 +293,8 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
             return session, self.pending[:]
         prefix = [self.begin]
         if not self.has_own_path and self.set_path is not None:
-            # The server accepts SET TRANSACTION only before the first query. So send the query that
-            # checks whether the schema exists with the next statement.
+            # Before SET TRANSACTION, the server accepts no query. So the query that checks whether the
+            # schema exists is then sent with the next statement. record_prefix() notes that it was.
             self.is_unguarded = True
             prefix.append(self.set_path_bare if sets_transaction else self.set_path)
         return session, [*prefix, *self.pending]

@@ -13,6 +13,8 @@ from sharded_orm.backends.features import MySQLFeatures, PostgreSQLFeatures, SQL
 from sharded_orm.exceptions import ScatterNotSupported
 from sharded_orm.scatter.arithmetic import (
     add,
+    add_limited,
+    computed_quotient,
     divider,
     duration_quotient,
     quotient,
@@ -30,10 +32,30 @@ from sharded_orm.scatter.arithmetic import (
         (Decimal(1), 8, "0.1250"),
         (Decimal("0.01"), 3, "0.003333"),
         (Decimal(1), 32000, "0.0000"),
+        # Nine digits are computed, and none is left to round by.
+        (Decimal("2.00000"), 3, "0.666666666"),
+        (Decimal("-2.00000"), 3, "-0.666666666"),
+        (Decimal("2.0000"), 3, "0.66666667"),
+        (Decimal("2.000000"), 3, "0.6666666667"),
+        (Decimal(2).quantize(Decimal("1E-14")), 3, "0.666666666666666666"),
+        (Decimal(2).quantize(Decimal("1E-15")), 3, "0.6666666666666666667"),
     ],
 )
 def test_quotients_have_four_places_more(total: Decimal, count: int, expected: str) -> None:
     assert str(quotient(total, count)) == expected
+
+
+def test_quotients_whose_places_are_unknown_are_refused() -> None:
+    assert str(computed_quotient(Decimal("2.00000"), 3)) == "0.666666666"
+    assert str(computed_quotient(2, 3)) == "0.6667"
+    for refused in (
+        lambda: computed_quotient(Decimal("2.000000"), 3),
+        lambda: quotient(Decimal("1E-27"), 3),
+        lambda: add_limited(Decimal("9" * 65), None),
+        lambda: add_limited(Decimal("9" * 64), Decimal("1")),
+    ):
+        with pytest.raises(ScatterNotSupported):
+            refused()
 
 
 def test_averages_of_durations_are_rounded_once() -> None:
