@@ -130,8 +130,8 @@ class MySQLFeatures(ShardFeatures):
     @classmethod
     def isolation_level(cls, options: Mapping[str, Any]) -> str | None:
         level = options.get("isolation_level", "read committed")
-        # If the option is None, a session gets the server's default level, which is not known here.
-        return level.lower() if isinstance(level, str) else "unknown"
+        # If the option is None or "", a session gets the server's default level, which is not known here.
+        return level.lower() if level and isinstance(level, str) else "unknown"
 
 
 class SQLiteFeatures(ShardFeatures):

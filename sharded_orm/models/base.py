@@ -113,15 +113,14 @@ class ShardedModel(RowValidation, metaclass=ShardedModelBase):
         give_bound_key(self)
 
         def write() -> None:
-            is_updated = (
+            kept = (
                 None
                 if args
                 else save_stored_row(self, _save_methods, kwargs, save_loaded_cached_row)
             )
-            if is_updated:
+            if kept is True:
                 return
-            with keep_shard(self) as kept:
-                kept.has_found_none = is_updated is False
+            with keep_shard(self, kept):
                 super(ShardedModel, self).save(*args, **kwargs)
 
         repeated(self._shard_options().group, write)

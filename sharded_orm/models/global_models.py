@@ -14,6 +14,7 @@ from sharded_orm.models.querysets.direct_plans import DirectPlanReader
 from sharded_orm.models.sharding.colocation import Colocation
 from sharded_orm.models.sharding.statements import (
     check_aggregates,
+    check_found_or_created,
     check_insert,
     check_update,
     check_values,
@@ -43,6 +44,17 @@ class GlobalQuerySet(DirectPlanReader[M], CachedQuerySet[M]):
     def update(self, **kwargs: Any) -> int:
         check_values(Colocation(None, super().db), self.query, kwargs.values())
         return super().update(**kwargs)
+
+    def get_or_create(self, defaults: Any = None, **kwargs: Any) -> tuple[M, bool]:
+        check_found_or_created(Colocation(None, super().db), self.model, None, defaults)
+        return super().get_or_create(defaults, **kwargs)
+
+    def update_or_create(
+        self, defaults: Any = None, create_defaults: Any = None, **kwargs: Any
+    ) -> tuple[M, bool]:
+        new = defaults if create_defaults is None else create_defaults
+        check_found_or_created(Colocation(None, super().db), self.model, defaults, new)
+        return super().update_or_create(defaults, create_defaults, **kwargs)
 
     def bulk_create(self, objs: Any, *args: Any, **kwargs: Any) -> list[M]:
         objs = list(objs)

@@ -1,8 +1,11 @@
-"""Objects and mappings. Types 21 to 25 of the group ``pins``."""
+"""Objects and mappings. Types 21 to 26 of the group ``pins``."""
 
 from __future__ import annotations
 
+from django.db import models
+
 from sharded_orm.contrib.objects import Mapping, ObjectLookup, ShardedObject, fields
+from sharded_orm.models import ShardedModel
 
 
 class Board(ShardedObject):
@@ -81,3 +84,19 @@ class FacebookUsers(ObjectLookup):
     class LookupMeta:
         group = "events"
         cache = True
+
+
+class Shelf(ShardedObject):
+    """Protected by the rows that refer to it."""
+
+    class ObjectMeta:
+        group = "pins"
+        type_id = 26
+
+
+class Label(ShardedModel):
+    shelf = models.ForeignKey(Shelf, models.PROTECT)
+
+    class ShardMeta:
+        group = "pins"
+        shard_key = "shelf"

@@ -12,6 +12,7 @@ from django.db.models.signals import post_save, pre_save
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import CrossShardRelation
+from sharded_orm.models.plans.saves import forget
 from tests.photos.models import Board, Event, Photo, Save
 from tests.queries.conftest import DATABASES, NEAR, ONE, SHARD, TWO
 
@@ -83,6 +84,23 @@ def test_a_row_that_is_changed_or_deleted_asks_once(look_ups: LookUps) -> None:
     row = Photo.objects.create(user_id=ONE)
     assert look_ups.of(row.save) == [ONE]
     assert look_ups.of(row.delete) == [ONE]
+
+
+def test_a_save_of_a_shape_without_a_plan_asks_once(look_ups: LookUps) -> None:
+    forget()
+    row = Photo.objects.create(user_id=ONE)
+    for stars in (1, 2, 3, None, None, None):  # None has a plan of its own, from the third save on.
+        row.stars = stars
+        assert look_ups.of(row.save) == [ONE]
+
+
+def test_a_save_of_a_row_that_is_gone_asks_once(look_ups: LookUps) -> None:
+    forget()
+    row = Photo.objects.create(user_id=ONE)
+    for _ in range(3):
+        Photo.objects.filter(user_id=ONE, pk=row.pk).delete()
+        assert look_ups.of(row.save) == [ONE]
+        assert [look_ups.of(row.save) for _ in range(3)] == [[ONE]] * 3
 
 
 def test_each_key_of_many_rows_is_asked_for_once(look_ups: LookUps) -> None:

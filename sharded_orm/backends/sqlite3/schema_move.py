@@ -16,8 +16,8 @@ from sharded_orm.backends.change_capture import CapturedTable
 from sharded_orm.backends.schema_move import NAMES, SchemaDefinition, SchemaMove, hidden_name
 from sharded_orm.backends.snapshot import OWN_PREFIX
 
-# Seconds to wait for other writers of the file.
-_PATIENCE = 60.0
+# The time that Python's driver waits for a lock if OPTIONS has no "timeout", in seconds.
+_DRIVERS_TIMEOUT = 5.0
 # A trigger can write primary keys of these declared types to the journal, the table of changed rows,
 # without changing the values.
 _RECORDABLE = ("int", "char", "text", "clob", "date", "time")
@@ -33,6 +33,9 @@ class SQLiteSchemaMove(SchemaMove):
     def __init__(self, connection: Any, confirm: Callable[[], None]) -> None:
         super().__init__(connection, confirm)
         self._rows("PRAGMA foreign_keys = OFF")
+        # Seconds to wait for other writers of the target's file. The site does not write there, so
+        # nobody has to be given more time than the operator has set.
+        self._patience = float(connection.settings_dict["OPTIONS"].get("timeout", _DRIVERS_TIMEOUT))
 
     # ##### Definitions of the schema #####
 
@@ -103,7 +106,7 @@ class SQLiteSchemaMove(SchemaMove):
     # ##### Hiding #####
 
     def build(self, definition: SchemaDefinition, tag: str) -> None:
-        with self._exclusively(_PATIENCE):
+        with self._exclusively(self._patience):
             self._discard()
             for statements in definition.statements.values():
                 for statement in statements:
@@ -126,7 +129,7 @@ class SQLiteSchemaMove(SchemaMove):
             self._rows(f"DROP TABLE IF EXISTS {self._quote(NAMES)}")
 
     def discard(self) -> None:
-        with self._exclusively(_PATIENCE):
+        with self._exclusively(self._patience):
             self._discard()
             # Create the table with the names of hidden tables, even if no table is hidden. Its
             # existence shows that the shard is not in this file.
@@ -170,7 +173,7 @@ class SQLiteSchemaMove(SchemaMove):
         return {names.get(str(name), str(name)): int(number) for name, number in rows}
 
     def set_counters(self, counters: Mapping[str, int]) -> None:
-        with self._exclusively(_PATIENCE):
+        with self._exclusively(self._patience):
             present = self.counters()
             for name, hidden in self.hidden().items():
                 if name not in counters or present.get(name) == counters[name]:

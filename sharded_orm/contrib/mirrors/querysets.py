@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from typing import Any, Self
 
 from django.db.models import Manager, Q
@@ -22,6 +23,8 @@ from sharded_orm.models.sharding.type_variables import M
 # repaired, read again and compared again. Then there are differences only if rows cannot be
 # repaired, or are written all the time.
 _LOOKS = 3
+# Whether a deferred shard key is being loaded, to verify its row.
+_loads_key: ContextVar[bool] = ContextVar("loads_key_of_mirror", default=False)
 
 
 class MirrorQuerySet(ShardedQuerySet[M]):
@@ -36,8 +39,10 @@ class MirrorQuerySet(ShardedQuerySet[M]):
     If a row has None in a JSONField, one more query of the page finds out whether it is the NULL of
     SQL or the null of JSON. Instances have None for both.
 
-    Not verified: ``values()``, ``count()``, ``exists()``, aggregates and ``iterator()``. Reading
-    the mirror cannot show rows that it lacks.
+    Not verified: ``values()``, ``count()``, ``exists()``, aggregates and ``iterator()``. Django reads
+    deferred fields, ``refresh_from_db()`` and the rows of foreign keys by the base manager of the
+    model. It verifies only if ``Meta.base_manager_name`` names a manager that does. Reading the
+    mirror cannot show rows that it lacks.
     """
 
     _is_verified = False
@@ -47,6 +52,7 @@ class MirrorQuerySet(ShardedQuerySet[M]):
         mirror = declarations().get(self.model._meta.concrete_model)
         if (
             self._is_verified
+            or _loads_key.get()
             or not isinstance(mirror, Mirror)
             or not mirror.verify_reads
             or not issubclass(self._iterable_class, ModelIterable)
@@ -153,7 +159,7 @@ def _wanted(mirror: Mirror, rows: Sequence[Any]) -> dict[Any, Any]:
     assert mirror.own_source_key is not None
     attname = mirror.own_source_key.attname
     with uncached():
-        return source_rows(mirror, {row.pk: getattr(row, attname) for row in rows})
+        return source_rows(mirror, {row.pk: _key_value(row, attname) for row in rows})
 
 
 def _differs(
@@ -165,7 +171,7 @@ def _differs(
     key = mirror.options.key
     assert key is not None
     # Load the shard key if it is deferred: rows with different shard keys are different rows.
-    getattr(row, key.attname)
+    _key_value(row, key.attname)
     loaded, known = row.__dict__, nulls.get(row.pk, {})
     stored = []
     for name, value in zip(mirror.attributes, values, strict=True):
@@ -182,8 +188,23 @@ def _suspect(mirror: Mirror, row: Any) -> Suspect:
     assert key is not None and own is not None
     aliases = frozenset([str(row._state.db)])
     return Suspect(
-        row.pk, getattr(row, own.attname), frozenset([getattr(row, key.attname)]), aliases
+        row.pk,
+        _key_value(row, own.attname),
+        frozenset([_key_value(row, key.attname)]),
+        aliases,
     )
+
+
+def _key_value(row: Any, attname: str) -> Any:
+    """Return the value of a shard key, which is loaded if it is deferred.
+
+    The value is not verified then, because its verification would need the value.
+    """
+    token = _loads_key.set(True)
+    try:
+        return getattr(row, attname)
+    finally:
+        _loads_key.reset(token)
 
 
 def _is_in_transaction(mirror: Mirror) -> bool:

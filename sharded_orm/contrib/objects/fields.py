@@ -118,7 +118,10 @@ class BodyField(_FieldBase):
             # return another value, and a list or dict may be changed in place.
             body[self.name] = self.to_json(value)
             return self.read(instance)
-        return value
+        if instance._state.adding:
+            return value
+        # The default may be given in another form than that of stored values, such as 0 for a Decimal.
+        return self._from_json(instance, self.to_json(value))
 
     def write(self, instance: Any, value: Any) -> None:
         """Set the field's value of an object in memory.

@@ -19,6 +19,7 @@ from sharded_orm.contrib.objects.exceptions import DamagedObject, ObjectWriteRef
 from sharded_orm.contrib.objects.fields import values_were_saved
 from sharded_orm.models import ShardedManager, ShardedQuerySet
 from sharded_orm.models.moves.repetition import follow_shard, part_of_write
+from sharded_orm.models.querysets.deletion_checks import may_be_refused, refuse_deletion
 from sharded_orm.models.sharding.type_variables import M
 
 logger = logging.getLogger("sharded_orm.objects")
@@ -66,12 +67,15 @@ class ObjectQuerySet(ShardedQuerySet[M]):
 
         An object that another process undeletes meanwhile stays. One DELETE per shard. If signals of
         deletions have receivers, or other models refer to the objects, the rows are locked and read
-        first.
+        first. If a row of any shard is protected or restricted, an error is raised before the first
+        shard deletes a row.
         """
         if Collector(using=self._options.group, origin=self).can_fast_delete(self):
             return super().delete()
         targets = self._targets(ordered=False)
         parts = [self] if targets is None else [self._for_target(target) for target in targets]
+        if len(parts) > 1 and may_be_refused(self.model):
+            refuse_deletion(self._options.group, parts)
         counts: Counter[str] = Counter()
         for number, part in enumerate(parts):
             with part_of_write(number):

@@ -7,6 +7,7 @@ from functools import lru_cache
 from inspect import getattr_static
 from itertools import repeat
 from keyword import iskeyword
+from types import MethodType
 from typing import Any
 
 from django.conf import settings
@@ -18,10 +19,16 @@ from django.db.models.signals import post_init, pre_init
 
 from sharded_orm import compat
 from sharded_orm.cache.values import Row
+from sharded_orm.method_origin import module_of
 
 _LOADERS = "_sharded_orm_loaders"
 # The maximum number of loaders that a connection keeps.
 _MOST_LOADERS = 500
+
+_from_db = Model.from_db.__func__  # type: ignore[attr-defined]  # a classmethod
+_init = Model.__init__
+# Another package may have replaced them before this module was imported.
+_ARE_DJANGOS = {Model.__module__}.issuperset(map(module_of, (_from_db, _init)))
 
 #: A column of a row: its position in the row, its converters, and the column itself.
 _Converters = tuple[int, list[Any], Any]
@@ -147,7 +154,12 @@ class InstanceLoader:
     def loaded(self, rows: Sequence[Row], queryset: Any) -> list[Any]:
         """Return the instances of ``rows``, as the driver has returned them, as :meth:`instances`."""
         make = self._make_loaded
-        if make is None or pre_init.receivers or post_init.receivers:
+        if (
+            make is None
+            or pre_init.receivers
+            or post_init.receivers
+            or not _calls_django(self._model)
+        ):
             values = self.converted(rows)
             return self._instances(values, repeat(self._alias, len(rows)), queryset)
         instances = make(self._model, rows, self._alias, self._connection, self._steps)
@@ -175,9 +187,13 @@ class InstanceLoader:
         # ``receivers`` is checked first, because has_listeners() is slow, and few projects have
         # receivers of these signals.
         model = self._model
-        is_plain = self._is_plain and not (
-            (pre_init.receivers or post_init.receivers)
-            and (pre_init.has_listeners(model) or post_init.has_listeners(model))
+        is_plain = (
+            self._is_plain
+            and _calls_django(model)
+            and not (
+                (pre_init.receivers or post_init.receivers)
+                and (pre_init.has_listeners(model) or post_init.has_listeners(model))
+            )
         )
         if is_plain:
             instances = self._plain(values, aliases)
@@ -317,20 +333,33 @@ def make(model, rows, alias, connection, steps, new=object.__new__):
 """
 
 
-def _is_plain(model: Any) -> bool:
-    """Whether only Django's code runs when an instance of ``model`` is made and its fields are set.
+def _calls_django(model: Any) -> bool:
+    """Whether Django's methods make the instances of ``model``, and set their attributes.
 
-    False if the model overrides such a method (``__init__``, ``from_db``, …), or if a field of the
-    model has a descriptor that is not Django's.
+    Each read asks, because a project or another package may replace a method at any time.
+    """
+    # Compare by "is", and look at the type: a replacement may claim to be equal, and have all
+    # attributes of the original.
+    return (
+        type(model.from_db) is MethodType
+        and model.from_db.__func__ is _from_db
+        and model.__init__ is _init
+        and model.__new__ is object.__new__
+        and model.__setattr__ is object.__setattr__
+    )
+
+
+def _is_plain(model: Any) -> bool:
+    """Whether Django's code is all that makes an instance of ``model``, apart from :func:`_calls_django`.
+
+    False if a mixin has an ``__init__()``, or if a field of the model has a descriptor that is not
+    Django's.
     """
     return (
-        model.from_db.__func__ is Model.from_db.__func__  # type: ignore[attr-defined]  # a classmethod
-        and model.__init__ is Model.__init__
+        _ARE_DJANGOS
         # Model.__init__ calls super().__init__(). Check that this is object's method: a mixin that
         # is listed after Model in the bases may define another one.
         and super(Model, model).__init__ is object.__init__
-        and model.__new__ is object.__new__
-        and model.__setattr__ is object.__setattr__
         and all(
             type(getattr_static(model, field.attname))
             in (DeferredAttribute, ForeignKeyDeferredAttribute)

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from operator import attrgetter
-from typing import Any
+from typing import Any, Literal
 
 from django.db import models, router, transaction
 from django.db.models import Model
 from django.dispatch import Signal, dispatcher
 
 from sharded_orm import runtime
+from sharded_orm.backends.group import relocation
 from sharded_orm.backends.write_hooks import observer
 from sharded_orm.method_origin import module_of
 from sharded_orm.models.plans.saves import known_fields, save_loaded_row
 from sharded_orm.models.plans.switch import are_write_plans_on
-from sharded_orm.models.sharding.kept_shard import UNCHANGEABLE
+from sharded_orm.models.sharding.kept_shard import UNCHANGEABLE, KeptShard
 from sharded_orm.models.sharding.options import ShardOptions, required_options
 
 # The methods that a save calls, in each class and in the part of Django that ours call.
@@ -68,11 +69,12 @@ def save_stored_row(
     methods: SaveMethods,
     arguments: Mapping[str, Any],
     save_cached: Callable[[Any, ShardOptions, Any, str, frozenset[str] | None], bool | None],
-) -> bool | None:
-    """Update ``row`` as ``save()`` does, and return whether a row matched.
+) -> Literal[True] | KeptShard | None:
+    """Update ``row`` as ``save()`` does, and return True if a row matched.
 
-    Return None, without sending anything, if Django must save the row. If no row matched, Django
-    must go on after the UPDATE. Sends at most one query.
+    Otherwise return the shard that was looked up, and whether the UPDATE was sent; None if no shard
+    was looked up. Then Django must save the row, or go on after the UPDATE, if no row matched. Sends
+    at most one query.
 
     This does what ``Model.save()`` and ``Model.save_base()`` do for a row that is stored and
     complete. The model must have no parents, no methods of the project in their place, and no
@@ -113,7 +115,8 @@ def save_stored_row(
     using = router.db_for_write(model, instance=row)
     if type(row.__dict__.get(saved.key)) not in UNCHANGEABLE:
         return None
-    shard = runtime.locate(options.group, options.key_of(row))
+    generation, key = relocation.generation, options.key_of(row)
+    shard = runtime.locate(options.group, key)
     if shard is None or shard.alias != using:
         return None  # The row is refused.
     if has_related_rows:
@@ -130,7 +133,11 @@ def save_stored_row(
             raise
     if is_updated:
         state.db = using
-    return is_updated
+        return True
+    # Django would ask for the shard again. The strategy would send a query for it, if keys move.
+    kept = KeptShard.of(generation, options.group, key, shard)
+    kept.has_found_none = is_updated is False
+    return kept
 
 
 def _is_heard(model: Any) -> bool:

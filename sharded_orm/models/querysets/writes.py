@@ -17,7 +17,7 @@ from sharded_orm.models.querysets.bulk_writes import (
     refuse_rows_of_other_shards,
 )
 from sharded_orm.models.querysets.deletion_checks import may_be_refused, refuse_deletion
-from sharded_orm.models.querysets.route import names_shards, plain_key
+from sharded_orm.models.querysets.route import colocation_on, names_shards, plain_key
 from sharded_orm.models.sharding import row_placement
 from sharded_orm.models.sharding.key_errors import describe, shard_key_required
 from sharded_orm.models.sharding.options import options_of, required_options
@@ -30,7 +30,7 @@ from sharded_orm.models.sharding.same_key import (
     refuse_values_of_other_key,
     relates_one_key,
 )
-from sharded_orm.models.sharding.statements import check_values
+from sharded_orm.models.sharding.statements import check_found_or_created, check_values
 from sharded_orm.models.sharding.type_variables import M
 
 
@@ -62,6 +62,7 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
             values = dict(kwargs)
             return self._on_shard_of_near(values)._found_or_created(
                 values,
+                None,
                 defaults,
                 # super() has arguments because the method is called on ``rows`` and not on ``self``.
                 lambda rows: super(WritingQuerySet, rows).get_or_create(defaults, **values),  # noqa: UP008
@@ -86,6 +87,7 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
             values = dict(kwargs)
             return self._on_shard_of_near(values)._found_or_created(
                 values,
+                defaults,
                 new_row,
                 # super() has arguments because the method is called on ``rows`` and not on ``self``.
                 lambda rows: super(WritingQuerySet, rows).update_or_create(  # noqa: UP008
@@ -130,15 +132,21 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
     def _found_or_created(
         self,
         values: dict[str, Any],
+        changed: dict[str, Any] | None,
         new: dict[str, Any] | None,
         run: Callable[[Self], tuple[M, bool]],
     ) -> tuple[M, bool]:
         """Call ``run`` with a copy of this queryset for the shard of the row.
 
         :param values: the values by which the row is looked up. A new row gets them, too.
+        :param changed: new values of an existing row.
         :param new: more values of a new row.
         """
         on_shard = self._on_shard_of_lookup(values, new)
+        # save() would refuse an expression only after the row was looked up.
+        check_found_or_created(
+            colocation_on(self._options, str(on_shard._db)), self.model, changed, new
+        )
         try:
             return run(on_shard)
         except CrossShardRelation:

@@ -27,6 +27,16 @@ class KeptShard:
         #: have found none because its conditions contain the isolate key, too.
         self.has_found_none = False
 
+    @classmethod
+    def of(cls, generation: int, group: str, value: Any, shard: Shard) -> KeptShard:
+        """Return an object that remembers ``shard`` for ``value``.
+
+        :param generation: ``relocation.generation``, read before ``shard`` was looked up.
+        """
+        kept = cls()
+        kept._question, kept._shard = (generation, group, type(value), value), shard
+        return kept
+
     def close(self) -> None:
         """Forget the shard, and remember no shard from now on.
 
@@ -79,16 +89,19 @@ UNCHANGEABLE = frozenset({int, str, UUID})
 class keep_shard:
     """Within the ``with`` block, look up the shard of ``instance`` once for each value of its key.
 
+    :param kept: what is known of the shard already.
+
     It is a class and not a generator function, which would take three times as long.
     """
 
     __slots__ = ("_kept", "_state")
 
-    def __init__(self, instance: Any) -> None:
+    def __init__(self, instance: Any, kept: KeptShard | None = None) -> None:
         self._state = instance._state
+        self._kept = KeptShard() if kept is None else kept
 
     def __enter__(self) -> KeptShard:
-        self._kept = self._state.kept_shard = KeptShard()
+        self._state.kept_shard = self._kept
         return self._kept
 
     def __exit__(self, *exc_info: object) -> None:

@@ -7,11 +7,14 @@ earlier, on a copy of the query, and checks that each shard has all rows that th
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
+from django.core.exceptions import FieldError
+from django.db.models import Model
 from django.db.models.base import ModelState
 from django.db.models.expressions import CombinedExpression, DatabaseDefault, F, Value
 from django.db.models.sql import InsertQuery, Query, UpdateQuery
@@ -123,6 +126,33 @@ def check_insert(colocation: Colocation, rows: Sequence[Any]) -> None:
         value.resolve_expression(query, allow_joins=False, for_save=True) for value in expressions
     ]
     colocation.check(query, ordered=False, values=resolved)
+
+
+def check_found_or_created(
+    colocation: Colocation,
+    model: type[Model],
+    changed: Mapping[str, Any] | None,
+    new: Mapping[str, Any] | None,
+) -> None:
+    """Raise :exc:`CrossShardRelation` if values to be written read rows of another database.
+
+    For ``get_or_create()`` and ``update_or_create()``, which look a row up before ``save()`` checks it.
+    What Django refuses is left to Django, which does so only if it uses the value.
+
+    :param changed: new values of the row, if it exists.
+    :param new: values of the row, if it does not exist.
+    """
+    for query, values in ((UpdateQuery(model), changed), (InsertQuery(model), new)):
+        resolved = []
+        for value in (values or {}).values():
+            if hasattr(value, "resolve_expression") and not isinstance(value, type):
+                with suppress(FieldError):
+                    allow_joins = isinstance(query, UpdateQuery)
+                    resolved.append(
+                        value.resolve_expression(query, allow_joins=allow_joins, for_save=True)
+                    )
+        if resolved:
+            colocation.check(query, ordered=False, values=resolved)
 
 
 def check_constraint(constraint: Any) -> None:

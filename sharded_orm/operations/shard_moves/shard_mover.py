@@ -19,6 +19,7 @@ from sharded_orm.backends.change_capture import CapturedTable, Change
 from sharded_orm.backends.row_access import Row
 from sharded_orm.backends.schema_move import FENCE, as_hidden
 from sharded_orm.exceptions import MoveFailed
+from sharded_orm.operations.error_notes import with_notes
 from sharded_orm.operations.exceptions import OperationStopped
 from sharded_orm.operations.nodes import node_connection
 from sharded_orm.operations.runs.journal import one_line
@@ -393,7 +394,7 @@ class ShardMover:
         try:
             remove_copy(self._target)
         except Error as exc:
-            return one_line(exc)
+            return with_notes(exc)
         return ""
 
     def _proceed(self) -> None:

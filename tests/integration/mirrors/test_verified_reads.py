@@ -172,3 +172,28 @@ print(querysets.are_null is original, found == values(originals.filter(data__isn
 """
     )
     assert out == "True True False"
+
+
+def test_deferred_fields_and_refreshed_rows_are_verified_by_a_base_manager_that_verifies(
+    site: Site,
+) -> None:
+    out = site.run(
+        _PREPARE
+        + """
+VerifiedNote._meta.base_manager_name = "objects"
+VerifiedNote._meta.__dict__.pop("base_manager", None)
+row = mine.only("pk").get(pk=pks["text 3"])
+late = mine.get(pk=pks["text 4"])
+gone = mine.get(pk=pks["text 5"])
+for alias in ("books_00000", "books_00001", "books_00002", "books_00003"):
+    execute(alias, f"UPDATE notes_note SET text = 'newest' WHERE note_id IN ({row.pk}, {late.pk})")
+    execute(alias, f"DELETE FROM notes_note WHERE note_id = {gone.pk}")
+late.refresh_from_db()
+print(row.text, late.text, row.author_id)
+try:
+    gone.refresh_from_db()
+except VerifiedNote.DoesNotExist:
+    print("gone")
+"""
+    )
+    assert out.splitlines() == ["newest newest 5", "gone"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import uuid
 from datetime import UTC, date, datetime, time, timedelta
@@ -163,6 +164,31 @@ def test_old_bodies_have_the_defaults_of_new_fields_and_keep_what_nobody_knows()
     read.save()
     body = stored(row)
     assert body == {"text": "old", "of_a_newer_version": [1], "tags": ["new"]}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        (fields.Decimal(max_digits=5, decimal_places=2, default=0), Decimal(0)),
+        (fields.Float(default=1), 1.0),
+        (fields.Integer(default="7"), 7),
+        (fields.Boolean(default=0), False),
+        (fields.Date(default="2026-02-03"), date(2026, 2, 3)),
+        (fields.UUID(default=str(uuid.UUID(int=7))), uuid.UUID(int=7)),
+        (fields.Text(default="x"), "x"),
+    ],
+)
+@isolate_apps("tests.pinboards")
+def test_defaults_of_old_bodies_are_converted_as_stored_values(field: Any, value: Any) -> None:
+    meta = {
+        "Meta": type("Meta", (), {"app_label": "pinboards"}),
+        "ObjectMeta": type("ObjectMeta", (), MADE),
+    }
+    attrs = {"__module__": __name__, **meta, "field": copy.copy(field)}
+    cls: Any = type(ShardedObject)(f"With{type(field).__name__}", (ShardedObject,), attrs)
+    row = cls()
+    row._state.adding = False
+    assert (row.field, type(row.field)) == (value, type(value))
 
 
 @pytest.mark.every_backend

@@ -10,7 +10,7 @@ import pytest
 from asgiref.sync import async_to_sync
 from django.core import serializers
 from django.db import IntegrityError, connections, transaction
-from django.db.models import Q
+from django.db.models import ProtectedError, Q
 from django.db.models.signals import post_save
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
@@ -32,7 +32,7 @@ from sharded_orm.models.cached.bulk_read import read_together, reads_by_pk
 from sharded_orm.models.cached.lookup_plan import plan_of
 from sharded_orm.scatter.execute import Executor
 from tests.integration.objects.conftest import DATABASES, LaterClock, on, refused
-from tests.pinboards.models import Board, Everything, Pin, User
+from tests.pinboards.models import Board, Everything, Label, Pin, Shelf, User
 
 pytestmark = pytest.mark.django_db(databases=DATABASES)
 
@@ -320,6 +320,21 @@ def test_purge_removes_deleted_objects_for_good() -> None:
     assert Board.objects.purge(before=between) == 2
     assert Board.objects.purge() == 1
     assert list(Board.objects.with_deleted().scatter()) == [boards[3]]
+
+
+@pytest.mark.every_backend
+def test_no_shard_is_purged_if_an_object_of_another_shard_is_protected() -> None:
+    shelves = [on(Shelf, n) for n in range(4)]
+    labels = [Label.objects.create(shelf=shelves[n]) for n in (2, 3)]
+    for shelf in shelves:
+        shelf.delete()
+    for purge in (Shelf.objects.purge, Shelf.objects.with_deleted().scatter().purge):
+        with pytest.raises(ProtectedError) as error:
+            purge()
+        assert {row.shelf for row in error.value.protected_objects} == {row.shelf for row in labels}
+        assert set(Shelf.objects.with_deleted().scatter()) == set(shelves)
+    Label.objects.scatter().delete()
+    assert Shelf.objects.purge() == 4
 
 
 def statements(run: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:

@@ -312,6 +312,8 @@ def test_an_interruption_at_any_moment_costs_no_permit(way: str) -> None:
 
         return trace
 
+    # Python 3.12 sends no events of instructions if no frame has asked for them before settrace().
+    sys._getframe().f_trace_opcodes = True
     number, interrupted = 0, True
     while interrupted:
         number += 1

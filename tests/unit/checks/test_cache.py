@@ -294,7 +294,7 @@ def test_a_broken_shard_meta_is_left_to_its_own_check() -> None:
 def test_the_isolation_level_that_the_server_has() -> None:
     """Without a level, it may be READ UNCOMMITTED, so the cache is not used in autocommit either."""
     known = connections.settings["default"]
-    for options, count in (({"isolation_level": None}, 1), ({}, 0)):
+    for options, count in (({"isolation_level": None}, 1), ({"isolation_level": ""}, 1), ({}, 0)):
         connections.settings["default"] = {**known, "OPTIONS": options}
         try:
             with isolate_apps("tests.cached"):
