@@ -92,6 +92,22 @@ class CacheServer(ABC):
             last group. The value of a missing entry is None.
         """
 
+    def read_again(
+        self, names: Sequence[str], name: str, values: tuple[bytes, ...], value: bytes
+    ) -> tuple[list[bytes | None], list[FoundEntry], list[bytes | None]] | None:
+        """Read a few entries and one object, whose values the caller knows from an earlier read.
+
+        Return None if all of them still have these values; otherwise what :meth:`read` returns. So the
+        answer need not be parsed in the usual case.
+
+        :param names: names of the entries, one or two guards.
+        :param name: the name of the object.
+        :param values: the earlier values of the entries.
+        :param value: the earlier value of the object.
+        """
+        reply = self.read(names, (name,))
+        return None if tuple(reply[0]) == values and reply[1][0].value == value else reply
+
     @abstractmethod
     def lease(self, objects: Sequence[str], entries: Sequence[FoundEntry]) -> list[Lease | None]:
         """Take leases, the permissions to store objects.

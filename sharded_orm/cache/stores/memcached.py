@@ -29,7 +29,13 @@ from sharded_orm.cache.stores.base import (
     Lease,
     ServerDown,
 )
-from sharded_orm.cache.stores.sockets import Connection, ProtocolError, RemoteServer
+from sharded_orm.cache.stores.sockets import (
+    UNCHANGED,
+    Connection,
+    ProtocolError,
+    RemoteServer,
+    Unchanged,
+)
 
 _NO_ERROR = frozenset({b"VA", b"EN", b"HD", b"NS", b"EX", b"NF"})
 #: The answers after which a deletion, or an append to an entry, need not be sent again: the command
@@ -190,6 +196,30 @@ class MemcachedServer(RemoteServer):
         return self._exchange(
             packet + b"mn\r\n", lambda raw: parse(raw.removesuffix(_NOTHING)), end=_NOTHING
         )
+
+    def read_again(
+        self, names: Sequence[str], name: str, values: tuple[bytes, ...], value: bytes
+    ) -> _Reply | None:
+        middle = len(names)
+        # Only the version of the object, after " c", is not known.
+        start = b"".join([b"VA %d\r\n%b\r\n" % (len(known), known) for known in values])
+        start += b"VA %d c" % len(value)
+        end = b"\r\n%b\r\n" % value
+
+        def parse(raw: bytes) -> _Reply | Unchanged | None:
+            if (
+                raw.startswith(start)
+                and raw.endswith(end)
+                and raw[len(start) : -len(end)].isdigit()
+            ):
+                return UNCHANGED
+            reply = _hits(raw, middle, middle + 1, middle + 1)
+            if reply is None and (answers := _parse(raw, middle + 1)) is not None:
+                return self._reply(answers, middle, middle + 1)
+            return reply
+
+        reply: Any = self._exchange(_reads(names, (name,), ()), parse)
+        return None if reply is UNCHANGED else reply
 
     def _reply(self, answers: list[_Answer], middle: int, last: int) -> _Reply:
         return (

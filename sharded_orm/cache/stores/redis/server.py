@@ -55,7 +55,14 @@ from sharded_orm.cache.stores.redis.scripts import (
     COMPARE_AND_SET,
     REPLACE_OWNER,
 )
-from sharded_orm.cache.stores.sockets import Connection, Outdated, ProtocolError, RemoteServer
+from sharded_orm.cache.stores.sockets import (
+    UNCHANGED,
+    Connection,
+    Outdated,
+    ProtocolError,
+    RemoteServer,
+    Unchanged,
+)
 
 _PLACEHOLDER = b"\0lease:"
 #: An entry with this name says who wrote the data. Its value is the ``run_id`` of a Redis server, a
@@ -66,7 +73,11 @@ _RUN_ID = re.compile(rb"^run_id:(\w+)\r?$", re.MULTILINE)
 #: The number of characters of an incarnation, the random word before all names of entries.
 _LENGTH = 12
 _READ_OWNER = (b"GET", _OWNER)
+# The last name of a packet of MGET, as the protocol writes it.
+_OWNER_PART = f"${len(_OWNER)}\r\n{_OWNER.decode()}\r\n"
 _NUMBERS = frozenset({int})
+#: The result of RedisServer.read().
+_Reply = tuple[list[bytes | None], list[FoundEntry], list[bytes | None]]
 
 
 class RedisServer(RemoteServer):
@@ -213,9 +224,7 @@ class RedisServer(RemoteServer):
 
     # ##### Commands #####
 
-    def _run(
-        self, commands: Sequence[tuple[Any, ...]], owner_of: Callable[[list[Any]], Any]
-    ) -> list[Any]:
+    def _run(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Send ``commands`` in one packet and return their replies.
 
         The last of ``commands`` must read :data:`_OWNER`, the entry that says which server owns the
@@ -223,7 +232,7 @@ class RedisServer(RemoteServer):
         value has changed since the connection was opened, the replies are dropped, and the packet
         is sent again on a new connection.
 
-        :param owner_of: removes the value of :data:`_OWNER` from the replies, and returns it.
+        :returns: the replies to the other commands.
         :raises ServerDown: there was no valid reply in time, or the server is not called because of
             an earlier failure.
         """
@@ -236,7 +245,7 @@ class RedisServer(RemoteServer):
 
         def parse(answer: bytes) -> list[Any] | None:
             replies = parse_replies(answer, len(commands))
-            if replies is not None and (there := owner_of(replies)) != owner:
+            if replies is not None and (there := replies.pop()) != owner:
                 if isinstance(there, Refusal):
                     raise ProtocolError(f"refused: {there.code}")
                 raise Outdated("the data are of another incarnation")
@@ -256,7 +265,7 @@ class RedisServer(RemoteServer):
         """
         if not commands:
             return []
-        replies = self._run([*map(by_digest, commands), _READ_OWNER], list.pop)
+        replies = self._run([*map(by_digest, commands), _READ_OWNER])
         unknown = [
             index
             for index, reply in enumerate(replies)
@@ -264,7 +273,7 @@ class RedisServer(RemoteServer):
         ]
         if unknown:
             sources = [by_source(commands[index]) for index in unknown]
-            again = self._run([*sources, _READ_OWNER], list.pop)
+            again = self._run([*sources, _READ_OWNER])
             for index, reply in zip(unknown, again, strict=True):
                 replies[index] = reply
         return replies
@@ -281,17 +290,46 @@ class RedisServer(RemoteServer):
             raise self._failed(text)
         raise self._failed("unexpected reply")
 
-    def _get(self, names: Sequence[str]) -> list[bytes | None]:
-        def owner_of(replies: list[Any]) -> Any:
+    def _get(
+        self, names: Sequence[str], expected: tuple[bytes, ...] = ()
+    ) -> list[bytes | None] | Unchanged:
+        """Return the values of entries, in one round trip.
+
+        :param expected: if given, the values that all entries probably have. If they have them,
+            return :data:`UNCHANGED`. Then the reply is not parsed.
+        """
+        count = len(names) + 1
+        owner = b""
+
+        def packet(connection: Connection) -> bytes:
+            nonlocal owner
+            owner = connection.incarnation
+            prefix = f"{owner[-_LENGTH:].decode()}:"
+            length = len(prefix)
+            # hiredis would take twice as long. All names are ASCII.
+            parts = [f"${length + len(name)}\r\n{prefix}{name}\r\n" for name in names]
+            return f"*{count + 1}\r\n$4\r\nMGET\r\n{''.join(parts)}{_OWNER_PART}".encode("ascii")
+
+        def parse(answer: bytes) -> list[bytes | None] | Unchanged | None:
+            if expected and answer == b"*%d\r\n%b" % (
+                count,
+                b"".join([b"$%d\r\n%b\r\n" % (len(known), known) for known in (*expected, owner)]),
+            ):
+                return UNCHANGED
+            replies = parse_replies(answer, 1)
+            if replies is None:
+                return None
             (values,) = replies
             if isinstance(values, Refusal):
-                return values
-            if not isinstance(values, list) or len(values) != len(names) + 1:
+                raise ProtocolError(f"refused: {values.code}")
+            if not isinstance(values, list) or len(values) != count:
                 raise ProtocolError("unexpected reply to MGET")
-            return values.pop()
+            if values.pop() != owner:
+                raise Outdated("the data are of another incarnation")
+            return [value or None for value in values]
 
-        (values,) = self._run([(b"MGET", *names, _OWNER)], owner_of)
-        return [value or None for value in values]
+        values: Any = self._exchange(packet, parse)
+        return values  # type: ignore[no-any-return]  # parse() makes it
 
     # ##### The methods of CacheServer #####
 
@@ -300,7 +338,15 @@ class RedisServer(RemoteServer):
     ) -> tuple[list[bytes | None], list[FoundEntry], list[bytes | None]]:
         if not (names or objects or again):
             return [], [], []
-        values = self._get([*names, *objects, *again])
+        return self._reply(self._get([*names, *objects, *again]), names, objects)
+
+    def read_again(
+        self, names: Sequence[str], name: str, values: tuple[bytes, ...], value: bytes
+    ) -> _Reply | None:
+        found = self._get((*names, name), (*values, value))
+        return None if found is UNCHANGED else self._reply(found, names, (name,))
+
+    def _reply(self, values: Any, names: Sequence[str], objects: Sequence[str]) -> _Reply:
         middle, last = len(names), len(names) + len(objects)
         return (
             values[:middle],
