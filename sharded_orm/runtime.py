@@ -1,8 +1,6 @@
-"""The objects that the settings describe: the topology (map of shards to nodes), routing
-strategies, ticket generator, cache client.
+"""The objects that the settings describe: topology, routing strategies, ticket generator, cache client.
 
-Only this module creates these objects. Each object is created at its first use and shared by all
-threads. When a test changes the settings (Django's ``setting_changed``), :func:`reset` drops all of them.
+Only this module creates them, each at its first use. All threads share them until :func:`reset`.
 """
 
 from __future__ import annotations
@@ -40,17 +38,15 @@ if TYPE_CHECKING:
 def _topology_changed() -> None:
     """Apply a new topology that the topology source has delivered.
 
-    Notifies the shards' connections, renews the entries of ``DATABASES`` and drops the routing
-    strategies. The caller must hold the lock of ``_active``, the object with the configuration.
+    The caller must hold the lock of ``_active``, the object with the configuration.
     """
     _renew_strategies()
     try:
         if _topology is None and isinstance(settings.DATABASES, ShardedDatabases):
             settings.DATABASES.renew_groups()
     finally:
-        # Notify the connections even after an error. In this case, the caller restores the old
-        # topology (map of shards to nodes). But a connection may have used the new one already, so
-        # each connection must look up its shard's node again.
+        # Notify the connections even after an error, after which the caller restores the old
+        # topology: a connection may have used the new one already.
         relocation.topology_changed()
 
 
@@ -486,10 +482,8 @@ def located(name: str, strategy: Strategy, key: Any) -> Shard | None:
 
     :param strategy: the routing strategy of the group, which :func:`strategy` has returned.
     """
-    number = strategy.locate(key)
-    if number is None:
+    if (number := strategy.locate(key)) is None:
         return None
-    # As topology(), without two calls.
     current = _active.current
     used = topology() if _topology is not None or current is None else current.topology
     try:

@@ -10,12 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 
 from sharded_orm.cache.closings import closing_queue
-from sharded_orm.cache.stores.base import CacheServer, FoundEntry, ServerDown
+from sharded_orm.cache.stores.base import CacheServer, FoundEntry, Reply, ServerDown
 
 #: A query to the cache: the server, and the three arguments of :meth:`CacheServer.read`.
 CacheQuery = tuple[CacheServer, Sequence[str], Sequence[str], Sequence[str]]
-#: The result of :meth:`CacheServer.read`.
-Reply = tuple[list[bytes | None], list[FoundEntry], list[bytes | None]]
 #: The type of a read from the cache: a generator that yields queries and is sent the replies.
 Steps = Generator[CacheQuery, Reply, None]
 

@@ -47,7 +47,7 @@ class EntryDecoder:
         request: ObjectRequest,
         entry: FoundEntry,
         stamp: str,
-        guards: tuple[bytes | None, ...],
+        guards: tuple[bytes, ...],
     ) -> Row | None:
         """Return the row of an object; None if the object is unusable. See :meth:`rows`.
 

@@ -193,7 +193,7 @@ class DecodedRow(NamedTuple):
     value: bytes
     stamp: str
     row: Row
-    guards: tuple[bytes | None, ...] = ()
+    guards: tuple[bytes, ...] = ()
     until: float = 0.0
 
 
@@ -222,7 +222,7 @@ class Decoded:
         self._all.add(self)
 
     def note(
-        self, name: str, value: bytes, stamp: str, row: Row, guards: tuple[bytes | None, ...] = ()
+        self, name: str, value: bytes, stamp: str, row: Row, guards: tuple[bytes, ...] = ()
     ) -> None:
         """Keep the decoded row of the cache entry ``name`` in memory, unless the entry is large.
 
@@ -230,7 +230,7 @@ class Decoded:
         """
         if len(value) > self.LONGEST:
             return
-        if sum(len(raw or b"") for raw in guards) > self.LONGEST_GUARDS:
+        if sum(map(len, guards)) > self.LONGEST_GUARDS:
             guards = ()
         kept = DecodedRow(value, stamp, row, guards)
         former = self.known.get(name)
@@ -245,4 +245,4 @@ class Decoded:
 
 
 def _size(kept: DecodedRow) -> int:
-    return len(kept.value) + sum([len(raw or b"") for raw in kept.guards])
+    return len(kept.value) + sum(map(len, kept.guards))

@@ -32,7 +32,8 @@ from typing import cast
 
 from sharded_orm.cache import guards
 from sharded_orm.cache.batch_reader import BatchReader
-from sharded_orm.cache.batching import Reply, Steps, drive, read_leased, read_unleased
+from sharded_orm.cache.batching import Steps, drive, read_leased, read_unleased
+from sharded_orm.cache.closings import closing_queue
 from sharded_orm.cache.decoder import EntryDecoder
 from sharded_orm.cache.filler import CacheServers, Filler, forbid_fill
 from sharded_orm.cache.guards import BrokenGuard
@@ -50,7 +51,7 @@ from sharded_orm.cache.requests import (
     RowBatch,
     judge,
 )
-from sharded_orm.cache.stores.base import CacheServer, FoundEntry, ServerDown
+from sharded_orm.cache.stores.base import CacheServer, FoundEntry, Reply, ServerDown
 from sharded_orm.cache.values import Row
 
 
@@ -126,21 +127,27 @@ class Reader:
         :param to_fill: see :meth:`read`.
         """
         server, name = self.cache.objects(scope.place), scope.object_name(pk)
-        exchange = read_leased if to_fill else read_unleased
+        seen = format.decoded.known.get(name)
+        reply: Reply | None = None
         try:
-            raws, (entry,), _ = exchange(server, scope.guards, (name,), ())
+            if seen is not None and seen.guards and to_fill:
+                if closing_queue.waiting:
+                    closing_queue.flush(server)
+                reply = server.read_again(scope.guards, name, seen.guards, seen.value)
+                if reply is None:
+                    # This process has already read the same bytes of the entry and of its guards,
+                    # and found the row valid.
+                    self.cache.statistics.add(scope.type.name, object_hits=1)
+                    return seen.row
+            else:
+                exchange = read_leased if to_fill else read_unleased
+                reply = exchange(server, scope.guards, (name,), ())
         except ServerDown:
-            request = ObjectRequest(scope, format, sessions, pk)
-        else:
-            guards_read = tuple(raws)
-            seen = format.decoded.known.get(name)
-            if seen is not None and seen.value == entry.value and seen.guards == guards_read:
-                # This process has already read the same bytes of the entry and of its guards, and
-                # found the row valid.
-                self.cache.statistics.add(scope.type.name, object_hits=1)
-                return seen.row
-            request = ObjectRequest(scope, format, sessions, pk)
-            self._decide(request, server, guards_read, entry)
+            pass
+        request = ObjectRequest(scope, format, sessions, pk)
+        if reply is not None:
+            raws, (entry,), _ = reply
+            self._judge(request, server, tuple(raws), entry)
         self.cache.statistics.add(scope.type.name, **{self._finish(request, to_fill): 1})
         return request
 

@@ -67,7 +67,7 @@ def check(aggregate: Any, source: Any, features: type[ShardFeatures]) -> None:
     ):
         raise refuse(
             f"the {name} of distinct durations or booleans",
-            "compute it in Python",
+            "Cast() booleans to an IntegerField, compute durations in Python",
         )
     if not features.computes_beyond_types:
         return

@@ -24,7 +24,7 @@ from MySQLdb.constants import FIELD_TYPE
 from django.db import models
 from django.db.models.base import ModelState
 from sharded_orm.backends.mysql.session import datetime_or_none
-from sharded_orm.cache.stores import memcached
+from sharded_orm.cache.stores.memcached.protocol import read_packet
 from sharded_orm import uncached
 from sharded_orm.models.cached import queryset
 from sharded_orm.cache.reader import Reader
@@ -182,7 +182,7 @@ server = queryset.current_reader().cache.objects("pins_00000")
 ask, requests = server.read, []
 
 def record(names, objects=(), again=()):
-    requests.append(memcached._reads(names, objects, again) + b"mn\\r\\n")
+    requests.append(read_packet(names, objects, again) + b"mn\\r\\n")
     return ask(names, objects, again)
 
 page()

@@ -92,6 +92,57 @@ def test_a_missing_guard_is_created_and_another_one_is_left(server: CacheServer,
     assert server.read([name("a"), name("b"), name("c")])[0] == [b"=one\n", b"=three\n", None]
 
 
+GUARDS, OBJECT = (
+    (b"=one\n", b"=two\n+2\n"),
+    b"value\r\nof " + EVERY_BYTE[1:] + b"\r\nVA 3 c12\r\n12",
+)
+
+
+def test_what_is_unchanged_is_not_returned_again(server: CacheServer, name: Any) -> None:
+    names = name("a"), name("b")
+    for guard, value in zip(names, GUARDS, strict=True):
+        put(server, guard, value)
+    put(server, name("object"), OBJECT)
+    for count in (1, 2):
+        assert server.read_again(names[:count], name("object"), GUARDS[:count], OBJECT) is None
+        assert server.read_again(names[:count], name("object"), GUARDS[:count], OBJECT) is None
+    before = server.round_trips
+    server.read_again(names, name("object"), GUARDS, OBJECT)
+    assert server.round_trips == before + 1
+
+
+@pytest.mark.parametrize("changed", range(3))
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda value: value + b"x",
+        lambda value: value[:-1],
+        lambda value: bytes([value[0] ^ 1]) + value[1:],
+        lambda value: value[:-1] + bytes([value[-1] ^ 1]),
+        lambda value: value + b"\r\n" + value,
+        lambda value: b"x",
+        lambda value: None,
+    ],
+)
+def test_a_change_is_noticed(
+    server: CacheServer, name: Any, change: Callable[[bytes], bytes | None], changed: int
+) -> None:
+    names, known = [name("a"), name("b"), name("object")], [*GUARDS, OBJECT]
+    now: list[bytes | None] = [*known]
+    now[changed] = change(known[changed])
+    for each, value in zip(names, now, strict=True):
+        if value is not None:
+            put(server, each, value)
+    reply = server.read_again(names[:2], names[2], GUARDS, OBJECT)
+    assert reply is not None
+    values, (found,), again = reply
+    assert [*values, found.value, again] == [*now, []]
+    if now[2] is None:
+        # The lease is given as by read().
+        (lease,) = server.lease([names[2]], [found])
+        assert server.fill([CacheEntry(names[2], b"new", lease)], 60)[0] == [True]
+
+
 def test_a_mark_creates_what_is_missing_and_is_appended(server: CacheServer, name: Any) -> None:
     put(server, name("there"), b"=there\n")
     sizes = server.mark([(name("there"), b"+1\n"), (name("new"), b"+22\n")], HEADER, 60)

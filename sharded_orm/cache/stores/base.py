@@ -41,6 +41,11 @@ class FoundEntry(NamedTuple):
     lease: Lease | None = None
 
 
+#: The result of :meth:`CacheServer.read`: the values of the guards, the objects, and the values of the
+#: entries to be read again.
+Reply = tuple[list[bytes | None], list[FoundEntry], list[bytes | None]]
+
+
 class CacheEntry(NamedTuple):
     """An entry to store.
 
@@ -79,7 +84,7 @@ class CacheServer(ABC):
     @abstractmethod
     def read(
         self, names: Sequence[str], objects: Sequence[str] = (), again: Sequence[str] = ()
-    ) -> tuple[list[bytes | None], list[FoundEntry], list[bytes | None]]:
+    ) -> Reply:
         """Read cache entries in three groups, one group after the other.
 
         Some servers (memcached) give leases (permissions to store) when objects are read: one for
@@ -92,6 +97,22 @@ class CacheServer(ABC):
         :returns: the values of the first group, the entries of the objects, and the values of the
             last group. The value of a missing entry is None.
         """
+
+    def read_again(
+        self, names: Sequence[str], name: str, values: tuple[bytes, ...], value: bytes
+    ) -> Reply | None:
+        """Read a few entries and one object, whose values the caller knows from an earlier read.
+
+        Return None if all of them still have these values; otherwise what :meth:`read` returns. So the
+        answer need not be parsed in the usual case.
+
+        :param names: names of the entries, one or two guards.
+        :param name: the name of the object.
+        :param values: the earlier values of the entries.
+        :param value: the earlier value of the object.
+        """
+        reply = self.read(names, (name,))
+        return None if tuple(reply[0]) == values and reply[1][0].value == value else reply
 
     @abstractmethod
     def lease(self, objects: Sequence[str], entries: Sequence[FoundEntry]) -> list[Lease | None]:

@@ -88,7 +88,7 @@ def open_servers(
         "clock": clock,
     }
     if kind == MEMCACHED:
-        from sharded_orm.cache.stores.memcached import MemcachedServer
+        from sharded_orm.cache.stores.memcached.server import MemcachedServer
 
         addresses = re.split("[;,]", location) if isinstance(location, str) else location
         return [MemcachedServer(address.strip(), alias_options, **limits) for address in addresses]

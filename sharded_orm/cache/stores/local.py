@@ -18,6 +18,7 @@ from sharded_orm.cache.stores.base import (
     CacheServer,
     FoundEntry,
     Lease,
+    Reply,
 )
 
 
@@ -102,7 +103,7 @@ class LocalServer(CacheServer):
 
     def read(
         self, names: Sequence[str], objects: Sequence[str] = (), again: Sequence[str] = ()
-    ) -> tuple[list[bytes | None], list[FoundEntry], list[bytes | None]]:
+    ) -> Reply:
         with self._locked():
             return (
                 list(map(self._value, names)),

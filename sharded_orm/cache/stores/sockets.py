@@ -46,6 +46,14 @@ class Outdated(ConnectionError):
     """
 
 
+class Unchanged:
+    """The type of :data:`UNCHANGED`."""
+
+
+#: What a parser returns for an answer that has the bytes which the caller expects.
+UNCHANGED = Unchanged()
+
+
 class OwedAnswer(NamedTuple):
     """The answer to a packet that was posted on a connection, and was not read yet.
 

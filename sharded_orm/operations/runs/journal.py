@@ -6,9 +6,8 @@ A *run* is one execution of an operation on a subject, such as the migration of 
 at a time holds the run (:mod:`~sharded_orm.operations.runs.lease`). If this process ends early, the
 next execution resumes the run.
 
-A run has a *step* for each shard that it works on. A run may finish although some steps have
-failed, are unclear, or were interrupted. The next run that works on the shard takes over such a
-step.
+A run has a *step* for each shard that it works on. A run may finish although steps have failed, are
+unclear, or were interrupted. The next run on the shard takes over such a step.
 
 Writes are committed at once, and may come from any thread. A thread that writes must close its
 connections at its end.
@@ -168,9 +167,8 @@ class JournalRun:
         self.resumed = resumed
         self.finished = False
         self.lease = lease
-        # Aliases of the shards for which this process has created new, empty steps that
-        # :meth:`step` has not returned yet. No other process writes them, so :meth:`step` need not
-        # read them.
+        # Aliases of the shards whose new, empty steps :meth:`step` has not returned yet. No other
+        # process writes them, so :meth:`step` need not read them.
         self._new_steps: set[str] = set()
 
     def check(self) -> None:

@@ -174,6 +174,8 @@ class InterleavingHarness:
         for server in self.servers:
             for method in _METHODS:
                 self._wrap(monkeypatch, server, method)
+            if type(server).read_again is not CacheServer.read_again:  # That calls read().
+                self._wrap(monkeypatch, server, "read_again", "read")
         monkeypatch.setattr(markers, "time", self.clock)
         announce = markers.TransactionMarkers.announce
 
@@ -200,8 +202,15 @@ class InterleavingHarness:
         reader._now = self.clock.time
         reader.repairer._monotonic = self.clock.monotonic
 
-    def _wrap(self, monkeypatch: Any, server: CacheServer, method: str) -> None:
-        call = getattr(server, method)
+    def _wrap(
+        self, monkeypatch: Any, server: CacheServer, name: str, method: str | None = None
+    ) -> None:
+        """Install the points of a method.
+
+        :param method: the method whose points these are (default: ``name``).
+        """
+        call = getattr(server, name)
+        method = method or name
 
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             self.calls.append(method)
@@ -217,7 +226,7 @@ class InterleavingHarness:
             self._meet(method, "after")
             return result
 
-        monkeypatch.setattr(server, method, wrapped)
+        monkeypatch.setattr(server, name, wrapped)
 
     def _meet(self, method: str, when: str) -> Any:
         here = threading.current_thread()

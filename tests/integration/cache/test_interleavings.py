@@ -454,6 +454,7 @@ def one_look() -> None:
             known.setdefault(name, value)
         return [known[name] for name in names], found, [known.get(name) for name in again]
 
+    failpoints.without_read_again()
     for cls in failpoints.servers():
         if failpoints.implements(cls, "read"):
             failpoints.wrap(cls, "read", read)

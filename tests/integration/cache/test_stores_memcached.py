@@ -17,7 +17,7 @@ from sharded_orm.cache.stores.base import (
     FoundEntry,
     ServerDown,
 )
-from sharded_orm.cache.stores.memcached import MemcachedServer
+from sharded_orm.cache.stores.memcached.server import MemcachedServer
 from tests.conftest import service_missing
 from tests.services import ServiceMissing
 from tests.services import memcached as service

@@ -268,7 +268,15 @@ def test_data_that_are_changed_under_an_open_connection_are_of_another_incarnati
         # A request on an old connection reaches the new server, and is not run twice.
         assert server.mark([("guard", b"+1\n")], b"=\n", 60) == [5]
         assert all_of(server) == all_of(other) == [b"=\n+1\n", b"old", b"old"]
+        assert server.read_again(("guard",), "object", (b"=\n+1\n",), b"old") is None
         client.set("sharded-orm-incarnation", "\r\n of somebody else")
+        # The old entries are there, but they are of another incarnation.
+        values, found, _ = server.read_again(("guard",), "object", (b"=\n+1\n",), b"old") or (
+            [],
+            [],
+            [],
+        )
+        assert (values, found) == ([None], [FoundEntry(None)])
         assert all_of(server) == all_of(other) == NOTHING
         client.delete("sharded-orm-incarnation")
         client.rpush("sharded-orm-incarnation", "no text")

@@ -21,7 +21,6 @@ word.
 from __future__ import annotations
 
 import math
-import re
 import secrets
 import socket
 import time
@@ -37,8 +36,10 @@ from sharded_orm.cache.stores.base import (
     CacheEntry,
     FoundEntry,
     Lease,
+    Reply,
     ServerDown,
 )
+from sharded_orm.cache.stores.redis.greeting import LENGTH, OWNER, greet
 from sharded_orm.cache.stores.redis.pools import place_of
 from sharded_orm.cache.stores.redis.protocol import (
     LINE_END,
@@ -53,19 +54,20 @@ from sharded_orm.cache.stores.redis.scripts import (
     APPEND,
     COMPARE_AND_DELETE,
     COMPARE_AND_SET,
-    REPLACE_OWNER,
 )
-from sharded_orm.cache.stores.sockets import Connection, Outdated, ProtocolError, RemoteServer
+from sharded_orm.cache.stores.sockets import (
+    UNCHANGED,
+    Connection,
+    Outdated,
+    ProtocolError,
+    RemoteServer,
+    Unchanged,
+)
 
 _PLACEHOLDER = b"\0lease:"
-#: An entry with this name says who wrote the data. Its value is the ``run_id`` of a Redis server, a
-#: colon, and the incarnation (the random word before all names of entries). If this is not the
-#: ``run_id`` of the server itself, the server was restarted or replaced, and may have old data.
-_OWNER = b"sharded-orm-incarnation"
-_RUN_ID = re.compile(rb"^run_id:(\w+)\r?$", re.MULTILINE)
-#: The number of characters of an incarnation, the random word before all names of entries.
-_LENGTH = 12
-_READ_OWNER = (b"GET", _OWNER)
+_READ_OWNER = (b"GET", OWNER)
+# The last name of a packet of MGET, as the protocol writes it.
+_OWNER_PART = f"${len(OWNER)}\r\n{OWNER.decode()}\r\n"
 _NUMBERS = frozenset({int})
 
 
@@ -133,9 +135,7 @@ class RedisServer(RemoteServer):
             "retry_on_error": [],
             # redis-py calls this function instead of its own greeting (login), which has no time
             # limit, and may choose version 3 of the protocol.
-            "redis_connect_func": lambda connection: owners.append(
-                self._greet(connection, deadline)
-            ),
+            "redis_connect_func": lambda connection: owners.append(greet(connection, deadline)),
         }
         connection = self._pool.connection_class(**{**options, **own})
         try:
@@ -149,80 +149,16 @@ class RedisServer(RemoteServer):
         connection._sock = None
         return Connection(opened, self.timeout, owners[0])
 
-    def _greet(self, connection: Any, deadline: float) -> bytes:
-        """Log in on a new connection. Return the value of the entry :data:`_OWNER`.
-
-        This entry has the ``run_id`` of the server that wrote the data, and the incarnation (the
-        random word before all names of entries). If the entry is missing, or another server wrote
-        the data, first replace the value by this server's ``run_id`` and a new incarnation.
-
-        :param connection: a connection object of redis-py.
-        :param deadline: a time on the monotonic clock.
-        :raises ProtocolError: the server cannot be used.
-        """
-        commands: list[tuple[bytes, ...]] = []
-        provider = connection.credential_provider
-        if provider is not None:
-            credentials = provider.get_credentials()
-        elif connection.password:
-            credentials = (connection.username or "default", connection.password)
-            if not connection.username:
-                # Without a user name, send only the password, because Redis before 6.0 does not
-                # accept a user name.
-                credentials = credentials[1:]
-        else:
-            credentials = ()
-        if credentials:
-            commands.append((b"AUTH", *(part.encode() for part in credentials)))
-        if connection.db:
-            commands.append((b"SELECT", b"%d" % int(connection.db)))
-        commands += ((b"INFO", b"server"), (b"INFO", b"replication"), (b"GET", _OWNER))
-        *_, server, replication, owner = self._ask_plainly(connection, commands, deadline)
-        if (run_id := _RUN_ID.search(server)) is None:
-            raise ProtocolError("INFO tells no run_id")
-        if b"role:slave" in replication.splitlines():
-            raise ProtocolError("it is a replica")
-        own = re.compile(rb"%b:[0-9a-f]{%d}" % (run_id[1], _LENGTH))
-        if own.fullmatch(owner or b""):
-            return bytes(owner)
-        new = b"%b:%b" % (run_id[1], secrets.token_hex(_LENGTH // 2).encode())
-        claim = (b"EVAL", REPLACE_OWNER.source, b"1", _OWNER, owner or b"", new)
-        (owner,) = self._ask_plainly(connection, [claim], deadline)
-        if not own.fullmatch(owner):
-            raise ProtocolError("several servers say that the data are theirs")
-        return bytes(owner)
-
-    def _ask_plainly(
-        self, connection: Any, commands: list[tuple[bytes, ...]], deadline: float
-    ) -> list[Any]:
-        """Send commands on a connection that :meth:`_greet` prepares, and return their replies.
-
-        :raises ProtocolError: a command was refused, or a reply has the wrong type. A reply must be
-            bytes; the reply to GET may also be None.
-        """
-        left = max(deadline - time.monotonic(), 0.001)
-        replies = Connection(connection._sock, left).ask(
-            pack(commands), LINE_END, lambda raw: parse_replies(raw, len(commands)), deadline
-        )
-        for command, reply in zip(commands, replies, strict=True):
-            if isinstance(reply, Refusal):
-                raise ProtocolError(f"{command[0].decode()} was refused: {reply.code}")
-            if not isinstance(reply, bytes) and (reply is not None or command[0] != b"GET"):
-                raise ProtocolError(f"unexpected reply to {command[0].decode()}")
-        return replies
-
     # ##### Commands #####
 
-    def _run(
-        self, commands: Sequence[tuple[Any, ...]], owner_of: Callable[[list[Any]], Any]
-    ) -> list[Any]:
+    def _run(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Send ``commands`` in one packet and return their replies.
 
-        The last of ``commands`` must read :data:`_OWNER`, the entry that says which server owns the
+        The last of ``commands`` must read :data:`OWNER`, the entry that says which server owns the
         data. It changes if the server loses its data or restarts with older data. If it has changed
         since the connection was opened, the packet is sent again on a new connection.
 
-        :param owner_of: removes the value of :data:`_OWNER` from the replies, and returns it.
+        :returns: the replies to the other commands.
         :raises ServerDown: there was no valid reply in time, or the server is not called because of
             an earlier failure.
         """
@@ -231,11 +167,11 @@ class RedisServer(RemoteServer):
         def packet(connection: Connection) -> bytes:
             nonlocal owner
             owner = connection.incarnation
-            return pack(commands, f"{owner[-_LENGTH:].decode()}:")
+            return pack(commands, f"{owner[-LENGTH:].decode()}:")
 
         def parse(answer: bytes) -> list[Any] | None:
             replies = parse_replies(answer, len(commands))
-            if replies is not None and (there := owner_of(replies)) != owner:
+            if replies is not None and (there := replies.pop()) != owner:
                 if isinstance(there, Refusal):
                     raise ProtocolError(f"refused: {there.code}")
                 raise Outdated("the data are of another incarnation")
@@ -255,7 +191,7 @@ class RedisServer(RemoteServer):
         """
         if not commands:
             return []
-        replies = self._run([*map(by_digest, commands), _READ_OWNER], list.pop)
+        replies = self._run([*map(by_digest, commands), _READ_OWNER])
         unknown = [
             index
             for index, reply in enumerate(replies)
@@ -263,7 +199,7 @@ class RedisServer(RemoteServer):
         ]
         if unknown:
             sources = [by_source(commands[index]) for index in unknown]
-            again = self._run([*sources, _READ_OWNER], list.pop)
+            again = self._run([*sources, _READ_OWNER])
             for index, reply in zip(unknown, again, strict=True):
                 replies[index] = reply
         return replies
@@ -280,26 +216,63 @@ class RedisServer(RemoteServer):
             raise self._failed(text)
         raise self._failed("unexpected reply")
 
-    def _get(self, names: Sequence[str]) -> list[bytes | None]:
-        def owner_of(replies: list[Any]) -> Any:
+    def _get(
+        self, names: Sequence[str], expected: tuple[bytes, ...] = ()
+    ) -> list[bytes | None] | Unchanged:
+        """Return the values of entries, in one round trip.
+
+        :param expected: if given, the values that all entries probably have. If they have them,
+            return :data:`UNCHANGED`. Then the reply is not parsed.
+        """
+        count = len(names) + 1
+        owner = b""
+
+        def packet(connection: Connection) -> bytes:
+            nonlocal owner
+            owner = connection.incarnation
+            prefix = f"{owner[-LENGTH:].decode()}:"
+            length = len(prefix)
+            # hiredis would take twice as long. All names are ASCII.
+            parts = [f"${length + len(name)}\r\n{prefix}{name}\r\n" for name in names]
+            return f"*{count + 1}\r\n$4\r\nMGET\r\n{''.join(parts)}{_OWNER_PART}".encode("ascii")
+
+        def parse(answer: bytes) -> list[bytes | None] | Unchanged | None:
+            if expected and answer == b"*%d\r\n%b" % (
+                count,
+                b"".join([b"$%d\r\n%b\r\n" % (len(known), known) for known in (*expected, owner)]),
+            ):
+                return UNCHANGED
+            replies = parse_replies(answer, 1)
+            if replies is None:
+                return None
             (values,) = replies
             if isinstance(values, Refusal):
-                return values
-            if not isinstance(values, list) or len(values) != len(names) + 1:
+                raise ProtocolError(f"refused: {values.code}")
+            if not isinstance(values, list) or len(values) != count:
                 raise ProtocolError("unexpected reply to MGET")
-            return values.pop()
+            if values.pop() != owner:
+                raise Outdated("the data are of another incarnation")
+            return [value or None for value in values]
 
-        (values,) = self._run([(b"MGET", *names, _OWNER)], owner_of)
-        return [value or None for value in values]
+        values: Any = self._exchange(packet, parse)
+        return values  # type: ignore[no-any-return]  # parse() makes it
 
     # ##### The methods of CacheServer #####
 
     def read(
         self, names: Sequence[str], objects: Sequence[str] = (), again: Sequence[str] = ()
-    ) -> tuple[list[bytes | None], list[FoundEntry], list[bytes | None]]:
+    ) -> Reply:
         if not (names or objects or again):
             return [], [], []
-        values = self._get([*names, *objects, *again])
+        return self._reply(self._get([*names, *objects, *again]), names, objects)
+
+    def read_again(
+        self, names: Sequence[str], name: str, values: tuple[bytes, ...], value: bytes
+    ) -> Reply | None:
+        found = self._get((*names, name), (*values, value))
+        return None if found is UNCHANGED else self._reply(found, names, (name,))
+
+    def _reply(self, values: Any, names: Sequence[str], objects: Sequence[str]) -> Reply:
         middle, last = len(names), len(names) + len(objects)
         return (
             values[:middle],
@@ -425,7 +398,7 @@ class RedisServer(RemoteServer):
                 by_source(command) if isinstance(command[0], RedisScript) else command
                 for command in commands
             ]
-            return pack([*sent, _READ_OWNER], f"{owner[-_LENGTH:].decode()}:")
+            return pack([*sent, _READ_OWNER], f"{owner[-LENGTH:].decode()}:")
 
         def is_confirmed(answer: bytes) -> bool | None:
             replies = parse_replies(answer, count)

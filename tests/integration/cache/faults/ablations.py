@@ -145,6 +145,7 @@ def one_look() -> None:
         seen.update(zip(names, values, strict=True))
         return values, entries, [seen.get(name) for name in again]
 
+    failpoints.without_read_again()
     _methods("read", read)
 
 
@@ -164,11 +165,22 @@ def kept_for_ever() -> None:
     failpoints.wrap(ProcessCache, "note_rows", note_rows)
 
 
+def unchanged_for_ever() -> None:
+    """A server says that a row which the process knows is unchanged, whatever it has."""
+
+    def read_again(method: Any, server: Any, *args: Any) -> Any:
+        method(server, *args)
+
+    for cls in failpoints.servers():
+        if failpoints.implements(cls, "read_again"):
+            failpoints.wrap(cls, "read_again", read_again)
+
+
 ABLATIONS: dict[str, Callable[[], None]] = {
     made.__name__: made
     for made in (
         bump_after_commit, no_markers, heedless, one_slot, no_lease, same_generation, counter, no_quarantine, no_salt,
-        repair_without_asking, one_look, kept_for_ever,
+        repair_without_asking, one_look, kept_for_ever, unchanged_for_ever,
     )
 }  # fmt: skip
 

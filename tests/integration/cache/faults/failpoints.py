@@ -56,6 +56,14 @@ def wrap(cls: Any, name: str, wrapper: Callable[..., Any]) -> None:
     setattr(cls, name, wrapped)
 
 
+def without_read_again() -> None:
+    """Let the servers read known objects by ``read()``, so that an ablation need only replace this."""
+    from sharded_orm.cache.stores.base import CacheServer
+
+    for cls in servers():
+        cls.read_again = CacheServer.read_again
+
+
 def implements(cls: Any, name: str) -> bool:
     """Whether ``cls`` itself has the method, and not as an abstract one."""
     method = cls.__dict__.get(name)
@@ -86,7 +94,9 @@ def _read(method: Any, server: Any, *args: Any, **kwargs: Any) -> Any:
     return method(server, *args, **kwargs)
 
 
-_WRAPPERS = {"mark": _mark, "finish": _finish, "fill": _fill, "read": _read}
+_WRAPPERS = {
+    "mark": _mark, "finish": _finish, "fill": _fill, "read": _read, "read_again": _read,
+}  # fmt: skip
 
 
 def install(connection_class: type[Any], commits: Callable[[Any, Any], bool]) -> None:

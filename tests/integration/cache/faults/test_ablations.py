@@ -29,6 +29,7 @@ CATCHERS: dict[str, Trouble] = {
     "repair_without_asking": troubles.slow_commit,
     "one_look": troubles.torn_list,
     "kept_for_ever": troubles.plain_write,
+    "unchanged_for_ever": troubles.plain_write,
 }
 _ROUNDS = 30
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sharded_orm.cache.stores.memcached_get import get_packet, get_values
+from sharded_orm.cache.stores.memcached.protocol import get_packet, parse_values
 from sharded_orm.cache.stores.sockets import ProtocolError
 
 NAMES = ["a", "bb", "c"]
@@ -33,28 +33,28 @@ def test_the_command() -> None:
 @pytest.mark.parametrize("values", VALUES)
 def test_answers(values: dict[str, bytes]) -> None:
     expected = [values.get(name) or None for name in NAMES]
-    assert get_values(answer(values), NAMES) == expected
+    assert parse_values(answer(values), NAMES) == expected
 
 
 @pytest.mark.parametrize("values", VALUES)
 def test_answers_that_are_not_complete(values: dict[str, bytes]) -> None:
     raw = answer(values)
-    assert all(get_values(raw[:size], NAMES) is None for size in range(len(raw)))
+    assert all(parse_values(raw[:size], NAMES) is None for size in range(len(raw)))
 
 
 def test_flags_of_another_client() -> None:
-    assert get_values(b"VALUE a 16 1\r\n1\r\nEND\r\n", ["a"]) == [b"1"]
+    assert parse_values(b"VALUE a 16 1\r\n1\r\nEND\r\n", ["a"]) == [b"1"]
 
 
 def test_a_name_twice() -> None:
     raw = b"VALUE a 0 1\r\n1\r\n" * 2 + b"END\r\n"
-    assert get_values(raw, ["a", "a"]) == [b"1", b"1"]
+    assert parse_values(raw, ["a", "a"]) == [b"1", b"1"]
 
 
 def test_a_server_without_memory() -> None:
     """The rest of the entries count as missing, as with the other commands."""
     raw = b"VALUE a 0 1\r\n1\r\nSERVER_ERROR out of memory writing get response\r\n"
-    assert get_values(raw, NAMES) == [b"1", None, None]
+    assert parse_values(raw, NAMES) == [b"1", None, None]
 
 
 @pytest.mark.parametrize(
@@ -72,4 +72,4 @@ def test_a_server_without_memory() -> None:
 )
 def test_malformed_answers(raw: bytes) -> None:
     with pytest.raises(ProtocolError):
-        get_values(raw, NAMES)
+        parse_values(raw, NAMES)

@@ -11,28 +11,39 @@ else has changed the entry.
 from __future__ import annotations
 
 import math
-import re
 import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 from pymemcache.client.base import Client, normalize_server_spec
 
 from sharded_orm.cache.stores.base import (
-    LEASE_SECONDS,
     MAX_VALUE,
     CacheEntry,
     FoundEntry,
     Lease,
+    Reply,
     ServerDown,
 )
-from sharded_orm.cache.stores.memcached_get import get_packet, get_values
-from sharded_orm.cache.stores.sockets import Connection, ProtocolError, RemoteServer
+from sharded_orm.cache.stores.memcached.protocol import (
+    Answer,
+    get_packet,
+    parse_answers,
+    parse_hits,
+    parse_stats,
+    parse_values,
+    read_packet,
+    version_of,
+)
+from sharded_orm.cache.stores.sockets import (
+    UNCHANGED,
+    Connection,
+    RemoteServer,
+    Unchanged,
+)
 
-_NO_ERROR = frozenset({b"VA", b"EN", b"HD", b"NS", b"EX", b"NF"})
 #: The answers after which a deletion, or an append to an entry, need not be sent again: the command
 #: was executed, or the entry is missing.
 _DONE = frozenset({b"HD", b"NF", b"NS"})
@@ -49,21 +60,10 @@ _MAX_RECORD = 16_000
 #: options, for example about pickling and hashing, are ignored.
 _OPTIONS = frozenset({"connect_timeout", "socket_keepalive", "socket_module", "tls_context"})
 
-#: Texts that join the names of entries into a packet of ``mg`` (read) commands. ``_PLAIN`` only
-#: reads the entries. ``_LEASED`` also requests a lease (permission to store) of each entry, found
-#: or missing.
-_PLAIN, _LEASED = " v\r\nmg ", f" v c N{LEASE_SECONDS}\r\nmg "
-
 #: The number of commands that a server answers at once if its option ``-R`` has the default value.
 _AT_ONCE = 20
 #: The end of an answer to a packet whose last command is ``mn``.
 _NOTHING = b"MN\r\n"
-
-#: The answer to one command: its first line without the line end, and the value, or None if the
-#: answer has no value.
-_Answer = tuple[bytes, bytes | None]
-#: The result of MemcachedServer.read().
-_Reply = tuple[list[bytes | None], list[FoundEntry], list[bytes | None]]
 
 
 class MemcachedServer(RemoteServer):
@@ -104,7 +104,7 @@ class MemcachedServer(RemoteServer):
         opened: socket.socket = client.sock
         return Connection(opened, self.timeout)
 
-    def _run(self, commands: list[bytes], max_size: int = 0) -> list[_Answer]:
+    def _run(self, commands: list[bytes], max_size: int = 0) -> list[Answer]:
         """Send ``commands`` and return their answers.
 
         :param max_size: the most bytes of a packet; each packet takes one round trip. A longer
@@ -113,8 +113,8 @@ class MemcachedServer(RemoteServer):
         max_size = max_size or self._max_write
         packet, count = b"".join(commands), len(commands)
         if len(packet) <= max_size or count == 1:
-            return self._exchange(packet, lambda answer: _parse(answer, count))
-        answers: list[_Answer] = []
+            return self._exchange(packet, lambda answer: parse_answers(answer, count))
+        answers: list[Answer] = []
         group: list[bytes] = []
         size = 0
         for command in commands:
@@ -125,7 +125,7 @@ class MemcachedServer(RemoteServer):
             size += len(command)
         return answers + self._run(group, max_size)
 
-    def _value(self, answer: _Answer) -> bytes | None:
+    def _value(self, answer: Answer) -> bytes | None:
         line, value = answer
         # SERVER_ERROR means that the server lacks memory: for the answer, or for the empty entry
         # that it creates for a lease. The entry then counts as missing.
@@ -133,7 +133,7 @@ class MemcachedServer(RemoteServer):
             raise self._failed("unexpected answer to a read")
         return value or None
 
-    def _entry(self, answer: _Answer) -> FoundEntry:
+    def _entry(self, answer: Answer) -> FoundEntry:
         line, value = answer
         if value is None:
             return FoundEntry(self._value(answer))
@@ -146,7 +146,7 @@ class MemcachedServer(RemoteServer):
         # The entry is empty and leased to another reader, so it counts as missing.
         return FoundEntry(None)
 
-    def _expect(self, answer: _Answer, *lines: bytes) -> bool:
+    def _expect(self, answer: Answer, *lines: bytes) -> bool:
         """Check the server's answer to a write. Return whether the write was done.
 
         :param lines: the permitted answers. The first one means that the write was done. The others
@@ -165,22 +165,22 @@ class MemcachedServer(RemoteServer):
 
     def read(
         self, names: Sequence[str], objects: Sequence[str] = (), again: Sequence[str] = ()
-    ) -> tuple[list[bytes | None], list[FoundEntry], list[bytes | None]]:
+    ) -> Reply:
         middle, last = len(names), len(names) + len(objects)
         count = last + len(again)
         if not count:
             return [], [], []
         if count == middle > _AT_ONCE and len(packet := get_packet(names)) <= self._max_read:
-            return self._exchange(packet, lambda raw: get_values(raw, names)), [], []
-        packet = _reads(names, objects, again)
+            return self._exchange(packet, lambda raw: parse_values(raw, names)), [], []
+        packet = read_packet(names, objects, again)
         if len(packet) > self._max_read and count > 1:
             commands = packet.splitlines(keepends=True)
             return self._reply(self._run(commands, self._max_read), middle, last)
 
-        def parse(raw: bytes) -> _Reply | None:
+        def parse(raw: bytes) -> Reply | None:
             # Try the fast parser first. It works only if all entries were found, which is usual.
-            reply = _hits(raw, middle, last, count)
-            if reply is None and (answers := _parse(raw, count)) is not None:
+            reply = parse_hits(raw, middle, last, count)
+            if reply is None and (answers := parse_answers(raw, count)) is not None:
                 return self._reply(answers, middle, last)
             return reply
 
@@ -193,7 +193,31 @@ class MemcachedServer(RemoteServer):
             packet + b"mn\r\n", lambda raw: parse(raw.removesuffix(_NOTHING)), end=_NOTHING
         )
 
-    def _reply(self, answers: list[_Answer], middle: int, last: int) -> _Reply:
+    def read_again(
+        self, names: Sequence[str], name: str, values: tuple[bytes, ...], value: bytes
+    ) -> Reply | None:
+        middle = len(names)
+        # Only the version of the object, after " c", is not known.
+        start = b"".join([b"VA %d\r\n%b\r\n" % (len(known), known) for known in values])
+        start += b"VA %d c" % len(value)
+        end = b"\r\n%b\r\n" % value
+
+        def parse(raw: bytes) -> Reply | Unchanged | None:
+            if (
+                raw.startswith(start)
+                and raw.endswith(end)
+                and raw[len(start) : -len(end)].isdigit()
+            ):
+                return UNCHANGED
+            reply = parse_hits(raw, middle, middle + 1, middle + 1)
+            if reply is None and (answers := parse_answers(raw, middle + 1)) is not None:
+                return self._reply(answers, middle, middle + 1)
+            return reply
+
+        reply: Any = self._exchange(read_packet(names, (name,), ()), parse)
+        return None if reply is UNCHANGED else reply
+
+    def _reply(self, answers: list[Answer], middle: int, last: int) -> Reply:
         return (
             list(map(self._value, answers[:middle])),
             list(map(self._entry, answers[middle:last])),
@@ -201,12 +225,12 @@ class MemcachedServer(RemoteServer):
         )
 
     def lease(self, objects: Sequence[str], entries: Sequence[FoundEntry]) -> list[Lease | None]:
-        return [_version(lease) if lease else None for _, lease in entries]
+        return [version_of(lease) if lease else None for _, lease in entries]
 
     def release(self, objects: Mapping[str, FoundEntry]) -> None:
         # The lease of an entry with a value is only the version of the entry: it keeps nobody away.
         parts = [
-            b"md %b C%b\r\n" % (name.encode("ascii"), _version(lease))
+            b"md %b C%b\r\n" % (name.encode("ascii"), version_of(lease))
             for name, (value, lease) in objects.items()
             if value is None and lease is not None
         ]
@@ -215,7 +239,7 @@ class MemcachedServer(RemoteServer):
         count, packet = len(parts), b"".join(parts)
 
         def is_read(raw: bytes) -> bool | None:
-            return None if _parse(raw, count) is None else True
+            return None if parse_answers(raw, count) is None else True
 
         # A lease that is perhaps not given back needs no care: it ends soon.
         if len(packet) > self._max_write or not self._post(packet, is_read, lambda: None):
@@ -231,7 +255,7 @@ class MemcachedServer(RemoteServer):
             fits = 0 < len(value) <= MAX_VALUE
             stored.append(fits)
             if fits:
-                condition = b" C" + _version(lease) if lease is not None else b""
+                condition = b" C" + version_of(lease) if lease is not None else b""
                 parts.append(
                     b"ms %b %d%b T%d\r\n%b\r\n"
                     % (name.encode("ascii"), len(value), condition, seconds, value)
@@ -248,7 +272,7 @@ class MemcachedServer(RemoteServer):
             list(map(self._value, answers[count:])),
         )
 
-    def _is_stored(self, answer: _Answer) -> bool:
+    def _is_stored(self, answer: Answer) -> bool:
         if answer[0].startswith(b"SERVER_ERROR"):
             # The entry was not stored: its value is too large for this server, or the server lacks
             # memory.
@@ -295,7 +319,7 @@ class MemcachedServer(RemoteServer):
         count, packet = len(parts), b"".join(parts)
 
         def is_confirmed(raw: bytes) -> bool | None:
-            answers = _parse(raw, count)
+            answers = parse_answers(raw, count)
             return None if answers is None else _DONE.issuperset([line for line, _ in answers])
 
         if (
@@ -358,131 +382,10 @@ class MemcachedServer(RemoteServer):
         return [int(value) if value and value.strip().isdigit() else 0 for value in values]
 
     def info(self) -> dict[str, Any]:
-        return self._exchange(b"stats\r\n", _parse_stats)
+        return self._exchange(b"stats\r\n", parse_stats)
 
 
 def _seconds(ttl: float) -> int:
     # Return at least 1, because a lifetime of 0 seconds means to memcached that an entry never
     # expires.
     return min(max(math.ceil(ttl), 1), _MAX_TTL)
-
-
-def _reads(names: Sequence[str], objects: Sequence[str], again: Sequence[str]) -> bytes:
-    """Return a packet of ``mg`` commands that read the entries of all three lists of names.
-
-    The commands for ``objects`` also request a lease (permission to store) of each object, found or
-    missing.
-    """
-    text = f"mg {_PLAIN.join(names)}{_PLAIN[:-3]}" if names else ""
-    if objects:
-        text += f"mg {_LEASED.join(objects)}{_LEASED[:-3]}"
-    if again:
-        text += f"mg {_PLAIN.join(again)}{_PLAIN[:-3]}"
-    return text.encode("ascii")
-
-
-def _hits(raw: bytes, middle: int, last: int, count: int) -> _Reply | None:
-    """Parse the answers to a read quickly, if all ``count`` entries were found; else return None.
-
-    Also return None if a value is empty or contains a line end, which only the slower
-    :func:`_parse` can handle. The lease (permission to store) of an object is the whole first line
-    of its answer. Few leases are used, so :func:`_version` cuts the version number out of it only
-    then.
-
-    :param count: the number of answers. The answers about objects are next to each other.
-    :param middle: the position of the first answer about an object.
-    :param last: the position after the last answer about an object.
-    """
-    parts = raw.split(b"\r\n")
-    if len(parts) != 2 * count + 1:
-        return None
-    # The last part is the empty text after the last line end.
-    lines, values = parts[:-1:2], parts[1::2]
-    # Make the tuples without calling FoundEntry(value, line), which takes twice the time.
-    new = tuple.__new__
-    if count <= _FEW:
-        objects = []
-        for position, (line, value) in enumerate(zip(lines, values, strict=True)):
-            if not value:
-                return None
-            if middle <= position < last:
-                if not line.startswith(_leased_line(len(value))):
-                    return None
-                objects.append(new(FoundEntry, (value, line)))
-            elif line != _value_line(len(value)):
-                return None
-        return [*values[:middle]], objects, [*values[last:]]
-    # For many answers, a few calls for all of them take less time than a loop.
-    if not all(values):
-        return None
-    before, found, after = values[:middle], values[middle:last], values[last:]
-    if lines[:middle] + lines[last:] != list(map(_value_line, map(len, before + after))):
-        return None
-    leases = lines[middle:last]
-    if not all(map(bytes.startswith, leases, map(_leased_line, map(len, found)))):
-        return None
-    objects = [new(FoundEntry, pair) for pair in zip(found, leases, strict=True)]
-    return [*before], objects, [*after]
-
-
-# Up to so many answers are parsed one by one.
-_FEW = 12
-# The first line of an answer, by the size of the value. The lines are cached, because most values
-# have one of a few sizes.
-_value_line = lru_cache(maxsize=4096)(b"VA %d".__mod__)
-_leased_line = lru_cache(maxsize=4096)(b"VA %d c".__mod__)
-
-
-def _version(lease: bytes) -> bytes:
-    """Return the version number in ``lease``.
-
-    ``lease`` is the number itself or the first line of an answer, such as ``VA 150 c1234``.
-    """
-    return lease.rpartition(b" c")[2].split(None, 1)[0]
-
-
-def _parse(raw: bytes, count: int) -> list[_Answer] | None:
-    """Parse ``raw``, the answers to ``count`` commands. Return None while answers are missing.
-
-    :raises ProtocolError: an answer in ``raw`` is malformed, or ``raw`` has more than ``count``
-        answers.
-    """
-    answers: list[_Answer] = []
-    position = 0
-    find = raw.find
-    for _ in range(count):
-        end = find(b"\r\n", position)
-        if end < 0:
-            return None
-        line = raw[position:end]
-        if line[:3] == b"VA ":
-            try:
-                size = int(line.split(None, 2)[1])
-            except (ValueError, IndexError) as exc:
-                raise ProtocolError("a value without a size") from exc
-            stop = end + 2 + size
-            if size < 0 or raw[stop : stop + 2] != b"\r\n":
-                if size >= 0 and len(raw) < stop + 2:
-                    return None
-                raise ProtocolError("a value of another size")
-            answers.append((line, raw[end + 2 : stop]))
-            position = stop + 2
-        else:
-            if line[:2] not in _NO_ERROR and not line.startswith(b"SERVER_ERROR"):
-                # The error's message does not quote the answer, because the answer may contain
-                # anything, such as data of a user.
-                raise ProtocolError("not an answer of memcached")
-            answers.append((line, None))
-            position = end + 2
-    if position < len(raw):
-        raise ProtocolError("more than was asked for")
-    return answers
-
-
-def _parse_stats(raw: bytes) -> dict[str, Any] | None:
-    if not raw.endswith(b"END\r\n"):
-        return None
-    pairs = re.findall(rb"STAT (\S+) (.*)\r\n", raw)
-    if not pairs:
-        raise ProtocolError("no statistics")
-    return {key.decode(errors="replace"): value.decode(errors="replace") for key, value in pairs}
