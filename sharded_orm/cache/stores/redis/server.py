@@ -39,7 +39,7 @@ from sharded_orm.cache.stores.base import (
     Reply,
     ServerDown,
 )
-from sharded_orm.cache.stores.redis.greeting import LENGTH, OWNER, greet
+from sharded_orm.cache.stores.redis.login import LENGTH, OWNER, log_in
 from sharded_orm.cache.stores.redis.pools import place_of
 from sharded_orm.cache.stores.redis.protocol import (
     LINE_END,
@@ -135,7 +135,7 @@ class RedisServer(RemoteServer):
             "retry_on_error": [],
             # redis-py calls this function instead of its own greeting (login), which has no time
             # limit, and may choose version 3 of the protocol.
-            "redis_connect_func": lambda connection: owners.append(greet(connection, deadline)),
+            "redis_connect_func": lambda connection: owners.append(log_in(connection, deadline)),
         }
         connection = self._pool.connection_class(**{**options, **own})
         try:

@@ -20,7 +20,7 @@ _RUN_ID = re.compile(rb"^run_id:(\w+)\r?$", re.MULTILINE)
 LENGTH = 12
 
 
-def greet(connection: Any, deadline: float) -> bytes:
+def log_in(connection: Any, deadline: float) -> bytes:
     """Log in on a new connection. Return the value of the entry :data:`OWNER`.
 
     This entry has the ``run_id`` of the server that wrote the data, and the incarnation (the
@@ -65,7 +65,7 @@ def greet(connection: Any, deadline: float) -> bytes:
 
 
 def _ask(connection: Any, commands: list[tuple[bytes, ...]], deadline: float) -> list[Any]:
-    """Send commands on a connection that :func:`greet` prepares, and return their replies.
+    """Send commands on a connection that :func:`log_in` prepares, and return their replies.
 
     :raises ProtocolError: a command was refused, or a reply has the wrong type. A reply must be
         bytes; the reply to GET may also be None.
