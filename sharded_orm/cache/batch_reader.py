@@ -1,4 +1,4 @@
-"""Reads many rows by their primary keys through the cache, in one round trip per cache server.
+"""Reads many rows by their primary keys through the cache, usually in one round trip per cache server.
 
 A *guard* is the cache entry that says whether a row's entry is still valid. A process remembers the
 rows that it has decoded, with the bytes of their entries and guards. A row that was found valid twice,
@@ -17,8 +17,12 @@ from sharded_orm.cache.process_cache import DecodedRow
 from sharded_orm.cache.requests import HIT, ObjectRequest, RowAddress, RowBatch
 from sharded_orm.cache.stores.base import CacheServer, FoundEntry
 
-#: Decides about a request, by the bytes of its guards and its entry.
-_Decide = Callable[[ObjectRequest, CacheServer, tuple[bytes | None, ...], FoundEntry], None]
+_Unusable = dict[str, bytes | None]
+#: Decides about a request, by the bytes of its guards and its entry. If a guard is missing or broken,
+#: all guards of the request are added to the dict.
+_Decide = Callable[
+    [ObjectRequest, CacheServer, tuple[bytes | None, ...], FoundEntry, _Unusable], None
+]
 
 _Addresses = list[tuple[RowBatch, RowAddress]]
 _KeptRow = tuple[RowBatch, RowAddress, DecodedRow]
@@ -28,19 +32,28 @@ class BatchReader:
     """Reads the rows of batches from one cache server at a time. The threads of a process share it.
 
     :param decide: decides whether the entry of a request is valid, and sets the request's outcome.
+    :param make_guards: makes those guards in a dict that are missing or broken.
     :param monotonic: returns the time of a monotonic clock in seconds.
     :param kept_for: the seconds for which a row is kept. 0 if none is.
     """
 
-    def __init__(self, decide: _Decide, monotonic: Callable[[], float], kept_for: float) -> None:
+    def __init__(
+        self,
+        decide: _Decide,
+        make_guards: Callable[[CacheServer, _Unusable], None],
+        monotonic: Callable[[], float],
+        kept_for: float,
+    ) -> None:
         self._decide = decide
+        self._make_guards = make_guards
         self._monotonic = monotonic
         self._kept_for = kept_for
 
     def steps(self, server: CacheServer, batches: Sequence[RowBatch]) -> Steps:
         """Look for the rows of all ``batches``, whose entries are on ``server``.
 
-        The second round trip is only for kept rows whose guards have changed.
+        The second round trip is only for kept rows whose guards have changed. If guards are missing, a
+        further round trip makes them (more, if they are hundreds).
         """
         began = self._monotonic()
         kept: list[_KeptRow] = []
@@ -101,6 +114,7 @@ class BatchReader:
         :param began: the time on the monotonic clock before the entries were read.
         """
         until = began + self._kept_for
+        unusable: _Unusable = {}
         for (batch, address), entry in zip(addresses, entries, strict=True):
             name, known = address.name, batch.format.decoded.known
             guards_read = tuple(map(guard_of, address.scope.guards))
@@ -112,11 +126,14 @@ class BatchReader:
                 known[name] = DecodedRow(seen.value, seen.stamp, seen.row, seen.guards, until)
                 continue
             request = batch.request(address)
-            self._decide(request, server, guards_read, entry)
+            self._decide(request, server, guards_read, entry, unusable)
             if request.outcome == HIT and request.rows is not None:
                 batch.rows[name] = request.rows[0]
             else:
-                batch.requests[name] = request
+                # Of several requests for a row, the first one may have the lease (the permission to store it).
+                batch.requests.setdefault(name, request)
+        if unusable:
+            self._make_guards(server, unusable)
 
 
 def _distinct(guard_names: Iterable[tuple[str, ...]]) -> list[str]:

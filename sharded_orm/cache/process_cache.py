@@ -7,8 +7,10 @@ A remembered value is used only if the guards are the same as when it was read.
 - A remembered list saves a round trip.
 - A remembered revision saves one, too: the list's name is known, so the list and the guards are
   read in one packet.
-- A remembered row (:class:`Decoded`) saves decoding the entry again.
-- If all rows of a list are remembered together (:class:`ListedRows`), only the guards are read.
+- A remembered row (:class:`DecodedRow`) saves decoding the entry again. If it was valid twice with
+  the same bytes, a batch of rows reads only its guards, for some seconds.
+- If all rows of a list are remembered together (:class:`ListedRows`), only the guards are read, for
+  some seconds.
 """
 
 from __future__ import annotations
@@ -23,14 +25,14 @@ from sharded_orm.cache.values import Row
 _LONGEST_LIST = 100
 # If the result of a query for numbers has more numbers than this, it is not remembered.
 _MOST_NUMBERS = 500
-# The most seconds for which the rows of a list are used without reading their entries. A server evicts
-# entries that nobody reads for long.
+# The most seconds for which the rows of a list or a batch are used without reading their entries. A
+# server evicts entries that nobody reads for long.
 _KEPT_FOR = 10.0
 
 
 def kept_for(ttl: float) -> float:
-    """Return the seconds for which a process may use the rows of a list without reading the
-    entries.
+    """Return the seconds for which a process may use the rows of a list or a batch without reading
+    the entries.
 
     Entries are stored for so much less than ``ttl`` seconds. So no row is used for longer than
     ``ttl`` seconds, even if nothing tells the process of a write.
@@ -200,9 +202,12 @@ class DecodedRow(NamedTuple):
 class Decoded:
     """The decoded rows of entries that were read before, keyed by the entries' names. Thread-safe.
 
-    The rows are kept, because decoding an entry takes longer than fetching it. A kept row is used
-    only for an entry with the same bytes, name and stamp, so it is never outdated. The stamp is a
-    text that changes when a write makes the entry void.
+    The rows are kept, because decoding an entry takes longer than fetching it. A row is used only
+    if one of these was read just before, so it is never outdated:
+
+    - an entry of the same name with the same bytes, and guards that give its stamp. The stamp is a
+      text that changes when a write makes the entry void;
+    - guards with the same bytes as when the row was valid, until :attr:`DecodedRow.until`.
     """
 
     #: The most bytes of entries that all instances of this class in a process remember together.

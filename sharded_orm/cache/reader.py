@@ -27,10 +27,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import cast
 
-from sharded_orm.cache import guards
 from sharded_orm.cache.batch_reader import BatchReader
 from sharded_orm.cache.batching import Steps, drive, read_leased, read_unleased
 from sharded_orm.cache.closings import closing_queue
@@ -39,7 +38,7 @@ from sharded_orm.cache.filler import CacheServers, Filler, forbid_fill
 from sharded_orm.cache.guards import BrokenGuard
 from sharded_orm.cache.keys import Scope
 from sharded_orm.cache.process_cache import ListedRows, ProcessCache, kept_for
-from sharded_orm.cache.repair import Repairer, Sessions
+from sharded_orm.cache.repair import Repairer, Sessions, make_guards
 from sharded_orm.cache.requests import (
     HIT,
     MISS,
@@ -76,7 +75,7 @@ class Reader:
         self._now = now
         self._monotonic = monotonic
         self._kept_for = kept_for(cache.options.ttl)
-        self._batches = BatchReader(self._decide, lambda: self._monotonic(), self._kept_for)
+        self._batches = BatchReader(self._decide, self._make_guards, monotonic, self._kept_for)
 
     def read(
         self, requests: Sequence[ObjectRequest | ListRequest], *, to_fill: bool = True
@@ -147,7 +146,7 @@ class Reader:
         request = ObjectRequest(scope, format, sessions, pk)
         if reply is not None:
             raws, (entry,), _ = reply
-            self._judge(request, server, tuple(raws), entry)
+            self._judge(server, [(request, tuple(raws), entry)])
         self.cache.statistics.add(scope.type.name, **{self._finish(request, to_fill): 1})
         return request
 
@@ -177,7 +176,7 @@ class Reader:
             raws, (entry,), _ = exchange(server, names, (request.name,), ())
         except ServerDown:
             return
-        self._judge(request, server, tuple(raws), entry)
+        self._judge(server, [(request, tuple(raws), entry)])
 
     def read_rows(self, batches: Sequence[RowBatch], *, to_fill: bool = True) -> None:
         """Look for the rows of all ``batches`` in the cache. Set their ``rows`` and ``requests``.
@@ -212,24 +211,27 @@ class Reader:
         names = list(dict.fromkeys(n for request in requests for n in request.scope.guards))
         raws, entries, _ = yield server, names, [request.name for request in requests], ()
         guard_of = dict(zip(names, raws, strict=True)).__getitem__
-        for request, entry in zip(requests, entries, strict=True):
-            self._judge(request, server, tuple(map(guard_of, request.scope.guards)), entry)
+        raws_of = [tuple(map(guard_of, request.scope.guards)) for request in requests]
+        self._judge(server, zip(requests, raws_of, entries, strict=True))
 
     def _judge(
         self,
-        request: ObjectRequest,
         server: CacheServer,
-        guards_read: tuple[bytes | None, ...],
-        entry: FoundEntry,
+        found: Iterable[tuple[ObjectRequest, tuple[bytes | None, ...], FoundEntry]],
     ) -> None:
-        seen = request.format.decoded.known.get(request.name)
-        if seen is not None and seen.guards == guards_read and seen.value == entry.value:
-            # This process has already read the same bytes of the entry and of its guards, and found
-            # the row valid.
-            request.rows = [seen.row]
-            request.outcome = HIT
-        else:
-            self._decide(request, server, guards_read, entry)
+        """Set the outcomes of requests, by the bytes of their guards and their entries."""
+        unusable: dict[str, bytes | None] = {}
+        for request, guards_read, entry in found:
+            seen = request.format.decoded.known.get(request.name)
+            if seen is not None and seen.guards == guards_read and seen.value == entry.value:
+                # This process has already read the same bytes of the entry and of its guards, and
+                # found the row valid.
+                request.rows = [seen.row]
+                request.outcome = HIT
+            else:
+                self._decide(request, server, guards_read, entry, unusable)
+        if unusable:
+            self._make_guards(server, unusable)
 
     def _decide(
         self,
@@ -237,11 +239,14 @@ class Reader:
         server: CacheServer,
         raws: tuple[bytes | None, ...],
         entry: FoundEntry,
+        unusable: dict[str, bytes | None],
     ) -> None:
+        """Set the outcome of ``request``. If a guard is missing or broken, add all to ``unusable``."""
         scope = request.scope
         request.looks = (((request.name,), (entry,)),)
-        state = self._guard_state(server, scope.guards, scope.home, raws)
+        state = _guard_state(raws, scope.home)
         if state is None:
+            unusable.update(zip(scope.guards, raws, strict=True))
             return
         if state.open:
             self._repair(request, server, state)
@@ -293,8 +298,9 @@ class Reader:
             memory.forget_rows(own_guard, query, known)
         if object_names:
             request.looks = ((object_names, objects),)
-        state = self._guard_state(server, guard_names, scope.home, raws)
+        state = _guard_state(raws, scope.home)
         if state is None:
+            self._make_guards(server, dict(zip(guard_names, raws, strict=True)))
             return
         if state.open:
             self._repair(request, server, state)
@@ -350,10 +356,9 @@ class Reader:
                     object_server, home_guards, listed.names, home_guards
                 )  # fmt: skip
                 request.looks += ((listed.names, objects),)
-                home_state = self._guard_state(
-                    object_server, home_guards, scope.home, tuple(values)
-                )
+                home_state = _guard_state(tuple(values), scope.home)
                 if home_state is None:
+                    self._make_guards(object_server, dict(zip(home_guards, values, strict=True)))
                     return
                 if home_state.open:
                     self._repair(request, object_server, home_state)
@@ -397,41 +402,8 @@ class Reader:
         request.object_state = object_state
         request.outcome = MISS
 
-    def _guard_state(
-        self, server: CacheServer, names: Sequence[str], home: int, raws: tuple[bytes | None, ...]
-    ) -> GuardState | None:
-        """Combine guards into one state. If one is missing or broken, create a new one on the
-        server and return None.
-
-        :param server: the cache server that holds the guards.
-        :param names: the names of the guards, that of the widest scope first.
-        :param home: the position of the guard that says whether objects are valid.
-        :param raws: the bytes of the guards, as they were read.
-        """
-        try:
-            if None not in raws:
-                return judge(cast("tuple[bytes, ...]", raws), home)
-        except BrokenGuard:
-            pass
-        header = guards.header(self._now())
-        ttl = self.cache.guard_ttl
-        missing = []
-        try:
-            for name, raw in zip(names, raws, strict=True):
-                if raw is None:
-                    missing.append((name, guards.header(self._now())))
-                    continue
-                try:
-                    guards.parse(raw)
-                except BrokenGuard:
-                    server.replace(name, raw, header, ttl)
-            if missing:
-                server.add(missing, ttl)
-        except ServerDown:
-            # The cache server is down. A later reader will create the missing guards, the entries
-            # that say whether others are valid.
-            pass
-        return None
+    def _make_guards(self, server: CacheServer, found: Mapping[str, bytes | None]) -> None:
+        make_guards(server, found, self.cache.guard_ttl, self._now)
 
     def _repair(self, request: CacheRequest, server: CacheServer, state: GuardState) -> None:
         """Close the markers (announcements of writes) that dead writers left open in the guards.
@@ -479,3 +451,15 @@ class Reader:
         the answer.
         """
         self._filler.release(requests)
+
+
+def _guard_state(raws: tuple[bytes | None, ...], home: int) -> GuardState | None:
+    """Combine guards into one state. Return None if one is missing or broken.
+
+    :param raws: the bytes of the guards, as they were read, that of the widest scope first.
+    :param home: the position of the guard that says whether objects are valid.
+    """
+    try:
+        return None if None in raws else judge(cast("tuple[bytes, ...]", raws), home)
+    except BrokenGuard:
+        return None

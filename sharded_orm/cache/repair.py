@@ -1,4 +1,4 @@
-"""Repairing of guards after a writer died, and compacting of guards that have grown.
+"""Makes guards that are missing, repairs guards after a writer died, and compacts those that have grown.
 
 A *guard* is the cache entry that says whether the entries of a scope (a set of rows) are valid. An
 open *marker* in a guard says that a write to these rows is under way.
@@ -29,10 +29,11 @@ from sharded_orm.cache.guards import (
     Writer,
     closing,
     compacted,
+    header,
     parse,
 )
 from sharded_orm.cache.keys import Scope
-from sharded_orm.cache.stores.base import CacheServer
+from sharded_orm.cache.stores.base import CacheServer, ServerDown
 
 #: Seconds for which readers assume that the writer of a marker (the announcement of a write) is
 #: alive and will close the marker.
@@ -41,6 +42,9 @@ REPAIR_AFTER = 1.0
 #: announcement of a write) again, or closes it in the same guard again.
 _AGAIN_AFTER = 1.0
 _REMEMBERED = 4096
+# The most guards that are made by one packet. If a packet and its answers were larger than the network
+# buffers, client and server could block each other.
+_MOST_ADDED = 256
 
 
 class Sessions(Protocol):
@@ -246,3 +250,32 @@ def compact_marked(server: CacheServer, sizes: Mapping[str, int], ttl: float) ->
     for name, raw in zip(names, server.read(names)[0], strict=True):
         if raw is not None:
             compact(server, name, raw, ttl)
+
+
+def make_guards(
+    server: CacheServer,
+    found: Mapping[str, bytes | None],
+    ttl: float,
+    now: Callable[[], float],
+) -> None:
+    """Create those of some guards that are missing, and replace those that are broken.
+
+    Costs a round trip for up to 256 missing guards, and up to two for each broken guard. Does not raise if the cache server is down: a later reader will create the guards.
+
+    :param found: the bytes of the guards as they were read, by name; None for a missing guard.
+    :param ttl: seconds that the guards live from now on.
+    :param now: returns the time in seconds since 1970.
+    """
+    try:
+        for name, raw in found.items():
+            if raw is not None:
+                try:
+                    parse(raw)
+                except BrokenGuard:
+                    server.replace(name, raw, header(now()), ttl)
+        missing = [name for name, raw in found.items() if raw is None]
+        for start in range(0, len(missing), _MOST_ADDED):
+            part = missing[start : start + _MOST_ADDED]
+            server.add([(name, header(now())) for name in part], ttl)
+    except ServerDown:
+        pass

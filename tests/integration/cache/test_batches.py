@@ -10,12 +10,13 @@ from django.conf import settings as site_settings
 from django.db import connections
 from django.test import override_settings
 
+from sharded_orm.cache import repair
 from sharded_orm.cache.batch_reader import BatchReader
 from sharded_orm.cache.reader import Reader
 from sharded_orm.models.cached import queryset as cached_queryset
 from sharded_orm.models.cached.lookup_plan import plan_of
 from tests.cached.models import CachedBoard
-from tests.integration.cache.test_reads import objects, queries, store
+from tests.integration.cache.test_reads import objects, queries, round_trips, store
 from tests.queries.conftest import DATABASES, LATER, Clock, cache, clock
 
 __all__ = ["clock", "store"]
@@ -66,7 +67,7 @@ def later(monkeypatch: pytest.MonkeyPatch, boards: list[int]) -> Callable[[float
         nonlocal now
         now += seconds
 
-    monkeypatch.setattr(reader(), "_monotonic", lambda: now)
+    monkeypatch.setattr(reader()._batches, "_monotonic", lambda: now)
     return advance
 
 
@@ -133,6 +134,31 @@ def test_a_write_to_the_whole_table(store, boards, packets: Packets) -> None:
     packets.clear()
     assert names_of(boards) == ["all", "all", "b2"]
     assert packets[:2] == [(5, 0), (3, 2)]
+
+
+def test_a_row_by_two_forms_of_its_id(store, boards) -> None:
+    """The second command for the entry does not get the permission to store it. The first one has it."""
+    CachedBoard.objects.in_bulk([boards[0], str(boards[0])])
+    assert queries(lambda: names_of(boards[:1]), "pins_00000") == 0
+
+
+def test_missing_guards_cost_a_round_trip(store, boards, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The guards of all rows and tables on a server are made together."""
+    names_of(boards)
+    plan, server = plan_of(CachedBoard), objects()
+    assert plan is not None
+    addresses = plan._addresses[1]
+    guards = sorted({name for pk in boards for name in addresses[pk].scope.guards})
+    assert len(guards) == 5
+    server.finish(guards, [])
+    assert not any(server.read(guards)[0])
+    assert round_trips(lambda: names_of(boards)) == 2
+    assert all(server.read(guards)[0])
+    # There may be too many for one packet.
+    monkeypatch.setattr(repair, "_MOST_ADDED", 2)
+    server.finish(guards, [])
+    assert round_trips(lambda: names_of(boards)) == 4
+    assert all(server.read(guards)[0])
 
 
 def test_a_deleted_row(store, boards) -> None:
