@@ -48,6 +48,27 @@ def seconds_left(client: Client, name: str) -> int:
     return int(left.removeprefix("t"))
 
 
+@pytest.mark.parametrize(("count", "is_one"), [(20, False), (21, True), (200, True), (201, False)])
+def test_many_names_are_one_command(
+    server: MemcachedServer, name: str, count: int, is_one: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command ``get`` takes less time for some names, and more for very many."""
+    names = [f"{name}-{number}" for number in range(count)]
+    there = names[::2]
+    server.add([(name, name.encode()) for name in there], 100)
+    packets: list[bytes] = []
+    exchange = server._exchange
+
+    def note(packet: bytes, *args: Any, **kwargs: Any) -> Any:
+        packets.append(packet)
+        return exchange(packet, *args, **kwargs)
+
+    monkeypatch.setattr(server, "_exchange", note)
+    found, _, _ = server.read(names)
+    assert found == [name.encode() if name in there else None for name in names]
+    assert [packet.startswith(b"get ") for packet in packets] == [is_one]
+
+
 def test_times_to_live(server: MemcachedServer, client: Client, name: str) -> None:
     guard = f"{name}-guard"
     server.add([(guard, b"=\n")], 100)
@@ -162,7 +183,7 @@ def test_many_names(server: MemcachedServer, client: Client, name: str) -> None:
     expected = [values[number % len(values)] for number in range(len(names))]
     for each, value in zip(names, expected, strict=True):
         if value is not None:
-            client.set(each, value)
+            client.set(each, value, noreply=False)
     assert server.read(names) == ([value or None for value in expected], [], [])
     assert server.read(names[:1] * 30)[0] == [b"=\n"] * 30
     assert server.read(names[4:5] * 30)[0] == [None] * 30
@@ -170,6 +191,6 @@ def test_many_names(server: MemcachedServer, client: Client, name: str) -> None:
 
 def test_more_names_than_one_packet_takes(server: MemcachedServer, client: Client) -> None:
     name = uuid4().hex
-    client.set(f"{name}-7", b"seven")
+    client.set(f"{name}-7", b"seven", noreply=False)
     raws, _, _ = server.read([f"{name}-{number}" for number in range(4000)])
     assert raws == [b"seven" if number == 7 else None for number in range(4000)]

@@ -165,16 +165,34 @@ def parse_values(raw: bytes, names: Sequence[str]) -> list[bytes | None] | None:
 
     :raises ProtocolError: the answer is malformed.
     """
-    # If all entries were found, as usual, each is a line and a value.
     parts = raw.split(b"\r\n")
-    values = parts[1:-2:2]
-    if (
-        len(parts) == 2 * len(names) + 2
-        and parts[-2:] == [b"END", b""]
-        and all(values)
-        and parts[:-2:2] == [*map(_named_value_line, names, map(len, values))]
-    ):
-        return [*values]
+    end = len(parts) - 2
+    if parts[-2:] == [b"END", b""]:
+        # If all entries were found, as usual, each is a line and a value.
+        values = parts[1:-2:2]
+        if (
+            end == 2 * len(names)
+            and all(values)
+            and parts[:-2:2] == [*map(_named_value_line, names, map(len, values))]
+        ):
+            return [*values]
+        # Otherwise, a name is missing if the next line is not its own. If a value contains a line end,
+        # the next part has another size than its line says: no later name is found either, and the
+        # position does not get to the end.
+        parts.append(b"")
+        found: list[bytes | None] = []
+        position = 0
+        for name in names:
+            value = parts[position + 1]
+            if parts[position] == _named_value_line(name, len(value)):
+                found.append(value or None)
+                position += 2
+                if position > end:
+                    break
+            else:
+                found.append(None)
+        if position == end:
+            return found
     return _parse_slowly(raw, names)
 
 

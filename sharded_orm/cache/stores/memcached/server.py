@@ -62,6 +62,9 @@ _OPTIONS = frozenset({"connect_timeout", "socket_keepalive", "socket_module", "t
 
 #: The number of commands that a server answers at once if its option ``-R`` has the default value.
 _AT_ONCE = 20
+#: The most names that are read by the command ``get``. The answer for many more takes more processor time
+#: than the answers to the command ``mg``.
+_MOST_BY_GET = 200
 #: The end of an answer to a packet whose last command is ``mn``.
 _NOTHING = b"MN\r\n"
 
@@ -170,7 +173,11 @@ class MemcachedServer(RemoteServer):
         count = last + len(again)
         if not count:
             return [], [], []
-        if count == middle > _AT_ONCE and len(packet := get_packet(names)) <= self._max_read:
+        if (
+            count == middle
+            and _AT_ONCE < count <= _MOST_BY_GET
+            and len(packet := get_packet(names)) <= self._max_read
+        ):
             return self._exchange(packet, lambda raw: parse_values(raw, names)), [], []
         packet = read_packet(names, objects, again)
         if len(packet) > self._max_read and count > 1:

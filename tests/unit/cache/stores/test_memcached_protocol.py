@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from sharded_orm.cache.stores.memcached import protocol
 from sharded_orm.cache.stores.memcached.protocol import get_packet, parse_values
 from sharded_orm.cache.stores.sockets import ProtocolError
 
@@ -18,6 +19,8 @@ VALUES: list[dict[str, bytes]] = [
     # A value that looks like the answer about another name.
     {"a": b"1\r\nVALUE bb 0 1\r\n2"},
     {"a": b"1\r\nEND\r\n", "bb": b"two", "c": b"3"},
+    {"a": b"END", "bb": b"VALUE", "c": b"END\r\n"},
+    {"bb": b"END", "c": b"x\r\nEND"},
 ]
 
 
@@ -40,6 +43,15 @@ def test_answers(values: dict[str, bytes]) -> None:
 def test_answers_that_are_not_complete(values: dict[str, bytes]) -> None:
     raw = answer(values)
     assert all(parse_values(raw[:size], NAMES) is None for size in range(len(raw)))
+
+
+@pytest.mark.parametrize("found", [NAMES, ["a", "c"], ["bb"], ["c"], []])
+def test_missing_entries_do_not_need_the_slow_parser(
+    found: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(protocol, "_parse_slowly")
+    expected = [b"1" if name in found else None for name in NAMES]
+    assert parse_values(answer(dict.fromkeys(found, b"1")), NAMES) == expected
 
 
 def test_flags_of_another_client() -> None:
