@@ -165,12 +165,8 @@ def _storm(
 
         def start(seed: int, program: str) -> PythonProcess:
             common = _COMMON.format(ablation=ablation, seed=seed, albums=albums)
-            process = site.start(
-                "run",
-                PREAMBLE
-                + common
-                + program.format(stop=stop, pause=pause, ends_early=bool(ablation)),
-            )
+            own = program.format(stop=stop, pause=pause, ends_early=bool(ablation))
+            process = site.start("run", PREAMBLE + common + own)
             ending.callback(process.kill)
             return process
 
