@@ -482,14 +482,8 @@ def located(name: str, strategy: Strategy, key: Any) -> Shard | None:
 
     :param strategy: the routing strategy of the group, which :func:`strategy` has returned.
     """
-    if (number := strategy.locate(key)) is None:
-        return None
-    current = _active.current
-    used = topology() if _topology is not None or current is None else current.topology
-    try:
-        return used.groups[name].shard(number)
-    except LookupError:
-        return shard(name, number)  # raises the error
+    number = strategy.locate(key)
+    return None if number is None else shard(name, number)
 
 
 def place(name: str, key: Any) -> Shard:

@@ -7,30 +7,24 @@ class or an object of their own. So the short way is taken only if all methods a
 from __future__ import annotations
 
 from threading import get_ident
-from types import MethodType
 from typing import Any
-
-from django.db.backends.base.base import BaseDatabaseWrapper
 
 from sharded_orm.method_origin import module_of
 
-_CONNECTIONS = BaseDatabaseWrapper.__module__
 # Django guards ensure_connection() by a decorator of this module.
 _GUARDS = "django.utils.asyncio"
-
-# For each class of connection objects: the methods that were examined last, and whether all of them are
-# Django's.
-_examined: dict[Any, tuple[Any, Any, Any, Any, Any, bool]] = {}
-_NOTHING = (None, None, None, None, None, False)
 
 # The methods that a statement passes on its way to a cursor.
 _METHODS = (
     "cursor", "_cursor", "create_cursor", "make_cursor", "_prepare_cursor", "ensure_connection",
-    "validate_thread_sharing", "close_if_health_check_failed", "validate_no_broken_transaction",
+    "validate_thread_sharing", "close_if_health_check_failed", "validate_no_broken_transaction", "queries_logged",
 )  # fmt: skip
-# The same as _examined, for all of these methods.
-_examined_kinds: dict[Any, tuple[Any, ...]] = {}
-_UNKNOWN = (*[None] * (len(_METHODS) + 1), False)
+# The methods that ShardConnectionMixin overrides, and which then call the inherited ones.
+_INHERITED = ("_cursor", "queries_logged")
+# For each class of connection objects: all these methods, as they were examined last, and whether all of
+# them are known.
+_examined: dict[Any, tuple[Any, ...]] = {}
+_UNKNOWN = (*[None] * (len(_METHODS) + len(_INHERITED)), False)
 
 
 def open_cursor(wrapper: Any, name: str | None) -> Any:
@@ -47,57 +41,28 @@ def open_cursor(wrapper: Any, name: str | None) -> Any:
         raise
 
 
-def opens_as_django(wrapper: Any, cursor_method: Any) -> bool:
+def opens_as_django(wrapper: Any, inherited: Any) -> bool:
     """Whether Django's methods would only open a cursor: the connection answers and belongs to this
-    thread, and neither ``cursor_method`` nor a method that it calls was replaced.
+    thread, and no method that opens a cursor was replaced.
 
-    :param cursor_method: the method ``_cursor``, bound to ``wrapper``, that would be called.
+    :param inherited: see :func:`are_djangos`.
     """
     return (
         wrapper.connection is not None
         and (not wrapper.health_check_enabled or wrapper.health_check_done)
         and wrapper._thread_ident == get_ident()
-        and _are_djangos(wrapper, cursor_method)
+        and are_djangos(wrapper, inherited)
     )
 
 
-def _are_djangos(wrapper: Any, cursor_method: Any) -> bool:
-    """Whether ``cursor_method`` and all methods that it calls are Django's."""
-    # Compare by ``type`` and ``is`` only: the methods of some packages claim to be the original.
-    if type(cursor_method) is not MethodType:
-        return False
-    kind = type(wrapper)
-    cursor, prepare = cursor_method.__func__, kind._prepare_cursor
-    check, ensure = kind.close_if_health_check_failed, kind.ensure_connection
-    validate = kind.validate_thread_sharing
-    known = _examined.get(kind, _NOTHING)
-    if (
-        known[0] is cursor
-        and known[1] is prepare
-        and known[2] is check
-        and known[3] is ensure
-        and known[4] is validate
-    ):
-        is_known = known[5]
-    else:
-        methods = cursor, prepare, check, ensure, validate
-        is_known = all(map(_is_djangos, methods))
-        _examined[kind] = *methods, is_known
-    if not is_known:
-        return False
-    own: dict[str, Any] = wrapper.__dict__
-    return (
-        "ensure_connection" not in own
-        and "validate_thread_sharing" not in own
-        and "close_if_health_check_failed" not in own
-        and "_prepare_cursor" not in own
-    )
+def are_djangos(wrapper: Any, inherited: Any) -> bool:
+    """Whether all methods that open a cursor of the shard's ``wrapper`` are Django's or this package's.
 
-
-def are_djangos(wrapper: Any) -> bool:
-    """Whether all methods that open a cursor of the shard's ``wrapper`` are Django's or this package's."""
+    :param inherited: ``super(ShardConnectionMixin, type(wrapper))``.
+    """
     kind = type(wrapper)
-    known = _examined_kinds.get(kind, _UNKNOWN)
+    known = _examined.get(kind, _UNKNOWN)
+    # Compare by "is" only: the methods of some packages claim to be equal to the original.
     if not (
         known[0] is kind.cursor
         and known[1] is kind._cursor
@@ -108,22 +73,18 @@ def are_djangos(wrapper: Any) -> bool:
         and known[6] is kind.validate_thread_sharing
         and known[7] is kind.close_if_health_check_failed
         and known[8] is kind.validate_no_broken_transaction
-        and known[9] is BaseDatabaseWrapper._cursor  # type: ignore[attr-defined]  # missing in Django's type stubs
+        and known[9] is kind.queries_logged
+        and known[10] is inherited._cursor
+        and known[11] is inherited.queries_logged
     ):
         methods = [getattr(kind, name) for name in _METHODS]
-        methods.append(BaseDatabaseWrapper._cursor)  # type: ignore[attr-defined]  # missing in Django's type stubs
-        known = _examined_kinds[kind] = (*methods, all(map(_is_known, methods)))
-    return bool(known[10]) and wrapper.__dict__.keys().isdisjoint(_METHODS)
-
-
-def _is_djangos(method: Any) -> bool:
-    return _module_of(method) == _CONNECTIONS
+        methods += [getattr(inherited, name) for name in _INHERITED]
+        known = _examined[kind] = (*methods, all(map(_is_known, methods)))
+    return bool(known[12]) and wrapper.__dict__.keys().isdisjoint(_METHODS)
 
 
 def _is_known(method: Any) -> bool:
-    return _module_of(method).startswith(("django.db.backends.", "sharded_orm.backends."))
-
-
-def _module_of(method: Any) -> str:
-    module = module_of(method)
-    return module_of(getattr(method, "__wrapped__", None)) if module == _GUARDS else module
+    module = module_of(method.fget if type(method) is property else method)
+    if module == _GUARDS:
+        module = module_of(getattr(method, "__wrapped__", None))
+    return module.startswith(("django.db.backends.", "sharded_orm.backends."))

@@ -148,7 +148,7 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
                 # must not be older than the knowledge about moving keys.
                 self.awaits_snapshot = False
                 self.known_at_snapshot = knowledge_of(self.shard)
-            if opens_as_django(self, super()._cursor):
+            if opens_as_django(self, super(ShardConnectionMixin, type(self))):
                 return open_cursor(self, name)
         return super()._cursor(name)
 

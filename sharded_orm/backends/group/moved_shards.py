@@ -413,14 +413,14 @@ class ShardDebugCursor(ShardCursor, CursorDebugWrapper):
         return CursorDebugWrapper.execute(self, sql, params)
 
 
-_EXECUTE, _WRAP, _SEND, _LOOK_UP, _ENTER, _EXIT = (
+_EXECUTE, _WRAP, _SEND, _LOOK_UP, _ENTER, _EXIT, _INIT = (
     CursorWrapper.execute, CursorWrapper._execute_with_wrappers, CursorWrapper._execute,  # type: ignore[attr-defined]  # missing in Django's type stubs
-    CursorWrapper.__getattr__, CursorWrapper.__enter__, CursorWrapper.__exit__,
+    CursorWrapper.__getattr__, CursorWrapper.__enter__, CursorWrapper.__exit__, CursorWrapper.__init__,
 )  # fmt: skip
 # Another package may have replaced the methods before this module was imported.
 _ARE_KNOWN = all(
     module_of(method) == utils.__name__
-    for method in (_EXECUTE, _WRAP, _SEND, _LOOK_UP, _ENTER, _EXIT)
+    for method in (_EXECUTE, _WRAP, _SEND, _LOOK_UP, _ENTER, _EXIT, _INIT)
 )
 _OF_CURSORS = CursorWrapper.__dict__
 
@@ -463,6 +463,10 @@ def cursors_only_send() -> bool:
         and CursorWrapper.__getattr__ is _LOOK_UP
         and CursorWrapper.__enter__ is _ENTER
         and CursorWrapper.__exit__ is _EXIT
+        and CursorWrapper.__init__ is _INIT
+        and "__new__" not in _OF_CURSORS
+        and "__getattribute__" not in _OF_CURSORS
+        and "__setattr__" not in _OF_CURSORS
         and "fetchall" not in _OF_CURSORS
         and "fetchone" not in _OF_CURSORS
         and "close" not in _OF_CURSORS

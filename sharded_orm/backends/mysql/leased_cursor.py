@@ -49,10 +49,22 @@ class RowReader(LeasedCursor):
     error: BaseException | None = None
 
     def _run_free(self, *args: Any) -> Any:
-        error, self.error = self.error, None
-        if error is not None:
-            raise error
+        self._raise_kept()
         return super()._run_free(*args)
+
+    def _run_held(self, *args: Any) -> Any:
+        # execute() calls this method if a name in the statement makes it seem to leave state in its session.
+        self._raise_kept()
+        return super()._run_held(*args)
+
+    def _raise_kept(self) -> None:
+        error, self.error = self.error, None
+        try:
+            if error is not None:
+                raise error
+        finally:
+            # The traceback of the error has this frame. Do not let the frame have the error.
+            error = None
 
     def _fetch_result(self, session: NodeSession) -> None:
         result = session.store_result()

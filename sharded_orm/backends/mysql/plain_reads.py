@@ -11,7 +11,7 @@ from typing import Any
 
 from django.apps import apps
 from django.conf import settings
-from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db import Error
 
 from sharded_orm.backends.group import relocation
 from sharded_orm.backends.group.cursor_methods import are_djangos
@@ -21,17 +21,14 @@ from sharded_orm.backends.mysql.connection import VirtualConnection
 from sharded_orm.backends.mysql.leased_cursor import LeasedCursor, RowReader
 from sharded_orm.backends.mysql.statement_kind import StatementKind
 from sharded_orm.backends.session_mode import SessionMode
-from sharded_orm.method_origin import module_of
 
 _FREE, _READ = SessionMode.FREE, StatementKind.READ
-_LOGGED, _LOGGED_BY_DJANGO = ShardConnectionMixin.queries_logged, BaseDatabaseWrapper.queries_logged
-# Another package may have replaced the property before this module was imported.
-_IS_KNOWN = module_of(getattr(_LOGGED_BY_DJANGO, "fget", None)) == BaseDatabaseWrapper.__module__
 
 
 class PlainReadMixin(ShardConnectionMixin):
     """Mixin for the connection object of a shard: reads without a cursor object."""
 
+    Database: Any
     connection: VirtualConnection | None
     force_debug_cursor: bool
     health_check_enabled: bool
@@ -67,12 +64,9 @@ class PlainReadMixin(ShardConnectionMixin):
             or is_debugging
             or group.force_debug_cursor
             or self.force_debug_cursor
-            or not _IS_KNOWN
-            or type(self).queries_logged is not _LOGGED
-            or BaseDatabaseWrapper.queries_logged is not _LOGGED_BY_DJANGO
             or not apps.ready
             or _get_running_loop() is not None  # Django's cursor() refuses to block an event loop.
-            or not are_djangos(self)
+            or not are_djangos(self, super(ShardConnectionMixin, type(self)))
             or not cursors_only_send()
         ):
             return None
@@ -86,14 +80,19 @@ class PlainReadMixin(ShardConnectionMixin):
             group.shards.record_use(self)
         if self._touched is not None:
             self._touched.add(self.alias)
-        reader = RowReader(connection)
+        reader: Any = RowReader(connection)
         try:
             LeasedCursor._run_free(reader, connection, _READ, sql, params)
-        except BaseException as exc:
-            # Do what a cursor does after an error: it raises Django's error, or follows the shard to
-            # another node.
-            reader.error = exc
+            return reader._rows
+        except (self.Database.Error, Error) as exc:
+            error: BaseException | None = exc
+        # Do what a cursor does after an error: it raises Django's error, or follows the shard to another
+        # node. This is outside of "except", because the context of Django's error would differ there.
+        reader.error = error
+        try:
             with ShardCursor(reader, self) as cursor:
                 cursor._execute(sql, params)
                 return cursor.fetchall()
-        return reader._rows
+        finally:
+            # The traceback of the error has this frame. Do not let the frame have the error.
+            error = reader = None

@@ -81,7 +81,7 @@ class InstanceLoader:
             self._make = _loop(tuple(self.names))
             if self._is_plain:
                 positions = tuple(position for position, _, _ in self._steps)
-                self._make_loaded = _converting_loop(tuple(self.names), positions)
+                self._make_loaded = _loop(tuple(self.names), positions)
         #: Whether the loader may make instances of rows that other connections with the same
         #: settings have read, apart from the schema. False if a converter is a project's own: it
         #: may look at its connection.
@@ -162,7 +162,8 @@ class InstanceLoader:
         ):
             values = self.converted(rows)
             return self._instances(values, repeat(self._alias, len(rows)), queryset)
-        instances = make(self._model, rows, self._alias, self._connection, self._steps)
+        aliases = repeat(self._alias, len(rows))
+        instances = make(self._model, rows, aliases, self._connection, self._steps)
         if compat.HAS_FETCH_MODES:
             compat.set_fetch_mode(instances, queryset, is_set=False)
         return instances
@@ -269,59 +270,36 @@ def _is_word(name: str) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def _loop(names: tuple[str, ...]) -> Callable[..., list[Any]]:
-    """Return a function that makes instances of plain models whose fields have these attnames."""
-    return _generated(_LOOP, names)
+def _loop(names: tuple[str, ...], positions: tuple[int, ...] = ()) -> Callable[..., list[Any]]:
+    """Return a function that makes instances of plain models whose fields have these attnames.
 
-
-@lru_cache(maxsize=1024)
-def _converting_loop(
-    names: tuple[str, ...], positions: tuple[int, ...]
-) -> Callable[..., list[Any]]:
-    """Return a function as that of :func:`_loop`, which also converts values.
-
-    :param positions: the position of the converted value, for each converter.
+    :param positions: the position of the converted value, for each converter that the function calls.
     """
-    steps = "".join(f"(_, c{step}, k{step}), " for step in range(len(positions)))
-    conversions = "".join(
-        f"        v{position} = c{step}(v{position}, k{step}, connection)\n"
-        for step, position in enumerate(positions)
-    )
-    return _generated(_CONVERTING_LOOP, names, steps=steps, conversions=conversions)
-
-
-def _generated(text: str, names: tuple[str, ...], **parts: str) -> Callable[..., list[Any]]:
     # Assignments take half of the time of __dict__.update(), and their instances less memory: Python makes
     # no dict for an instance whose __dict__ nobody has asked for. Only generated code has the names.
-    values = "".join(f"v{position}, " for position in range(len(names)))
-    assignments = "".join(
-        f"        instance.{name} = v{position}\n" for position, name in enumerate(names)
+    steps = range(len(positions))
+    text = _LOOP.format(
+        values="".join(f"v{position}, " for position in range(len(names))),
+        steps="".join(f"(_, c{step}, k{step}), " for step in steps),
+        conversions="".join(
+            f"        v{position} = c{step}(v{position}, k{step}, connection)\n"
+            for step, position in enumerate(positions)
+        ),
+        assignments="".join(
+            f"        instance.{name} = v{position}\n" for position, name in enumerate(names)
+        ),
     )
     scope: dict[str, Any] = {"ModelState": ModelState}
-    exec(text.format(values=values, assignments=assignments, **parts), scope)
+    exec(text, scope)
     make: Callable[..., list[Any]] = scope["make"]
     return make
 
 
 _LOOP = """
-def make(model, rows, aliases, new=object.__new__):
-    instances = []
-    for alias, ({values}) in zip(aliases, rows, strict=True):
-        instance = new(model)
-        instance._state = state = ModelState()
-        state.adding = False
-        state.db = alias
-{assignments}
-        instances.append(instance)
-    return instances
-"""
-
-
-_CONVERTING_LOOP = """
-def make(model, rows, alias, connection, steps, new=object.__new__):
+def make(model, rows, aliases, connection=None, steps=(), new=object.__new__):
     instances = []
     [{steps}] = steps
-    for ({values}) in rows:
+    for alias, ({values}) in zip(aliases, rows, strict=True):
 {conversions}
         instance = new(model)
         instance._state = state = ModelState()

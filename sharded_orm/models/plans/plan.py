@@ -12,7 +12,6 @@ from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Protocol
 
-from django.db.backends.base.operations import BaseDatabaseOperations
 from django.db.models import Count
 from django.db.models.expressions import Col
 from django.db.models.sql import Query
@@ -37,8 +36,6 @@ ROWS, GET, EXISTS, COUNT = "rows", "get", "exists", "count"
 #: The value that a read returns if it was not done: Django must do it.
 UNREAD: Any = object()
 
-_LIMIT_SQL = BaseDatabaseOperations.limit_offset_sql
-_LIMIT_PARAMS = BaseDatabaseOperations._get_limit_offset_params  # type: ignore[attr-defined]  # missing in Django's type stubs
 # The part of the SQL that each further value of a list adds.
 _FURTHER = ", %s"
 
@@ -224,18 +221,8 @@ class Plan:
             sql = sql[: self._list_end] + _FURTHER * further + sql[self._list_end :]
         if limits is None:
             return sql
-        low, high = limits
-        kind = type(connection.ops)
-        if (
-            high is not None
-            and low < high
-            and kind.limit_offset_sql is _LIMIT_SQL
-            and kind._get_limit_offset_params is _LIMIT_PARAMS
-        ):
-            # What the method of Django's base class returns, in a tenth of its time.
-            return f"{sql} LIMIT {high - low} OFFSET {low}" if low else f"{sql} LIMIT {high}"
         # As SQLCompiler.as_sql().
-        return f"{sql} {connection.ops.limit_offset_sql(low, high)}"
+        return f"{sql} {connection.ops.limit_offset_sql(*limits)}"
 
     def read(
         self,
@@ -257,11 +244,7 @@ class Plan:
         :param limits: the slice as two row numbers, counted from 0: its first row, and the row
             after its last row.
         """
-        # As accepts(), without a call for numbers.
-        for position, low, high in self._ranges:
-            if not low <= values[position] <= high:
-                return UNREAD
-        if self._lists and not self.accepts(values):
+        if not self.accepts(values):
             return UNREAD
         is_value = kind is EXISTS or kind is COUNT
         if self.cache is not None:

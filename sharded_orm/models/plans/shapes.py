@@ -181,11 +181,7 @@ class Recording(NamedTuple):
         :param excluded: whether the call is ``exclude(**named)``.
         """
         shape, filters, earlier, limits, instances = self
-        # As _filter_call(), without calls.
-        kinds = tuple(map(type, named.values()))
-        if not KINDS_BY_TYPE.issuperset(kinds):
-            kinds = tuple(map(kind_of, named.values()))
-        child = shape.children.get((excluded, *named, *kinds))
+        child = shape.children.get(_filter_call(named, excluded))
         if child is None:
             return None
         if not child.freezes:
@@ -420,14 +416,10 @@ def plan_of(what: str, make: Callable[[], P | None]) -> P | None:
 
 
 def _filter_call(named: dict[str, Any], excluded: bool) -> tuple[Any, ...]:
-    return (
-        excluded,
-        *named,
-        *[
-            kind if (kind := type(value)) in KINDS_BY_TYPE else kind_of(value)
-            for value in named.values()
-        ],
-    )
+    kinds = tuple(map(type, named.values()))
+    if not KINDS_BY_TYPE.issuperset(kinds):
+        kinds = tuple(map(kind_of, named.values()))
+    return (excluded, *named, *kinds)
 
 
 def _are_texts(names: tuple[Any, ...]) -> bool:

@@ -26,7 +26,7 @@ COPIED = frozenset(QuerySet().__dict__) | {
     "_is_using_called", "_partial", "_recording", "_scatters", "_uncached",
 }  # fmt: skip
 
-#: The number of attributes of a queryset that records its calls, if it has only those of each such queryset.
+#: The number of attributes of a queryset that records its calls, if none was added and none deleted.
 PLAIN_COUNT = len(QuerySet().__dict__) + 1
 
 _recordings: dict[tuple[Any, Any], Recording | None] = {}

@@ -212,8 +212,8 @@ class CallRecorder(QuerySetMixin[M]):
         attributes = clone.__dict__
         attributes.update(self.__dict__)
         if len(attributes) != PLAIN_COUNT and not attributes.keys() <= COPIED:
-            # Do not copy an attribute or method that the project has set on this one object. With the least
-            # number of attributes, there is none: Django's methods need each of the others.
+            # Do not copy an attribute or method that the project has set on this one object. With the usual
+            # number of attributes, there is none, unless the project has also deleted one of Django's.
             for name in attributes.keys() - COPIED:
                 del attributes[name]
         attributes["_recording"] = recording

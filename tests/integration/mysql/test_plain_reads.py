@@ -11,10 +11,12 @@ import pytest
 from django.core.exceptions import SynchronousOnlyOperation
 from django.db import ProgrammingError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.mysql.base import DatabaseWrapper as MySQLWrapper
 from django.db.backends.utils import CursorWrapper
 from django.test.utils import CaptureQueriesContext
 
 from sharded_orm import runtime
+from sharded_orm.backends.mysql.leased_cursor import RowReader
 from sharded_orm.exceptions import ShardDatabaseMissing
 from tests.queries.conftest import DATABASES
 from tests.samples.models import Sample
@@ -40,6 +42,8 @@ OF_CONNECTIONS = [
 # The classes of this package do not always call Django's method.
 OVERRIDDEN = {"make_cursor", "create_cursor", "validate_no_broken_transaction"}
 OF_CURSORS = [
+    "__init__",
+    "__getattribute__",
     "execute",
     "_execute",
     "_execute_with_wrappers",
@@ -116,6 +120,34 @@ def test_a_replaced_method_of_connections_is_called(
     assert shard.read_rows("SELECT 1", ()) == ((1,),)
 
 
+def test_methods_behind_those_of_the_package_are_called(
+    shard: Any, plain: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If a package adds a method to Django's MySQL class, or a project to a base class of its engine."""
+    seen: list[str] = []
+
+    def cursor(self: Any, name: str | None = None) -> Any:
+        seen.append(self.alias)
+        return BaseDatabaseWrapper._cursor(self, name)  # type: ignore[attr-defined]  # missing in Django's type stubs
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MySQLWrapper, "_cursor", cursor, raising=False)
+        assert results() == RESULTS
+    assert plain == [False] * len(READS)
+    assert seen == [shard.alias] * len(READS)
+    with monkeypatch.context() as patch:
+        patch.setattr(MySQLWrapper, "queries_logged", property(lambda _: True), raising=False)
+        shard.queries_log.clear()
+        assert results() == RESULTS
+    assert len(shard.queries_log) == len(READS)
+    for body in ({"_cursor": cursor}, {"queries_logged": property(lambda _: True)}):
+        behind = type("Behind", (BaseDatabaseWrapper,), body)
+        monkeypatch.setattr(shard, "__class__", type("Engine", (type(shard), behind), {}))
+        assert shard.read_rows("SELECT 1", ()) is None
+        monkeypatch.undo()
+    assert shard.read_rows("SELECT 1", ()) == ((1,),)
+
+
 @pytest.mark.parametrize("name", OF_CURSORS)
 def test_a_replaced_method_of_cursors_is_called(
     name: str, plain: list[bool], monkeypatch: pytest.MonkeyPatch
@@ -187,6 +219,16 @@ def test_transactions_and_event_loops_use_cursors(shard: Any, plain: list[bool])
     assert asyncio.run(read_by_twin()) == 2
 
 
+def chain(error: BaseException | None) -> list[Any]:
+    """Each exception in the context of ``error``, with all that a traceback shows of it."""
+    errors: list[Any] = []
+    while error is not None:
+        cause, notes = type(error.__cause__), getattr(error, "__notes__", None)
+        errors.append((type(error), error.args, cause, error.__suppress_context__, notes))
+        error = error.__context__
+    return errors
+
+
 def test_errors_are_those_of_a_cursor(shard: Any) -> None:
     sql = "SELECT nothing FROM nowhere WHERE id = %s"
     with pytest.raises(ProgrammingError) as by_cursor, shard.cursor() as cursor:
@@ -195,8 +237,7 @@ def test_errors_are_those_of_a_cursor(shard: Any) -> None:
     with pytest.raises(ProgrammingError) as caught:
         shard.read_rows(sql, (1,))
     assert caught.value.args == by_cursor.value.args
-    assert caught.value.__notes__ == by_cursor.value.__notes__
-    assert type(caught.value.__cause__) is type(by_cursor.value.__cause__)
+    assert chain(caught.value) == chain(by_cursor.value)
     assert shard.errors_occurred
     assert shard.read_rows("SELECT %s", (1,)) == ((1,),)
     with pytest.raises(ProgrammingError, match="not enough arguments"):
@@ -207,6 +248,49 @@ def test_errors_are_those_of_a_cursor(shard: Any) -> None:
         shard.read_rows("SELECT 1", ())
     shard.connection.schema, shard.connection.use = schema, use
     assert shard.read_rows("SELECT DATABASE()", ()) == ((schema,),)
+
+
+@pytest.mark.parametrize("is_handling", [False, True])
+@pytest.mark.parametrize("sql", ["SELECT 1 AS `get_lock` FROM nowhere", "SELECT ("])
+def test_an_error_has_the_context_of_a_cursor_error(
+    sql: str, is_handling: bool, shard: Any
+) -> None:
+    def by_cursor() -> None:
+        with shard.cursor() as cursor:
+            cursor.execute(sql, ())
+
+    chains = []
+    for read in (lambda: shard.read_rows(sql, ()), by_cursor):
+        with pytest.raises(ProgrammingError) as caught:
+            if is_handling:
+                try:
+                    raise KeyError(1)
+                except KeyError:
+                    read()
+            else:
+                read()
+        chains.append(chain(caught.value))
+        shard.close()
+        with shard.cursor():
+            pass  # connects
+    assert chains[0] == chains[1]
+
+
+def test_an_interrupted_read_is_not_repeated(shard: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if a name in the statement makes it one that may leave state in its session."""
+    original = RowReader._fetch_result
+    interrupts = [KeyboardInterrupt]
+
+    def fetch(self: Any, session: Any) -> None:
+        original(self, session)
+        if interrupts:
+            raise interrupts.pop()
+
+    monkeypatch.setattr(RowReader, "_fetch_result", fetch)
+    sql = "SELECT `get_lock` FROM (SELECT 1 AS `get_lock`) AS t"
+    with pytest.raises(KeyboardInterrupt):
+        shard.read_rows(sql, ())
+    assert shard.read_rows(sql, ()) == ((1,),)
 
 
 def test_a_session_that_the_server_has_closed_is_replaced(shard: Any) -> None:
