@@ -162,7 +162,7 @@ def test_many_names(server: MemcachedServer, client: Client, name: str) -> None:
     expected = [values[number % len(values)] for number in range(len(names))]
     for each, value in zip(names, expected, strict=True):
         if value is not None:
-            client.set(each, value)
+            client.set(each, value, noreply=False)
     assert server.read(names) == ([value or None for value in expected], [], [])
     assert server.read(names[:1] * 30)[0] == [b"=\n"] * 30
     assert server.read(names[4:5] * 30)[0] == [None] * 30
