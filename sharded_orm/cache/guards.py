@@ -42,6 +42,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 from urllib.parse import quote, unquote
 
 #: The most primary keys that a marker (the announcement of a write) lists. The marker of a write to
@@ -75,8 +76,7 @@ class BrokenGuard(ValueError):
     """
 
 
-@dataclass(frozen=True, slots=True)
-class Writer:
+class Writer(NamedTuple):
     """The database session of a transaction that has written rows.
 
     :param server: the identity of the database server, to be compared with the identities of other
@@ -90,8 +90,7 @@ class Writer:
     connection: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Marker:
+class Marker(NamedTuple):
     """A marker: the announcement of a write that may be committed at any time.
 
     :param token: identifies the marker.
@@ -188,13 +187,11 @@ def header(now: float) -> bytes:
 
 def opening(marker: Marker) -> bytes:
     """Return the line that adds ``marker``, the announcement of a write, to a guard."""
-    writer = marker.writer
-    pks = "*" if marker.pks is None else ";".join(sorted(marker.pks))
-    parts = (
-        marker.token, str(round(marker.at * 1000)), "w" if marker.wide else "n",
-        _quoted(writer.server), _quoted(writer.account), str(writer.connection), pks,
-    )  # fmt: skip
-    return f"+{','.join(parts)}\n".encode()
+    token, at, wide, writer, pks = marker
+    listed = "*" if pks is None else ";".join(sorted(pks))
+    return (
+        f"+{token},{round(at * 1000)},{'w' if wide else 'n'},{_text_of(writer)},{listed}\n".encode()
+    )
 
 
 def closing(token: str, *, void: bool) -> bytes:
@@ -320,8 +317,9 @@ def revision(guards: Iterable[Guard]) -> str:
 
 
 @lru_cache(maxsize=256)
-def _quoted(text: str) -> str:
-    return quote(text, safe="")
+def _text_of(writer: Writer) -> str:
+    server, account = quote(writer.server, safe=""), quote(writer.account, safe="")
+    return f"{server},{account},{writer.connection}"
 
 
 def _unquoted(text: str) -> str:

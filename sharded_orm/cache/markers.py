@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import partial
 from typing import NamedTuple, NoReturn, Protocol
 
@@ -32,7 +32,7 @@ from sharded_orm.cache.guards import (
     new_token,
     opening,
 )
-from sharded_orm.cache.keys import CachedType, Scope
+from sharded_orm.cache.keys import Scope
 from sharded_orm.cache.repair import compact_marked
 from sharded_orm.cache.stores.base import CacheServer, ServerDown
 from sharded_orm.exceptions import CacheUnavailable
@@ -87,18 +87,19 @@ class TouchedRows:
             if len(self.pks) > MAX_LISTED:
                 self.pks = None
 
-    def updates(self) -> Iterator[GuardUpdate]:
-        """Yield a :class:`GuardUpdate` for each guard in which the write must be announced.
+    def updates(self) -> list[GuardUpdate]:
+        """Return a :class:`GuardUpdate` for each guard in which the write must be announced.
 
         A guard is the entry that says whether other entries are valid.
         """
         pks = None if self.pks is None else frozenset(self.pks)
         # Take the last of scope.guards, which is the scope's own guard. The guards of wider sets of
         # rows come before it.
-        yield GuardUpdate(self.scope, self.scope.guards[-1], pks, self.wide, at_home=True)
+        updates = [GuardUpdate(self.scope, self.scope.guards[-1], pks, self.wide, True)]
         if not self.wide:
             for scope in self.isolates.values():
-                yield GuardUpdate(scope, scope.guards[-1], frozenset(), False, at_home=False)
+                updates.append(GuardUpdate(scope, scope.guards[-1], frozenset(), False, False))
+        return updates
 
 
 class GuardUpdate(NamedTuple):
@@ -145,16 +146,17 @@ class TransactionMarkers:
     def __init__(self, cache: CacheClient, connection: MarkedConnection) -> None:
         self._cache = cache
         self._connection = connection
-        # The written rows, keyed by cached model and place (a shard or global model), then by the
-        # token of the shard key. None as the token means the whole table, with all shard keys.
-        self._touched: dict[tuple[CachedType, str], dict[str | None, TouchedRows]] = {}
+        # The written rows, keyed by the name of the cached model and by the place (a shard or global
+        # model), then by the token of the shard key. None as the token means the whole table, with
+        # all shard keys.
+        self._touched: dict[tuple[str, str], dict[str | None, TouchedRows]] = {}
         self._placed: list[PlacedMarker] = []
         # The cache servers to which the writes could not be announced. The setting ON_CACHE_FAILURE
         # lets the transaction continue without these servers.
         self._unmarked: set[CacheServer] = set()
         # The sizes in bytes of the guards in which writes were announced, keyed by server, then by
-        # guard name.
-        self._sizes: dict[CacheServer, dict[str, int]] = {}
+        # guard name. Only of servers with a guard that may have to be compacted.
+        self._long: dict[CacheServer, dict[str, int]] = {}
         # The monotonic time at which this transaction last began to send its markers. None if it
         # has sent none, or if rows were written since.
         self._marked_at: float | None = None
@@ -184,7 +186,7 @@ class TransactionMarkers:
             isolates = (*isolates, scope)
             scope = Scope(type, place, key)
         request_cache.forget(_home(scope))
-        keys = self._touched.setdefault((type, place), {})
+        keys = self._touched.setdefault((type.name, place), {})
         if type.sharded and None in keys:
             return
         if type.sharded and (key is None or (key not in keys and len(keys) >= MAX_LISTED)):
@@ -192,20 +194,15 @@ class TransactionMarkers:
             rows = keys[None] = TouchedRows(scope if key is None else Scope(type, place))
             rows.add(None, (), True)
             return
-        if key not in keys:
-            keys[key] = TouchedRows(scope)
-        keys[key].add(pks, isolates, wide)
+        if (touched := keys.get(key)) is None:
+            touched = keys[key] = TouchedRows(scope)
+        touched.add(pks, isolates, wide)
 
-    def _all(self) -> Iterator[TouchedRows]:
-        for keys in self._touched.values():
-            yield from keys.values()
-
-    def _updates(self) -> Iterator[GuardUpdate]:
-        for rows in self._all():
-            yield from rows.updates()
+    def _all(self) -> list[TouchedRows]:
+        return [rows for keys in self._touched.values() for rows in keys.values()]
 
     def _types(self) -> set[str]:
-        return {type.name for type, _ in self._touched}
+        return {name for name, _ in self._touched}
 
     def _forget(self) -> None:
         for rows in self._all():
@@ -257,14 +254,18 @@ class TransactionMarkers:
         writer = Writer(*self._connection.session_id())
         token = new_token()
         records: dict[CacheServer, Records] = {}
-        for update in self._updates():
-            marker = Marker(token, now, update.wide, writer, update.pks)
-            line = opening(marker)
-            for server, holds_objects in self._servers(update):
-                records.setdefault(server, []).append((update.guard, line))
-                # Record the marker before it is sent: even if sending fails, the server may have
-                # received it, so it must be closed.
-                self._placed.append(PlacedMarker(update, server, marker, holds_objects))
+        for rows in self._all():
+            for update in rows.updates():
+                marker = Marker(token, now, update.wide, writer, update.pks)
+                line = opening(marker)
+                for server, objects, lists in self._cache.holders(update.scope.place):
+                    if not (update.at_home or lists):
+                        continue
+                    records.setdefault(server, []).append((update.guard, line))
+                    # Record the marker before it is sent: even if sending fails, the server may have
+                    # received it, so it must be closed.
+                    holds_objects = objects and update.at_home
+                    self._placed.append(PlacedMarker(update, server, marker, holds_objects))
         first_line, ttl = header(now), self._cache.guard_ttl
         for server, lines in records.items():
             try:
@@ -273,13 +274,11 @@ class TransactionMarkers:
             except ServerDown as exc:
                 self._failed(server, exc)
                 continue
-            self._sizes[server] = {name: size for (name, _), size in zip(lines, sizes, strict=True)}
+            self._long.pop(server, None)
+            if max(sizes) > COMPACT_FROM:
+                names = [name for name, _ in lines]
+                self._long[server] = dict(zip(names, sizes, strict=True))
         self._marked_at = started
-
-    def _servers(self, update: GuardUpdate) -> Iterator[tuple[CacheServer, bool]]:
-        for holder in self._cache.holders(update.scope.place):
-            if update.at_home or holder.lists:
-                yield holder.server, holder.objects and update.at_home
 
     def _failed(self, server: CacheServer, exc: ServerDown) -> None:
         if self._cache.options.on_failure == "refuse":
@@ -328,20 +327,18 @@ class TransactionMarkers:
             time.monotonic() > self._marked_at + self._cache.options.commit_within
         )
         closings = self._closings(markers, late=late)
-        done: set[CacheServer] = set()
+        done: list[CacheServer] = []
         try:
             for server, server_closing in closings.items():
                 # If the COMMIT came late, readers may have closed the markers before it, and stored
                 # old rows. So wait until the server has made these rows void.
                 if self._close(server_closing, wait=late or server in self._unmarked):
-                    done.add(server)
+                    done.append(server)
         finally:
-            pending = [
-                server_closing for server, server_closing in closings.items() if server not in done
-            ]
-            if pending:
-                for server_closing in pending:
-                    closing_queue.add(server_closing)
+            if len(done) < len(closings):
+                for server, server_closing in closings.items():
+                    if server not in done:
+                        closing_queue.add(server_closing)
                 self._connection.discard_session()
 
     def _closings(self, markers: list[PlacedMarker], *, late: bool) -> dict[CacheServer, Closing]:
@@ -370,14 +367,13 @@ class TransactionMarkers:
         :returns: True if the markers are closed, False if that failed.
         """
         server = server_closing.server
-        sizes = self._sizes.get(server, {})
-        is_long = any(size > COMPACT_FROM for size in sizes.values())
+        sizes = self._long.get(server)
         try:
             closing_queue.flush(server)
             # Do not wait for the answer, unless ``wait`` is True or a guard is long. That is safe:
             # until the markers are closed, readers query the database. If the server answers later
             # that they are still open, their closing is queued.
-            lost = None if is_long or wait else partial(closing_queue.add, server_closing)
+            lost = None if sizes or wait else partial(closing_queue.add, server_closing)
             server.finish(list(server_closing.objects), server_closing.records, lost)
         except ServerDown as exc:
             logger.warning(
@@ -391,7 +387,7 @@ class TransactionMarkers:
             logger.exception("closing markers on %s", server.name)
             return False
         try:
-            if is_long:
+            if sizes:
                 compact_marked(server, sizes, self._cache.guard_ttl)
         except ServerDown:
             logger.debug("compacting guards on %s", server.name, exc_info=True)

@@ -36,6 +36,7 @@ WORDS_OF_THE_FIELD = frozenset(
         "memcached",  # a product
         "testing",  # where users of Django look for it
         "ordering",  # an option of Meta
+        "greeting",  # of a server, before the first command
         "mapping",  # of objects (P7)
     }
 )  # fmt: skip

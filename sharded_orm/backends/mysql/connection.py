@@ -359,8 +359,11 @@ class VirtualConnection(BranchLease, CommitPacket, DriverFace, SessionHold[NodeS
 
     def session_id(self) -> SessionID:
         """Return the identity of the held session on its server; empty if no session is held."""
-        if self.session is None:
+        session = self.session
+        if session is None:
             return SessionID()
+        if session.identity is not None and self.mode < SessionMode.LOST:
+            return session.identity
         with self._watched_session() as session:
             return session_id(session, self.pool)
 

@@ -13,6 +13,7 @@ from django.db import connections
 from django.db.models.query import ModelIterable
 
 from sharded_orm import runtime
+from sharded_orm.backends.group.shard_connections import connection_of
 from sharded_orm.cache import request_cache
 from sharded_orm.cache.reader import Reader
 from sharded_orm.cache.requests import MISS, ObjectRequest, RowAddress, RowBatch
@@ -73,7 +74,7 @@ def reads_by_pk(plan: LookupPlan, pks: Iterable[Any]) -> tuple[list[ShardRead], 
             known[pk] = address
         alias = address.scope.place
         if alias not in reads:
-            use = connection_use(plan, connections[alias])
+            use = connection_use(plan, connection_of(alias))
             reads[alias] = None if use is None else ShardRead(use)
         read = reads[alias]
         if read is None:

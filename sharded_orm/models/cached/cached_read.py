@@ -12,10 +12,10 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from django.db import connections
 from django.db.models.query import ModelIterable
 
 from sharded_orm import runtime
+from sharded_orm.backends.group.shard_connections import connection_of
 from sharded_orm.cache import request_cache
 from sharded_orm.cache.guards import digest
 from sharded_orm.cache.reader import Reader
@@ -188,7 +188,7 @@ def prepare(
                 return None
     elif not cached.caches_alias(alias):
         return None
-    use = connection_use(plan, connections[alias])
+    use = connection_use(plan, connection_of(alias))
     if use is None:
         return None
     place = cached.place(alias)

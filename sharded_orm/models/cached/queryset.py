@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Self
 from uuid import UUID
 
-from django.db import connections
 from django.db.models import QuerySet
 from django.db.models.query import ModelIterable
 from django.db.models.sql import Query
 
 from sharded_orm import runtime
+from sharded_orm.backends.group.shard_connections import connection_of
 from sharded_orm.cache import request_cache
 from sharded_orm.cache.guards import digest
 from sharded_orm.cache.reader import Reader
@@ -180,7 +180,7 @@ class CachedQuerySet(QuerySet[M]):
         if runtime.strategy(group).moves_keys:
             return None
         shard = runtime.locate(group, cached.key.get_prep_value(key_value))
-        use = None if shard is None else connection_use(plan, connections[shard.alias])
+        use = None if shard is None else connection_use(plan, connection_of(shard.alias))
         if use is None:
             return None
         request = ListRequest(

@@ -12,9 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from django.db import connections
-
 from sharded_orm import runtime
+from sharded_orm.backends.group.shard_connections import connection_of
 from sharded_orm.backends.write_hooks import compiled_update
 from sharded_orm.backends.write_hooks.followers import is_followed
 from sharded_orm.cache.keys import Scope
@@ -84,7 +83,8 @@ def save_cached_row(
     if plan is None:
         return None
     saved_fields(options, rows.model, names)  # for save_loaded_cached_row()
-    return _save(cached, plan, rows.model, rows.alias, conditions, list(saved.values())) or None
+    connection = connection_of(rows.alias)
+    return _save(cached, plan, rows.model, connection, conditions, list(saved.values())) or None
 
 
 def save_loaded_cached_row(
@@ -109,8 +109,9 @@ def save_loaded_cached_row(
         return None
     new_values = list(saved.values())
     shape = (len(conditions), names, *map(type, conditions.values()), *map(type, new_values))
-    plan = known_plan(options.model, shape, connections[alias])
-    return None if plan is None else _save(cached, plan, model, alias, conditions, new_values)
+    connection = connection_of(alias)
+    plan = known_plan(options.model, shape, connection)
+    return None if plan is None else _save(cached, plan, model, connection, conditions, new_values)
 
 
 def _conditions(
@@ -143,19 +144,18 @@ def _save(
     cached: CachedModel,
     plan: UpdatePlan,
     model: Any,
-    alias: str,
+    connection: Any,
     conditions: Mapping[str, Any],
     new_values: Sequence[Any],
 ) -> bool | None:
     """Send the UPDATE of ``plan``, and return whether a row matched; None if it cannot be sent."""
     values = list(conditions.values())
-    row = _row_of(cached, alias, *values)
+    row = _row_of(cached, connection.alias, *values)
     if row is None or is_followed(model, on_shard=True):
         return None
     prepared = values[:1]
     for part, value in zip(plan.conditions[1:], values[1:], strict=True):
         prepared.append(None if value is None else part.target.get_prep_value(value))
-    connection: Any = connections[alias]
     bound = plan.bind(new_values, prepared, connection)
     if bound is None:
         return None

@@ -90,7 +90,7 @@ def test_only_ranges_that_exist_can_be_operated(writable: Site) -> None:
 def test_the_topology_tells_its_history_and_goes_back(writable: Site) -> None:
     writable.post(f"{MAP}range/photos/0-3/set/", do="weight", weight="2", **YES)
     page = writable.get(TOPOLOGY)
-    assert "weight of photos 0-3: 2.0" in page.text
+    assert "range photos 0-3: weight 2.0" in page.text
     assert "Processes that are connected to the source" in page.text
     version = writable.run("from sharded_orm import runtime; result = runtime.document().version")
     assert f"Holds version {version}" in page.text

@@ -10,6 +10,8 @@ from typing import Any
 from sharded_orm.cache.stores.base import LEASE_SECONDS, FoundEntry, Reply
 from sharded_orm.cache.stores.sockets import ProtocolError
 
+# The answers to a command that creates a guard if it is missing.
+_CREATED = frozenset({b"HD", b"NS"})
 _NO_ERROR = frozenset({b"VA", b"EN", b"HD", b"NS", b"EX", b"NF"})
 
 #: Texts that join the names of entries into a packet of ``mg`` (read) commands. ``_PLAIN`` only
@@ -136,6 +138,25 @@ def parse_answers(raw: bytes, count: int) -> list[Answer] | None:
     if position < len(raw):
         raise ProtocolError("more than was asked for")
     return answers
+
+
+def marked_sizes(raw: bytes, count: int) -> list[int] | None:
+    """Return the sizes of ``count`` guards from the usual answers to the commands that mark them.
+
+    Return None if answers are missing, or if a command had not the usual effect.
+    """
+    lines = raw.split(b"\r\n")
+    sizes = [line[4:] for line in lines[2::3] if line.startswith(b"HD s")]
+    if (
+        len(lines) != 3 * count + 1
+        or lines[-1]
+        or not _CREATED.issuperset(lines[:-1:3])
+        or lines[1::3] != [b"HD"] * count
+        or len(sizes) != count
+        or not all(map(bytes.isdigit, sizes))
+    ):
+        return None
+    return [*map(int, sizes)]
 
 
 def parse_stats(raw: bytes) -> dict[str, Any] | None:

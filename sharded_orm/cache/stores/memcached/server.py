@@ -30,6 +30,7 @@ from sharded_orm.cache.stores.base import (
 from sharded_orm.cache.stores.memcached.protocol import (
     Answer,
     get_packet,
+    marked_sizes,
     parse_answers,
     parse_hits,
     parse_stats,
@@ -301,7 +302,20 @@ class MemcachedServer(RemoteServer):
             )
         if not parts:
             return []
-        answers = self._run(parts)
+        packet, count = b"".join(parts), len(records)
+        if len(packet) <= self._max_write:
+            usual: list[int] | None = None
+
+            def parse(raw: bytes) -> list[Answer] | None:
+                nonlocal usual
+                usual = marked_sizes(raw, count)
+                return [] if usual is not None else parse_answers(raw, 3 * count)
+
+            answers = self._exchange(packet, parse)
+            if usual is not None:
+                return usual
+        else:
+            answers = self._run(parts)
         sizes = []
         for created, appended, size in zip(answers[::3], answers[1::3], answers[2::3], strict=True):
             self._expect(created, b"HD", b"NS")
@@ -326,6 +340,9 @@ class MemcachedServer(RemoteServer):
         count, packet = len(parts), b"".join(parts)
 
         def is_confirmed(raw: bytes) -> bool | None:
+            lines = raw.split(b"\r\n")
+            if len(lines) == count + 1 and not lines.pop() and _DONE.issuperset(lines):
+                return True
             answers = parse_answers(raw, count)
             return None if answers is None else _DONE.issuperset([line for line, _ in answers])
 

@@ -25,6 +25,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from redis import ConnectionPool
@@ -43,7 +44,6 @@ from sharded_orm.cache.stores.redis.login import LENGTH, OWNER, log_in
 from sharded_orm.cache.stores.redis.pools import place_of
 from sharded_orm.cache.stores.redis.protocol import (
     LINE_END,
-    RedisScript,
     Refusal,
     by_digest,
     by_source,
@@ -54,6 +54,13 @@ from sharded_orm.cache.stores.redis.scripts import (
     APPEND,
     COMPARE_AND_DELETE,
     COMPARE_AND_SET,
+)
+from sharded_orm.cache.stores.redis.write_packets import (
+    are_numbers,
+    finish_packet,
+    mark_packet,
+    marked_sizes,
+    script_packet,
 )
 from sharded_orm.cache.stores.sockets import (
     UNCHANGED,
@@ -169,15 +176,7 @@ class RedisServer(RemoteServer):
             owner = connection.incarnation
             return pack(commands, f"{owner[-LENGTH:].decode()}:")
 
-        def parse(answer: bytes) -> list[Any] | None:
-            replies = parse_replies(answer, len(commands))
-            if replies is not None and (there := replies.pop()) != owner:
-                if isinstance(there, Refusal):
-                    raise ProtocolError(f"refused: {there.code}")
-                raise Outdated("the data are of another incarnation")
-            return replies
-
-        return self._exchange(packet, parse)
+        return self._exchange(packet, lambda answer: _replies(answer, len(commands), owner))
 
     def _pipeline(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Send ``commands`` and return their replies.
@@ -308,7 +307,9 @@ class RedisServer(RemoteServer):
             if lease is not None
         ]
         # A lease that is perhaps not given back needs no care: it ends soon.
-        if commands and not self._post_commands(commands, lambda: None):
+        if commands and not self._post_packet(
+            lambda owner: script_packet(commands, owner), len(commands), lambda: None
+        ):
             for reply in self._pipeline(commands):
                 self._checked(reply, int)
 
@@ -340,13 +341,25 @@ class RedisServer(RemoteServer):
         )
 
     def mark(self, records: Sequence[tuple[str, bytes]], header: bytes, ttl: float) -> list[int]:
-        seconds = _seconds(ttl)
-        commands: list[tuple[Any, ...]] = []
-        for name, record in records:
-            commands.append((b"SET", name, header, b"NX", b"EX", seconds))
-            commands.append((b"APPEND", name, record))
-            commands.append((b"EXPIRE", name, seconds))
-        replies = self._pipeline(commands)
+        if not records:
+            return []
+        seconds, count = _seconds(ttl), len(records)
+        owner = b""
+        usual: list[int] | None = None
+
+        def packet(connection: Connection) -> bytes:
+            nonlocal owner
+            owner = connection.incarnation
+            return mark_packet(records, header, seconds, owner)
+
+        def parse(answer: bytes) -> list[Any] | None:
+            nonlocal usual
+            usual = marked_sizes(answer, count, owner)
+            return [] if usual is not None else _replies(answer, 3 * count + 1, owner)
+
+        replies = self._exchange(packet, parse)
+        if usual is not None:
+            return usual
         sizes = []
         for created, size, prolonged in zip(
             replies[::3], replies[1::3], replies[2::3], strict=True
@@ -367,41 +380,42 @@ class RedisServer(RemoteServer):
         records: Sequence[tuple[str, bytes]],
         lost: Callable[[], object] | None = None,
     ) -> None:
-        commands: list[tuple[Any, ...]] = []
-        if objects:
-            commands.append((b"UNLINK", *objects))
-        commands += [(APPEND, name, record) for name, record in records]
-        if lost is not None and commands and self._post_commands(commands, lost):
+        count = bool(objects) + len(records)
+        if (
+            lost is not None
+            and count
+            and self._post_packet(partial(finish_packet, objects, records), count, lost)
+        ):
             return
+        commands: list[tuple[Any, ...]] = [(b"UNLINK", *objects)] if objects else []
+        commands += [(APPEND, name, record) for name, record in records]
         for reply in self._pipeline(commands):
             self._checked(reply, int)
 
-    def _post_commands(
-        self, commands: Sequence[tuple[Any, ...]], lost: Callable[[], object]
+    def _post_packet(
+        self, make: Callable[[bytes], bytes], count: int, lost: Callable[[], object]
     ) -> bool:
-        """Send ``commands``, whose replies are numbers, without waiting for the replies.
+        """Send a packet whose replies are numbers, without waiting for the replies.
 
         Return False if the commands must be sent by :meth:`_pipeline`.
 
+        :param make: makes the packet, whose last command reads :data:`OWNER`. Its argument is the
+            value that this entry had when the connection was opened.
+        :param count: the number of the other commands.
         :param lost: is called if a command was refused, or if the server has lost its data or has
             older data.
         """
-        count = len(commands) + 1
         owner = b""
 
         def packet(connection: Connection) -> bytes:
             nonlocal owner
             owner = connection.incarnation
-            # Send the text of each script: if the server did not know a digest, nobody would read
-            # its error and send the text.
-            sent = [
-                by_source(command) if isinstance(command[0], RedisScript) else command
-                for command in commands
-            ]
-            return pack([*sent, _READ_OWNER], f"{owner[-LENGTH:].decode()}:")
+            return make(owner)
 
         def is_confirmed(answer: bytes) -> bool | None:
-            replies = parse_replies(answer, count)
+            if are_numbers(answer, count, owner):
+                return True
+            replies = parse_replies(answer, count + 1)
             if replies is None:
                 return None
             if replies.pop() != owner:
@@ -464,6 +478,20 @@ class RedisServer(RemoteServer):
         (reply,) = self._pipeline([(b"INFO",)])
         lines = self._checked(reply, bytes).decode(errors="replace").splitlines()
         return dict(line.split(":", 1) for line in lines if ":" in line)
+
+
+def _replies(answer: bytes, count: int, owner: bytes) -> list[Any] | None:
+    """Parse ``count`` replies, and return all but the last. Return None while the answer is incomplete.
+
+    :param owner: the last reply, if the server has not lost its data since the connection was opened.
+    :raises Outdated: the last reply is another one.
+    """
+    replies = parse_replies(answer, count)
+    if replies is not None and (there := replies.pop()) != owner:
+        if isinstance(there, Refusal):
+            raise ProtocolError(f"refused: {there.code}")
+        raise Outdated("the data are of another incarnation")
+    return replies
 
 
 def _seconds(ttl: float) -> bytes:

@@ -1,11 +1,11 @@
-"""The answers to memcached's command ``get``."""
+"""The answers to memcached's command ``get``, and to the commands that mark guards."""
 
 from __future__ import annotations
 
 import pytest
 
 from sharded_orm.cache.stores.memcached import protocol
-from sharded_orm.cache.stores.memcached.protocol import get_packet, parse_values
+from sharded_orm.cache.stores.memcached.protocol import get_packet, marked_sizes, parse_values
 from sharded_orm.cache.stores.sockets import ProtocolError
 
 NAMES = ["a", "bb", "c"]
@@ -85,3 +85,25 @@ def test_a_server_without_memory() -> None:
 def test_malformed_answers(raw: bytes) -> None:
     with pytest.raises(ProtocolError):
         parse_values(raw, NAMES)
+
+
+def test_marked_sizes() -> None:
+    raw = b"NS\r\nHD\r\nHD s300\r\nHD\r\nHD\r\nHD s70\r\n"
+    assert marked_sizes(raw, 2) == [300, 70]
+    assert marked_sizes(raw, 1) is None
+    assert all(marked_sizes(raw[:size], 2) is None for size in range(len(raw)))
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"NS\r\nNS\r\nHD s300\r\n",
+        b"NS\r\nHD\r\nEN\r\n",
+        b"NS\r\nHD\r\nHD s\r\n",
+        b"NS\r\nHD\r\nHD s-1\r\n",
+        b"SERVER_ERROR out of memory\r\nHD\r\nHD s300\r\n",
+        b"NS\r\nHD\r\nHD s300\r\nHD\r\n",
+    ],
+)
+def test_unusual_sizes(raw: bytes) -> None:
+    assert marked_sizes(raw, 1) is None

@@ -1,0 +1,117 @@
+"""The packets of a write: they open its markers on a Redis server, and close them.
+
+The packets are made by hand, because hiredis would take twice as long. The usual answers are
+recognised without a parser.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sharded_orm.cache.stores.redis.login import LENGTH, OWNER
+from sharded_orm.cache.stores.redis.protocol import by_source, pack
+from sharded_orm.cache.stores.redis.scripts import APPEND
+
+
+def _bulk(value: bytes) -> bytes:
+    """Return ``value`` as a part of a command, or as a reply."""
+    return b"$%d\r\n%b\r\n" % (len(value), value)
+
+
+_READ_OWNER = b"*2\r\n$3\r\nGET\r\n" + _bulk(OWNER)
+# EVAL sends the text of the script: if the server did not know its digest, nobody would read the error.
+_APPEND = b"*5\r\n$4\r\nEVAL\r\n" + _bulk(APPEND.source) + b"$1\r\n1\r\n"
+_CREATED = frozenset({b"$-1", b"+OK"})
+
+
+def mark_packet(
+    records: Sequence[tuple[str, bytes]], header: bytes, seconds: bytes, owner: bytes
+) -> bytes:
+    """Return the commands that append a line to each of several guards. They create missing guards.
+
+    :param records: names of guards, each with the line to append.
+    :param header: the first line of a guard that is created.
+    :param seconds: how long each guard lives.
+    :param owner: the value of the entry :data:`OWNER`, which ends with the incarnation. The last
+        command reads it.
+    """
+    prefix = owner[-LENGTH:] + b":"
+    life = _bulk(seconds)
+    first = b"%b$2\r\nNX\r\n$2\r\nEX\r\n%b*3\r\n$6\r\nAPPEND\r\n" % (_bulk(header), life)
+    packet = b""
+    for name, record in records:
+        key = _bulk(prefix + name.encode())
+        packet += b"*6\r\n$3\r\nSET\r\n%b%b%b%b*3\r\n$6\r\nEXPIRE\r\n%b%b" % (
+            key, first, key, _bulk(record), key, life,
+        )  # fmt: skip
+    return packet + _READ_OWNER
+
+
+def marked_sizes(answer: bytes, count: int, owner: bytes) -> list[int] | None:
+    """Return the sizes of ``count`` guards from the answer to :func:`mark_packet`.
+
+    Return None if the answer is incomplete, or if a command had not the usual effect.
+    """
+    end = _bulk(owner)
+    if not answer.endswith(end):
+        return None
+    lines = answer[: -len(end)].split(b"\r\n")
+    sizes = [line[1:] for line in lines[1::3] if line.startswith(b":")]
+    if (
+        len(lines) != 3 * count + 1
+        or lines[-1]
+        or not _CREATED.issuperset(lines[:-1:3])
+        or lines[2::3] != [b":1"] * count
+        or len(sizes) != count
+        or not all(map(bytes.isdigit, sizes))
+    ):
+        return None
+    return [*map(int, sizes)]
+
+
+def finish_packet(
+    objects: Sequence[str], records: Sequence[tuple[str, bytes]], owner: bytes
+) -> bytes:
+    """Return the commands that delete objects, and append a line to each of several guards.
+
+    :param objects: names of objects.
+    :param records: names of guards, each with the line to append.
+    :param owner: as in :func:`mark_packet`.
+    """
+    prefix = owner[-LENGTH:] + b":"
+    packet = b""
+    if objects:
+        packet = b"*%d\r\n$6\r\nUNLINK\r\n" % (len(objects) + 1)
+        for name in objects:
+            packet += _bulk(prefix + name.encode())
+    for name, record in records:
+        packet += b"%b%b%b" % (_APPEND, _bulk(prefix + name.encode()), _bulk(record))
+    return packet + _READ_OWNER
+
+
+def script_packet(commands: Sequence[tuple[Any, ...]], owner: bytes) -> bytes:
+    """Return the commands that run scripts by their text.
+
+    :param commands: each is a script, the name of its entry, and arguments.
+    :param owner: as in :func:`mark_packet`.
+    """
+    return pack(map(by_source, commands), f"{owner[-LENGTH:].decode()}:") + _READ_OWNER
+
+
+def are_numbers(answer: bytes, count: int, owner: bytes) -> bool:
+    """Whether ``answer`` is ``count`` numbers, followed by ``owner``.
+
+    So all commands of :func:`finish_packet` were executed, by a server that has not lost its data.
+    """
+    end = _bulk(owner)
+    if not answer.endswith(end):
+        return False
+    lines = answer[: -len(end)].split(b"\r\n")
+    numbers = [line[1:] for line in lines if line.startswith(b":")]
+    return (
+        len(lines) == count + 1
+        and not lines[-1]
+        and len(numbers) == count
+        and all(map(bytes.isdigit, numbers))
+    )
