@@ -108,6 +108,17 @@ def numbers_text(shards: Sequence[Shard]) -> str:
     return spans_text(shard.number for shard in shards)
 
 
+def given_text(values: Iterable[object]) -> str:
+    """Return distinct ``values`` that were given as numbers of shards, but may be other objects, as a text.
+
+    For example, ``8,10-12,'1',None``.
+    """
+    values = list(values)
+    numbers = sorted(value for value in values if type(value) is int)
+    others = sorted(repr(value) for value in values if type(value) is not int)
+    return ",".join([spans_text(numbers), *others] if numbers else others)
+
+
 def spans_text(numbers: Iterable[int]) -> str:
     """Return ascending ``numbers`` as a text such as ``0-511,700``; see :func:`parse_numbers`."""
     parts: list[list[int]] = []

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from django.apps import apps
-from django.db import Error, ProgrammingError, connections
+from django.db import DatabaseError, Error, connections
 
 from sharded_orm import runtime
 from sharded_orm.backends.two_phase.branch import (
@@ -27,7 +27,7 @@ from sharded_orm.backends.two_phase.branch import (
     BranchName,
     Completion,
     Fate,
-    missing_table_note,
+    note_missing_table,
 )
 from sharded_orm.exceptions import BranchesPrepared, CacheUnavailable, ShardedOrmError
 from sharded_orm.models.cached.cached_model import cached_model
@@ -255,8 +255,8 @@ def _rows(alias: str, sql: str, params: Sequence[Any], most: int = 0) -> Sequenc
     with wrapper.cursor() as cursor:
         try:
             cursor.execute(sql, params)
-        except ProgrammingError as exc:
-            exc.add_note(missing_table_note(alias))
+        except DatabaseError as exc:
+            note_missing_table(exc, alias)
             raise
         rows: Sequence[Any] = cursor.fetchmany(most) if most else ()
     wrapper.close_and_forget()

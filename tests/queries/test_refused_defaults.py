@@ -11,6 +11,7 @@ from django.db import connections
 from django.db.models import F, Subquery, Value
 from django.db.models.functions import Upper
 from django.test.utils import CaptureQueriesContext
+from django.utils.functional import SimpleLazyObject
 
 from sharded_orm.exceptions import CrossShardRelation
 from tests.photos.models import Person, Photo
@@ -78,6 +79,31 @@ def test_what_the_shard_can_compute_is_written(placed: None) -> None:
             **lookup, defaults={"title": value}, create_defaults={"title": Upper(Value("b"))}
         )
         assert Photo.objects.get(**lookup).title == title
+
+
+def test_a_lazy_default_of_a_row_that_is_found_is_not_evaluated(placed: None) -> None:
+    person = Person.objects.create(username="x")
+
+    def read() -> str:
+        raise AssertionError("the default was evaluated")
+
+    defaults = {"username": SimpleLazyObject(read)}
+    assert Person.objects.get_or_create(username="x", defaults=defaults) == (person, False)
+
+
+def test_values_are_checked_again_for_another_shard(
+    placed: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The row is deleted after it was found. A new one belongs on the shard of its key."""
+    shards = iter([SHARD[TWO], SHARD[ONE]])
+    monkeypatch.setattr(Photo.objects.none().__class__, "_alias_of_lookup", lambda *_: next(shards))
+    with (
+        CaptureQueriesContext(connections[SHARD[ONE]]) as sent,  # type: ignore[arg-type]  # a shard's
+        pytest.raises(CrossShardRelation),
+    ):
+        Photo.objects.get_or_create(stars=1, defaults={"user_id": ONE, "title": OF_ANOTHER_KEY})
+    assert next(shards, None) is None
+    assert len(sent) == 0
 
 
 def test_columns_of_a_row_that_may_be_new_are_refused_by_django(placed: None) -> None:

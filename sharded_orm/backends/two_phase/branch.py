@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
+from django.db import DatabaseError
+
 #: The table with the decisions of two-phase commits, on each shard. Each row is the decision to commit
 #: one transaction.
 TABLE: Final = "sharded_orm_decision"
@@ -18,6 +20,7 @@ TABLE: Final = "sharded_orm_decision"
 MAX_BYTES: Final = 64
 _RANDOM_BYTES = 8
 _SEPARATOR = "."
+_PG_UNKNOWN_TABLE, _MYSQL_UNKNOWN_TABLE = "42P01", 1146
 
 
 @dataclass(frozen=True, order=True)
@@ -66,12 +69,18 @@ class Completion(Enum):
     """The session that prepared the branch is still connected, and nobody else may end the branch."""
 
 
-def missing_table_note(alias: str) -> str:
-    """Return a note for an error that the table of decisions does not exist on the shard ``alias``."""
-    return (
-        f"The table {TABLE!r} of {alias!r} is one of the app 'sharded_orm.contrib.two_phase': run"
-        " 'manage.py migrate_shards'."
-    )
+def note_missing_table(error: DatabaseError, alias: str) -> None:
+    """Add the remedy to ``error`` if it says that the shard ``alias`` has no table of decisions."""
+    cause = error.__cause__
+    if (
+        getattr(cause, "sqlstate", None) == _PG_UNKNOWN_TABLE
+        or error.args[:1] == (_MYSQL_UNKNOWN_TABLE,)
+        or str(error).startswith("no such table")  # SQLite has no number for it.
+    ):
+        error.add_note(
+            f"The table {TABLE!r} of {alias!r} is one of the app 'sharded_orm.contrib.two_phase': run"
+            " 'manage.py migrate_shards'."
+        )
 
 
 def new_transaction(decider: str) -> str:

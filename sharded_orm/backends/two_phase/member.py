@@ -6,7 +6,7 @@ import logging
 import time
 from typing import ClassVar
 
-from django.db import DatabaseError, ProgrammingError
+from django.db import DatabaseError
 
 from sharded_orm.backends.two_phase import old_decisions
 from sharded_orm.backends.two_phase.branch import (
@@ -14,7 +14,7 @@ from sharded_orm.backends.two_phase.branch import (
     BranchName,
     Completion,
     Fate,
-    missing_table_note,
+    note_missing_table,
 )
 from sharded_orm.backends.write_hooks.commit import CommitHookMixin, CommitOutcome
 from sharded_orm.exceptions import ShardedOrmError
@@ -134,8 +134,8 @@ class TwoPhaseMixin(CommitHookMixin):
                     f"INSERT INTO {TABLE} (name, decided_at) VALUES (%s, %s)",
                     [transaction, int(time.time())],
                 )
-            except ProgrammingError as exc:
-                exc.add_note(missing_table_note(self.alias))
+            except DatabaseError as exc:
+                note_missing_table(exc, self.alias)
                 raise
 
     # ##### The end of the transaction #####

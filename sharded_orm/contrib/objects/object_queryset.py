@@ -70,12 +70,13 @@ class ObjectQuerySet(ShardedQuerySet[M]):
         first. If a row of any shard is protected or restricted, an error is raised before the first
         shard deletes a row.
         """
-        if Collector(using=self._options.group, origin=self).can_fast_delete(self):
+        is_fast = Collector(using=self._options.group, origin=self).can_fast_delete
+        if self._is_deletion_refused() or is_fast(self):
             return super().delete()
         targets = self._targets(ordered=False)
         parts = [self] if targets is None else [self._for_target(target) for target in targets]
         if len(parts) > 1 and may_be_refused(self.model):
-            refuse_deletion(self._options.group, parts)
+            refuse_deletion(self._options.group, parts, batch_size=_BATCH)
         counts: Counter[str] = Counter()
         for number, part in enumerate(parts):
             with part_of_write(number):

@@ -6,7 +6,7 @@ would be deleted before the collector of a later shard raises its error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -26,6 +26,14 @@ def may_be_refused(model: Any) -> bool:
     ``RESTRICT``, or a function of the project as its ``on_delete``. True also for a generic
     relation to rows outside of the group.
     """
+    return any(True for _ in _causes_of_refusals(model))
+
+
+def _causes_of_refusals(model: Any) -> Iterator[Any]:
+    """Yield the ``on_delete`` of each relation that may prevent the deletion of rows of ``model``.
+
+    For a generic relation to rows outside of the group, yield its field.
+    """
     seen, found = {model}, [model]
     while found:
         model = found.pop()
@@ -34,40 +42,60 @@ def may_be_refused(model: Any) -> bool:
             field: Any = relation.field  # type: ignore[attr-defined]  # missing in Django's type stubs
             on_delete: Any = field.remote_field.on_delete
             if on_delete in (PROTECT, RESTRICT) or on_delete.__module__ != django_deletion.__name__:
-                return True
+                yield on_delete
             if on_delete is CASCADE:
                 related.append(relation.related_model)
         for field in model._meta.private_fields:
             if hasattr(field, "bulk_related_objects"):
                 if group_of(field.related_model) != group_of(model):
-                    return True
+                    yield field
                 related.append(field.related_model)
         found += set(related) - seen
         seen.update(related)
-    return False
 
 
-def refuse_deletion(group: str, parts: Iterable[Any]) -> None:
+def refuse_deletion(group: str, parts: Iterable[Any], batch_size: int | None = None) -> None:
     """Raise an error if rows protect or restrict rows of ``parts``. Deletes nothing.
 
-    Cost: each shard gets the reads of a deletion. The rows of one shard at a time are in memory.
+    Cost: each shard gets the reads of a deletion. The rows of one shard at a time are in memory, or of
+    one batch.
 
     :param parts: a queryset for each shard.
+    :param batch_size: the number of rows that are read together, if they are deleted in such batches.
+        Rows that ``RESTRICT`` or a function of the project may concern are read together all the
+        same: whether they may be deleted can depend on the others.
     :raises ProtectedError: its ``protected_objects`` are those of all shards.
     :raises RestrictedError: its ``restricted_objects`` are those of all shards.
     """
     with uncached():
-        run_collectors(partial(follow_shard, group, partial(_collect, rows)) for rows in parts)
+        run_collectors(
+            partial(follow_shard, group, partial(_collect, rows, batch_size)) for rows in parts
+        )
 
 
-def _collect(rows: Any) -> None:
+def _collect(rows: Any, batch_size: int | None) -> None:
     # Prepare the query as QuerySet.delete() does.
     rows = rows._chain()
     rows._for_write = True
     rows.query.select_for_update = False
     rows.query.select_related = False
     rows.query.clear_ordering(force=True)
-    Collector(using=rows.db, origin=rows).collect(rows)
+    if batch_size is None or not all(cause is PROTECT for cause in _causes_of_refusals(rows.model)):
+        Collector(using=rows.db, origin=rows).collect(rows)
+        return
+    run_collectors(
+        partial(Collector(using=rows.db, origin=rows).collect, batch)
+        for batch in _batches(rows, batch_size)
+    )
+
+
+def _batches(rows: Any, size: int) -> Iterator[list[Any]]:
+    """Yield ``rows`` in lists of ``size`` rows, by their primary keys. One query for each list."""
+    ordered = rows.order_by("pk")
+    batch = list(ordered[:size])
+    while batch:
+        yield batch
+        batch = list(ordered.filter(pk__gt=batch[-1].pk)[:size]) if len(batch) == size else []
 
 
 def run_collectors(collectors: Iterable[Callable[[], object]]) -> None:

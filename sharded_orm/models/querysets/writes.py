@@ -143,10 +143,7 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
         :param new: more values of a new row.
         """
         on_shard = self._on_shard_of_lookup(values, new)
-        # save() would refuse an expression only after the row was looked up.
-        check_found_or_created(
-            colocation_on(self._options, str(on_shard._db)), self.model, changed, new
-        )
+        on_shard._check_found_or_created(changed, new)
         try:
             return run(on_shard)
         except CrossShardRelation:
@@ -156,7 +153,15 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
             again = self._on_shard_of_lookup(values, new)
             if again._db == on_shard._db:
                 raise
+            again._check_found_or_created(changed, new)
             return run(again)
+
+    def _check_found_or_created(
+        self, changed: dict[str, Any] | None, new: dict[str, Any] | None
+    ) -> None:
+        # save() would refuse an expression only after the row was looked up.
+        colocation = colocation_on(self._options, str(self._db))
+        check_found_or_created(colocation, self.model, changed, new)
 
     def _on_shard_of_lookup(self, values: dict[str, Any], new: dict[str, Any] | None) -> Self:
         """Return this queryset limited to the shard of the row that is to be found or created.
@@ -289,8 +294,8 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
         ``delete()`` twice if ``PROTECT``, ``RESTRICT`` or a function of the project may refuse the
         deletion. Otherwise, the check sends nothing.
         """
-        if self.query.is_sliced or self.query.combinator:
-            return super().delete()  # Django refuses to delete a slice or a union().
+        if self._is_deletion_refused():
+            return super().delete()
         return repeated(
             self._options.group,
             self._delete_rows,
@@ -298,13 +303,21 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
             joins=self._is_pinned(),
         )
 
+    def _is_deletion_refused(self) -> bool:
+        """Whether ``delete()`` of Django refuses this queryset, whichever rows it has.
+
+        It refuses slices, ``union()`` and the like, ``values()``, and ``distinct()`` with fields.
+        """
+        query = self.query
+        is_of_other_rows = query.is_sliced or query.combinator or query.distinct_fields
+        return bool(is_of_other_rows) or self._fields is not None
+
     def _delete_rows(self) -> tuple[int, dict[str, int]]:
         targets = self._targets(ordered=False)
         if targets is None:
             return super().delete()
         parts = [self._for_target(target) for target in targets]
-        is_refused_by_django = self._fields is not None or self.query.distinct_fields
-        if len(parts) > 1 and not is_refused_by_django and may_be_refused(self.model):
+        if len(parts) > 1 and may_be_refused(self.model):
             refuse_deletion(self._options.group, parts)
         total, per_model = 0, dict[str, int]()
         for part, rows in enumerate(parts):

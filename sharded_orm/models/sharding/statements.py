@@ -145,7 +145,9 @@ def check_found_or_created(
     for query, values in ((UpdateQuery(model), changed), (InsertQuery(model), new)):
         resolved = []
         for value in (values or {}).values():
-            if hasattr(value, "resolve_expression") and not isinstance(value, type):
+            # Ask the type, because a lazy object would be evaluated. save() evaluates it only if it
+            # writes the value.
+            if hasattr(type(value), "resolve_expression"):
                 with suppress(FieldError):
                     allow_joins = isinstance(query, UpdateQuery)
                     resolved.append(

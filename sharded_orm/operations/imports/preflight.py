@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from django.apps import apps
 from django.conf import settings
@@ -204,7 +205,7 @@ def _privilege_problems(shards: Sequence[Shard]) -> Iterator[str]:
             with transaction.atomic(using=shard.alias), connection.cursor() as cursor:
                 cursor.execute(statement)
         except Error as exc:
-            user = connection.settings_dict["USER"]
+            user = connection.settings_dict["USER"] or _current_user(connection)
             yield (
                 f"the account {user!r} of the node {shard.node!r} cannot store rows before the rows to"
                 f" which they refer ({error_line(exc)}): GRANT SET ON PARAMETER session_replication_role"
@@ -213,6 +214,16 @@ def _privilege_problems(shards: Sequence[Shard]) -> Iterator[str]:
             )
         finally:
             connection.close()
+
+
+def _current_user(connection: Any) -> str:
+    # Without USER, the client library takes the account from its environment.
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT current_user")
+            return str(cursor.fetchone()[0])
+    except Error:
+        return ""  # The server does not answer any more.
 
 
 def _left_out(request: ImportRequest, names: set[str]) -> list[str]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from sharded_orm import runtime
 from sharded_orm.operations.exceptions import SwitchRefused
-from sharded_orm.operations.selection import spans_text
+from sharded_orm.operations.selection import given_text
 from sharded_orm.operations.shard_change import ShardChange
 from sharded_orm.topology.document import Document
 from sharded_orm.topology.range_entries import entry_of, replace_shard
@@ -120,11 +120,11 @@ def find_plan(
 
 def _problems(group: str, numbers: Sequence[int], to_side: str | None) -> Iterator[str]:
     found = runtime.group(group)
-    if unknown := sorted(number for number in set(numbers) if number not in found):
+    if unknown := {number for number in numbers if number not in found}:
         yield (
-            f"group {group!r} has no shard {spans_text(unknown)}: its shards are 0 to {found.count - 1}"
+            f"group {group!r} has no shard {given_text(unknown)}: its shards are 0 to {found.count - 1}"
         )
-    for number in sorted(set(numbers) - set(unknown)):
+    for number in sorted(set(numbers) - unknown):
         r = found.range_of(number)
         if not r.is_pair:
             yield (

@@ -10,22 +10,27 @@ from collections.abc import Collection
 from typing import Final
 
 from sharded_orm.exceptions import OperationHeld
+from sharded_orm.models.tables.journal import OperationRun
 from sharded_orm.operations.exceptions import JournalMissing
 from sharded_orm.operations.runs import lease as leases
-from sharded_orm.operations.runs.journal import JournalRun, RunStatus, require_journal
+from sharded_orm.operations.runs.journal import JournalRun, require_journal
 
 #: The subject that the journal stores for operations on all groups.
 EVERYTHING: Final = "primaries"
 #: For each kind of operation, the command that ends an interrupted run. Messages name this command.
+#: The names in braces are the run's subject and arguments.
 _COMMANDS: Final = {
     "migrate": "'manage.py migrate_shards'",
-    "promote": "'manage.py shards promote'",
+    "promote": "'manage.py shards promote {node}{force}'",
     "move keys": "'manage.py keys repair {subject}'",
     "move shards": "'manage.py shards move {subject} --repair'",
-    "grow": "'manage.py shards grow {subject}'",
+    "grow": (
+        "the same 'manage.py shards grow {subject} …' as before, or by 'manage.py shards grow {subject}"
+        " --abort'"
+    ),
     "rolling": "'manage.py migrate_shards --rolling' (or undo it by the same with --abort)",
     "switch sides": "'manage.py shards switch {subject} --repair'",
-    "rejoin": "'manage.py pairs rejoin NODE'",
+    "rejoin": "'manage.py pairs rejoin {node}'",
 }
 #: Sets of kinds of operations that must not run at the same time. For example, moves create
 #: triggers and copies of tables on the shards, which migrations would not expect.
@@ -62,7 +67,8 @@ _EXCLUSIVE: Final = (
 def broken_off(groups: Collection[str] | None = None) -> list[str]:
     """Return a sentence with the remedy for each operation that was interrupted and not finished.
 
-    One query. Rolling upgrades are left out: they may rest between two steps.
+    One query. Rolling upgrades are left out: they may rest between two steps. Imports are left out,
+    too: they exclude no other operation, and one that follows its source is interrupted on purpose.
 
     :param groups: only operations on these groups, or on all of them at once. Default: every operation.
     """
@@ -75,12 +81,17 @@ def broken_off(groups: Collection[str] | None = None) -> list[str]:
     except JournalMissing:
         return []
     return [
-        f"Run {row.pk} ({row.kind} {row.subject!r}) was broken off. End it by"
-        f" {_COMMANDS[row.kind].format(subject=row.subject)}."
+        f"Run {row.pk} ({row.kind} {row.subject!r}) was broken off. End it by {_command(row)}."
         for row in unfinished
         if (groups is None or row.subject == EVERYTHING or row.subject in groups)
-        and RunStatus(row).state == "broken off"
+        and not leases.is_held(row)  # None of these operations has workers, which imports have.
     ]
+
+
+def _command(row: OperationRun) -> str:
+    """Return the command, in quotes, that ends the interrupted run of ``row``."""
+    arguments = {**row.arguments, "force": " --force" if row.arguments.get("force") else ""}
+    return _COMMANDS[row.kind].format_map({"node": "NODE", **arguments, "subject": row.subject})
 
 
 def refuse_conflicts(
@@ -114,8 +125,7 @@ def _conflict(kind: str, subject: str, only_held: bool, within: str | None) -> s
                 f"is under way, by {row.user}@{row.host} (process {row.pid}). Wait until it ends"
             )
         elif not only_held:
-            command = _COMMANDS[row.kind].format(subject=row.subject)
-            state = f"was broken off. End it by {command} first"
+            state = f"was broken off. End it by {_command(row)} first"
         else:
             continue
         return (

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import MoveRefused
-from sharded_orm.operations.selection import spans_text
+from sharded_orm.operations.selection import given_text
 from sharded_orm.operations.shard_change import ShardChange
 from sharded_orm.topology.document import Document
 from sharded_orm.topology.model import Topology, server_of
@@ -105,9 +105,9 @@ def _problems(
     topology: Topology, group: str, numbers: Sequence[int], to: str, replica: str | None
 ) -> Iterator[str]:
     found = topology.groups[group]
-    if unknown := sorted(number for number in set(numbers) if number not in found):
+    if unknown := {number for number in numbers if number not in found}:
         yield (
-            f"group {group!r} has no shard {spans_text(unknown)}: its shards are 0 to {found.count - 1}"
+            f"group {group!r} has no shard {given_text(unknown)}: its shards are 0 to {found.count - 1}"
         )
     for name in {to, replica or to}:
         if name not in topology.nodes:
@@ -115,8 +115,8 @@ def _problems(
             return
     if replica is not None and _same_server(topology, to, replica):
         yield f"{replica!r} is the same server as {to!r}, so it cannot be the replica"
-    for number in sorted(set(numbers)):
-        if number in found and found.range_of(number).is_pair:
+    for number in sorted(set(numbers) - unknown):
+        if found.range_of(number).is_pair:
             yield (
                 f"shard {number} of group {group!r} is on a pair of servers, from which shards cannot be"
                 " moved; 'manage.py shards switch' changes the side that is active"

@@ -162,6 +162,14 @@ def test_an_account_that_cannot_switch_foreign_keys_off_is_refused(site: Site) -
         error = site.copy(code=1).err
         assert error.count(f"account '{account}' of the node") == 2, error
         assert error.count(f'GRANT {grant} TO "{account}"') == 2, error
+        for node in site.nodes.values():
+            del node["USER"]
+        site.save()
+        error = site.copy(code=1, PGUSER=account).err
+        assert error.count(f'GRANT {grant} TO "{account}"') == 2, error
+        for node in site.nodes.values():
+            node["USER"] = account
+        site.save()
         assert site.ids() == []
         for node in nodes:
             with administrator(node) as run:

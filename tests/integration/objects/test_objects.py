@@ -9,14 +9,16 @@ from typing import Any
 import pytest
 from asgiref.sync import async_to_sync
 from django.core import serializers
-from django.db import IntegrityError, connections, transaction
+from django.db import IntegrityError, NotSupportedError, connections, transaction
 from django.db.models import ProtectedError, Q
+from django.db.models.deletion import Collector
 from django.db.models.signals import post_save
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from sharded_orm import uncached
 from sharded_orm.cache.requests import RowAddress
+from sharded_orm.contrib.objects import object_queryset
 from sharded_orm.contrib.objects.body_column import VersionColumn
 from sharded_orm.contrib.objects.exceptions import (
     ConcurrentEdit,
@@ -25,8 +27,10 @@ from sharded_orm.contrib.objects.exceptions import (
     UnstoredObject,
     WrongObjectType,
 )
+from sharded_orm.contrib.objects.object_queryset import ObjectQuerySet
 from sharded_orm.exceptions import CrossShardRelation, InvalidID
 from sharded_orm.ids.layout import PACKED, PackedID
+from sharded_orm.models import ShardedQuerySet
 from sharded_orm.models.cached import lookup_plan, queryset
 from sharded_orm.models.cached.bulk_read import read_together, reads_by_pk
 from sharded_orm.models.cached.lookup_plan import plan_of
@@ -335,6 +339,55 @@ def test_no_shard_is_purged_if_an_object_of_another_shard_is_protected() -> None
         assert set(Shelf.objects.with_deleted().scatter()) == set(shelves)
     Label.objects.scatter().delete()
     assert Shelf.objects.purge() == 4
+
+
+UNDELETABLE: dict[str, Any] = {
+    "values": lambda rows: rows.values("id"),
+    "values_list": lambda rows: rows.values_list("id", flat=True),
+    "slice": lambda rows: rows.order_by("pk")[:1],
+    "union": lambda rows: rows.union(rows),
+    "distinct": lambda rows: rows.distinct("ts"),
+}
+
+
+@pytest.mark.every_backend
+@pytest.mark.parametrize("change", UNDELETABLE.values(), ids=UNDELETABLE)
+def test_purge_refuses_what_django_refuses_to_delete(change: Any) -> None:
+    shelves = [on(Shelf, n) for n in range(2)]
+    Label.objects.create(shelf=shelves[1])
+    rows = Shelf.objects.with_deleted().filter(pk__in=[shelf.pk for shelf in shelves])
+    errors = []
+    for delete in (ObjectQuerySet.purge, ShardedQuerySet.delete):
+        with pytest.raises((TypeError, NotSupportedError), match="delete") as error:
+            delete(change(rows))
+        errors.append((type(error.value), str(error.value)))
+    assert errors[0] == errors[1]
+    assert Shelf.objects.scatter().count() == 2
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 100])
+def test_the_check_of_a_purge_reads_batches(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    monkeypatch.setattr(object_queryset, "_BATCH", size)
+    largest = 0
+    collect = Collector.collect
+
+    def measured(self: Any, rows: Any, *args: Any, **kwargs: Any) -> None:
+        nonlocal largest
+        if args == () and not kwargs:
+            largest = max(largest, len(rows))
+        collect(self, rows, *args, **kwargs)
+
+    monkeypatch.setattr(Collector, "collect", measured)
+    shelves = [on(Shelf, n % 2) for n in range(8)]
+    labels = [Label.objects.create(shelf=shelf) for shelf in shelves[5:]]
+    with pytest.raises(ProtectedError) as error:
+        Shelf.objects.with_deleted().scatter().purge()
+    assert set(error.value.protected_objects) == set(labels)
+    assert "'Label.shelf'" in str(error.value)
+    assert largest == min(size, 4)
+    assert set(Shelf.objects.with_deleted().scatter()) == set(shelves)
+    Label.objects.scatter().delete()
+    assert Shelf.objects.with_deleted().scatter().purge() == (8, {"pinboards.Shelf": 8})
 
 
 def statements(run: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:

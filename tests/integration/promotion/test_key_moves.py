@@ -68,7 +68,7 @@ def test_a_move_of_keys_is_refused_while_a_promotion_is_unfinished(site: Site) -
     site.promote_and_die("begin:waiting")
     assert "(promote 'primaries')" in move(site, code=1).err
     site.let_lease_expire()
-    assert "End it by 'manage.py shards promote' first" in move(site, code=1).err
+    assert "End it by 'manage.py shards promote db1' first" in move(site, code=1).err
     site.promote()
     assert site.is_promoted()
     assert site.run(_ENTRIES) == [[100, "photos_00000"]]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from django.db import ProgrammingError, connections
+from django.db import DatabaseError, ProgrammingError, connections
 
 import sharded_orm
 from sharded_orm.backends.two_phase.branch import BranchName, Fate, new_transaction
@@ -255,3 +255,14 @@ def test_shards_that_are_not_migrated_are_named_with_the_remedy(bank: Bank) -> N
         recovery.forget_decisions(bank.model, [bank[0].shard, bank[1].shard])
     assert "photos_00001' is one of the app" in error.value.__notes__[-1]
     assert "'manage.py migrate_shards'" in error.value.__notes__[-1]
+    with pytest.raises(ProgrammingError) as error:
+        bank[1].store_decision("0123456789abcdef.photos_00001")
+    assert "'manage.py migrate_shards'" in error.value.__notes__[-1]
+
+
+def test_only_a_missing_table_is_named_as_missing(bank: Bank) -> None:
+    with bank[1].cursor() as cursor:
+        cursor.execute("ALTER TABLE sharded_orm_decision RENAME COLUMN decided_at TO renamed")
+    with pytest.raises(DatabaseError) as error:
+        recovery.forget_decisions(bank.model, [bank[1].shard])
+    assert "is one of the app" not in "".join(error.value.__notes__)
