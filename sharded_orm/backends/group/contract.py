@@ -49,9 +49,16 @@ class GroupMember(Protocol):
 
     @property
     def has_failed(self) -> bool:
-        """Whether a statement of the transaction has failed, so that the database would answer COMMIT by
-        a rollback.
+        """Whether a statement of the transaction has failed, so that the database has rolled back the
+        statements before it, or would answer COMMIT by a rollback.
         """
+
+    @property
+    def has_lost_session(self) -> bool:
+        """Whether the session of the transaction is known to be lost, so that COMMIT raises an error."""
+
+    def reads_as_autocommit(self) -> bool:
+        """Whether the transaction has only read. False if the backend does not know."""
 
     def check_deferred_constraints(self) -> None:
         """Check the constraints that the database would check at COMMIT.

@@ -2,9 +2,9 @@
 
 An atomic block on a group opens no transaction at first. A shard opens its own transaction when it
 is first used in the block, with one savepoint for each nested block. At the end of the outermost
-block, the shards commit one after the other. If a shard fails to commit, :exc:`PartialCommitError`
-says which shards had committed before. A coordinator, if there is one, commits in another way: see
-:mod:`sharded_orm.backends.two_phase`.
+block, the shards commit one after the other: first those that were only read, then the others. If a
+shard fails to commit, :exc:`PartialCommitError` says which shards had committed before. A
+coordinator, if there is one, commits in another way: see :mod:`sharded_orm.backends.two_phase`.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ class GroupTransactions(BaseDatabaseWrapper):
             # Atomic calls rollback() for such a transaction. So this point is reached only if the
             # user has switched autocommit off by hand.
             self.validate_no_broken_transaction()
-        committed: list[str] = []
+        committed: set[str] = set()
         participants = list(self.participants.values())
         try:
             self._refuse_failed(participants)
@@ -244,29 +244,54 @@ class GroupTransactions(BaseDatabaseWrapper):
             if self.coordinator is not None:
                 self.coordinator.commit(participants)
             else:
-                for wrapper in participants[1:]:
-                    # If the commit of the first shard fails, nothing is committed. On the others, a
-                    # violated constraint must show before that.
-                    if wrapper.commits_with_group:
-                        wrapper.check_deferred_constraints()
-                for wrapper in participants:
-                    wrapper.leave_group_levels(0, commit=True)
-                    committed.append(wrapper.alias)
+                self._commit_each(participants, committed)
         except BaseException as exc:
-            uncommitted = [wrapper.alias for wrapper in participants[len(committed) :]]
-            self._abort_commit(committed, uncommitted, exc)
+            aliases = [wrapper.alias for wrapper in participants]
+            self._abort_commit(
+                [alias for alias in aliases if alias in committed],
+                [alias for alias in aliases if alias not in committed],
+                exc,
+            )
             raise
         finally:
             self._reset_levels()
 
+    def _commit_each(self, participants: list[GroupMember], committed: set[str]) -> None:
+        """Commit the shards one after the other.
+
+        :param participants: the connection objects of the shards, in the order of their first use.
+        :param committed: receives the aliases of the committed shards. Empty as long as no shard that
+            may have been written to is committed.
+        """
+        for wrapper in participants:
+            if wrapper.commits_with_group and wrapper.has_lost_session:
+                # This raises the error of the lost session, without a round trip.
+                wrapper.leave_group_levels(0, commit=True)
+        readers = [wrapper for wrapper in participants if wrapper.reads_as_autocommit()]
+        writers = [wrapper for wrapper in participants if wrapper not in readers]
+        for wrapper in [wrapper for wrapper in writers if wrapper.commits_with_group][1:]:
+            # If the commit of the first writer fails, nothing is committed. On the others, a violated
+            # constraint must show before that.
+            wrapper.check_deferred_constraints()
+        for wrapper in readers:
+            # As long as only readers are committed, an error stores nothing.
+            wrapper.leave_group_levels(0, commit=True)
+        for wrapper in writers:
+            wrapper.leave_group_levels(0, commit=True)
+            if not committed:
+                committed.update(reader.alias for reader in readers)
+            committed.add(wrapper.alias)
+
     def _refuse_failed(self, participants: list[GroupMember]) -> None:
         """Raise an error if a statement has failed in the transaction of a shard, and others would commit.
 
-        The program has caught the error of the statement. The server would answer the COMMIT of that
-        shard by a rollback, without an error. On one database, that would roll back everything.
+        The program has caught the error of the statement. The server has rolled back the transaction of
+        that shard, or would answer its COMMIT by a rollback, without an error. On one database, that
+        would roll back everything.
         """
-        failed = [w.alias for w in participants if w.commits_with_group and w.has_failed]
-        if failed and len(participants) > 1:
+        writers = [w for w in participants if w.commits_with_group and not w.reads_as_autocommit()]
+        failed = [w.alias for w in writers if w.has_failed]
+        if failed and any(not (w.has_failed or w.has_lost_session) for w in writers):
             raise TransactionManagementError(
                 f"A statement has failed in the transaction of {failed[0]!r}, so this block of"
                 f" {self.alias!r} has stored nothing on any shard. If the program catches the error of a"

@@ -292,6 +292,14 @@ class DatabaseWrapper(PlainReadMixin, ServerConnectionMixin[NodePool], stock.Dat
         return self.connection is not None and self.connection.transaction.unsure
 
     @property
+    def has_failed(self) -> bool:
+        return self.connection is not None and self.connection.transaction.is_undone
+
+    @property
+    def has_lost_session(self) -> bool:
+        return self.connection is not None and self.connection.mode is SessionMode.LOST
+
+    @property
     def sends_with_commit(self) -> bool:
         return self.connection is not None and self.connection.may_wait
 

@@ -139,4 +139,4 @@ class CommitPacket:
         # Record the prefix statements that have succeeded. The server has refused a statement, and
         # executed none of the later ones.
         self.record_prefix(prefix, min(len(prefix), getattr(exc, "prefix_done", 0)))
-        self.transaction.unsure = True
+        self.transaction.record_error(exc, in_autocommit=False)

@@ -124,6 +124,7 @@ class VirtualConnection(BranchLease, CommitPacket, DriverFace, SessionHold[NodeS
             with self._watched_session() as session:
                 session.raw.autocommit(on)
             self.autocommitted = on
+            self.transaction.is_undone = False
             return
         if mode is SessionMode.CLOSED or (mode is SessionMode.LOST and on):
             raise self._lost_error()
@@ -143,6 +144,7 @@ class VirtualConnection(BranchLease, CommitPacket, DriverFace, SessionHold[NodeS
         if self.mode >= SessionMode.PINNED:
             with self._watched_session() as session:
                 session.raw.commit()
+            self.transaction.is_undone = False
         else:
             self._end(COMMIT)
 
@@ -154,6 +156,7 @@ class VirtualConnection(BranchLease, CommitPacket, DriverFace, SessionHold[NodeS
         if self.mode is SessionMode.PINNED:
             with self._watched_session() as session:
                 session.raw.rollback()
+            self.transaction.is_undone = False
         elif self.mode is SessionMode.LOST and self.transaction.is_open:
             self.transaction.forget()
             self.checks_off = False
@@ -269,7 +272,7 @@ class VirtualConnection(BranchLease, CommitPacket, DriverFace, SessionHold[NodeS
             self.settle()
             return
         self.record_prefix(prefix, getattr(exc, "prefix_done", len(prefix)))
-        transaction.unsure = True
+        transaction.record_error(exc, in_autocommit=self.autocommitted)
         # If a BEGIN was sent but not confirmed, the state of the session is unknown: close the
         # session.
         unclear = not transaction.is_open and transaction.begins_in(prefix)

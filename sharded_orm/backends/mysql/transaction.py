@@ -14,6 +14,10 @@ AUTOCOMMIT_OFF = b"SET autocommit=0"
 AUTOCOMMIT_ON = b"SET autocommit=1"
 COMMIT = b"COMMIT"
 
+# Errors by which the server rolls back the whole transaction, each as the first arguments of the
+# exception: ER_CHECKREAD (with innodb_snapshot_isolation), ER_LOCK_TABLE_FULL and ER_LOCK_DEADLOCK.
+_UNDOING = ((1020,), (1206,), (1213,))
+
 
 class ServerTransaction:
     """The state of the transaction that a virtual connection (the ``connection`` of a Django alias)
@@ -27,6 +31,7 @@ class ServerTransaction:
         "branch",
         "is_open",
         "is_prepared",
+        "is_undone",
         "only_reads",
         "pending",
         "plain_only",
@@ -41,6 +46,9 @@ class ServerTransaction:
         self.strict = False
         #: Whether an error or an implicit commit may have ended the transaction or removed savepoints.
         self.unsure = False
+        #: Whether an error such as a deadlock has rolled back all statements of the transaction before
+        #: it. Later statements may have begun another one.
+        self.is_undone = False
         #: Whether all statements of the transaction so far were plain reads.
         self.only_reads = True
         #: The name of the transaction's XA branch (its part in a two-phase commit), in the syntax of XA
@@ -138,9 +146,15 @@ class ServerTransaction:
                 pass
             run(ending)
 
+    def record_error(self, exc: BaseException, *, in_autocommit: bool) -> None:
+        """Record that the server has refused a statement with the error ``exc``."""
+        self.unsure = True
+        if not in_autocommit and exc.args[:1] in _UNDOING:
+            self.is_undone = True
+
     def forget(self) -> None:
         """Reset all attributes. Must be called when the transaction has ended on the server."""
-        self.is_open = self.strict = self.unsure = False
+        self.is_open = self.strict = self.unsure = self.is_undone = False
         self.only_reads = True
         self.branch, self.is_prepared, self.plain_only = b"", False, False
         self.pending.clear()

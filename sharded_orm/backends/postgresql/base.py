@@ -456,6 +456,10 @@ class DatabaseWrapper(ServerConnectionMixin[PostgreSQLPool], stock.DatabaseWrapp
             and not connection.is_unguarded
         )
 
+    @property
+    def has_lost_session(self) -> bool:
+        return self.connection is not None and self.connection.mode is SessionMode.LOST
+
     def check_deferred_constraints(self) -> None:
         connection = self.connection
         if connection is None or not connection.is_open or connection.only_reads:

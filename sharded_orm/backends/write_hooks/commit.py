@@ -162,8 +162,15 @@ class CommitHookMixin(_Wrapper):
 
     @property
     def has_failed(self) -> bool:
-        """Whether a statement of the open transaction has failed, so that the database would answer
-        COMMIT by a rollback, without an error.
+        """Whether a statement of the open transaction has failed, so that the database has rolled back
+        the statements before it, or would answer COMMIT by a rollback, without an error.
+        """
+        return False
+
+    @property
+    def has_lost_session(self) -> bool:
+        """Whether the session of the open transaction is known to be lost, so that COMMIT raises an
+        error.
         """
         return False
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from django.db import DatabaseError, IntegrityError, OperationalError, connections, transaction
 from django.db.transaction import TransactionManagementError, atomic
 from django.test.utils import CaptureQueriesContext
 
+from sharded_orm.backends.postgresql.cursor import SessionLeaseMixin
+from sharded_orm.backends.postgresql.session import PostgreSQLNodeSession
 from sharded_orm.exceptions import PartialCommitError
+from tests.integration.group.deadlocks import ROWS, deadlock, fill
 from tests.unit.backends.group.conftest import GROUP, Shards
 from tests.unit.backends.group.test_transactions import *  # noqa: F403
+from tests.unit.backends.group.test_transactions import _break_commit
 
 
 def test_two_nodes(shards: Shards) -> None:
@@ -172,3 +178,209 @@ def test_deferred_constraints_are_checked_before_the_first_commit(
             shards.add(number, 1)
     assert shards.rows(violated) == [1]
     assert not any("CONSTRAINTS" in query["sql"] for query in captured)
+
+
+# ##### What is known before the first commit #####
+
+
+def _read(shards: Shards, number: int) -> None:
+    with shards[number].cursor() as cursor:
+        cursor.execute("SELECT value FROM thing")
+        cursor.fetchall()
+
+
+def _fail(shards: Shards, number: int) -> None:
+    with pytest.raises(DatabaseError), shards[number].cursor() as cursor:
+        cursor.execute("SELECT value FROM missing")
+
+
+@pytest.mark.parametrize("read_from", [[], [0], [0, 1]])
+def test_a_failed_statement_loses_nothing_if_no_other_shard_was_written_to(
+    shards: Shards, read_from: list[int]
+) -> None:
+    """As in a block of one shard: the server answers the COMMIT by a rollback, if it must."""
+    with atomic(using=GROUP):
+        for number in read_from:
+            _read(shards, number)
+        _fail(shards, 8)
+    with atomic(using=GROUP):
+        for number in read_from:
+            _read(shards, number)
+        shards.add(8, 1)
+        _fail(shards, 8)
+    # MariaDB undoes the failed statement only.
+    assert shards.rows(8) == ([1] if shards[8].vendor == "mysql" else [])
+
+
+@pytest.mark.parametrize("lost", [0, 8])
+@pytest.mark.parametrize("is_written", [True, False])
+def test_a_lost_session_that_the_program_knows_of_stores_nothing(
+    shards: Shards, lost: int, is_written: bool
+) -> None:
+    ran: list[int] = []
+    with pytest.raises(OperationalError) as caught, atomic(using=GROUP):
+        for number in (0, 1, 8):
+            if number != lost or is_written:
+                shards.add(number, 1)
+        transaction.on_commit(lambda: ran.append(1), using=GROUP)
+        _kill(shards, lost)
+        with pytest.raises(OperationalError):
+            _read(shards, lost)
+    assert not isinstance(caught.value, PartialCommitError)
+    assert [shards.rows(number) for number in (0, 1, 8)] == [[], [], []]
+    assert ran == []
+    with atomic(using=GROUP):
+        shards.add(0, 2)
+        shards.add(8, 2)
+    assert shards.rows(0) == shards.rows(8) == [2]
+
+
+@pytest.mark.parametrize("order", [[0, 8], [8, 0]])
+def test_a_shard_that_was_only_read_is_lost_before_the_commit(
+    shards: Shards, order: list[int]
+) -> None:
+    ran: list[int] = []
+    with pytest.raises(OperationalError) as caught, atomic(using=GROUP):
+        for number in order:
+            if number == 0:
+                shards.add(0, 1)
+            else:
+                _read(shards, 8)
+        transaction.on_commit(lambda: ran.append(1), using=shards.alias(8))
+        _kill(shards, 8)
+    assert not isinstance(caught.value, PartialCommitError)
+    assert (shards.rows(0), ran) == ([], [])
+
+
+def test_the_first_writer_fails_after_the_readers_have_committed(
+    shards: Shards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[int] = []
+
+    def block() -> None:
+        with atomic(using=GROUP):
+            shards.add(1, 1)
+            _read(shards, 0)
+            shards.add(8, 1)
+            for number in (0, 1, 8):
+                transaction.on_commit(lambda n=number: ran.append(n), using=shards.alias(number))
+
+    _break_commit(shards[1], monkeypatch)
+    with pytest.raises(OperationalError) as caught:
+        block()
+    assert not isinstance(caught.value, PartialCommitError)
+    assert (shards.rows(1), shards.rows(8), ran) == ([], [], [])
+    monkeypatch.undo()
+    _break_commit(shards[8], monkeypatch)
+    with pytest.raises(PartialCommitError) as partial:
+        block()
+    assert partial.value.committed == (shards.alias(1), shards.alias(0))
+    assert partial.value.not_committed == (shards.alias(8),)
+    assert (shards.rows(1), shards.rows(8), ran) == ([1], [], [0, 1])
+
+
+@pytest.mark.parametrize("nodes", ["mariadb"], indirect=True)
+@pytest.mark.parametrize("others", [[0], [0, 1], []])
+def test_a_deadlock_that_the_program_ignores(shards: Shards, others: list[int]) -> None:
+    """The server has rolled back the whole transaction of one shard, and that of no other."""
+    fill(shards, 8)
+
+    def block() -> None:
+        with atomic(using=GROUP):
+            for number in others:
+                shards.add(number, 1)
+            _read(shards, 2)
+            with shards[8].cursor() as cursor:
+                cursor.execute("UPDATE thing SET value = 99 WHERE value = 100")
+                with deadlock(shards, 8) as sql:
+                    with pytest.raises(OperationalError) as caught:
+                        cursor.execute(sql)
+                    assert caught.value.args[0] == 1213
+            shards.add(8, 1)
+
+    if others:
+        with pytest.raises(TransactionManagementError, match=f"'{shards.alias(8)}'"):
+            block()
+    else:
+        # As on one database: only the statements after the deadlock are stored.
+        block()
+    assert [shards.rows(number) for number in others] == [[] for _ in others]
+    assert shards.rows(8) == (ROWS if others else [1, *ROWS])
+    with atomic(using=GROUP):
+        shards.add(0, 2)
+        shards.add(8, 2)
+    assert shards.rows(0) == [2]
+
+
+@pytest.mark.parametrize("nodes", ["mariadb"], indirect=True)
+def test_a_snapshot_conflict_that_the_program_ignores(shards: Shards) -> None:
+    """With innodb_snapshot_isolation, the server rolls back the whole transaction, too."""
+    shards.add(8, 1)
+    other = shards[8].copy()
+    with shards[8].cursor() as cursor:
+        try:
+            cursor.execute("SET SESSION innodb_snapshot_isolation = 1")
+        except OperationalError:
+            pytest.skip("This server has no innodb_snapshot_isolation.")
+        cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+    with pytest.raises(TransactionManagementError, match="block of its own"), atomic(using=GROUP):
+        shards.add(0, 1)
+        _read(shards, 8)
+        with other.cursor() as cursor:
+            cursor.execute("UPDATE thing SET value = 2")
+        with pytest.raises(OperationalError) as caught, shards[8].cursor() as cursor:
+            cursor.execute("UPDATE thing SET value = 3 WHERE value < 3")
+        assert caught.value.args[0] == 1020
+    other.close()
+    assert (shards.rows(0), shards.rows(8)) == ([], [2])
+    with atomic(using=GROUP):
+        shards.add(0, 2)
+        shards.add(8, 3)
+    assert (shards.rows(0), shards.rows(8)) == ([2], [2, 3])
+
+
+@pytest.mark.parametrize("nodes", ["postgresql"], indirect=True)
+@pytest.mark.parametrize(
+    ("read", "written", "checks"),
+    [
+        ([], [0, 8], 1),
+        ([], [0, 1, 8], 2),
+        ([0], [8], 0),
+        ([8, 1], [0], 0),
+        ([0], [1, 8], 1),
+        ([0, 8], [], 0),
+    ],
+)
+def test_round_trips_of_a_block(
+    shards: Shards, trips: list[str], read: list[int], written: list[int], checks: int
+) -> None:
+    with atomic(using=GROUP):
+        for number in read:
+            _read(shards, number)
+        for number in written:
+            shards.add(number, 1)
+        trips.clear()
+    commits = len(read) + len(written)
+    assert [sql for sql in trips if sql != "commit"] == ["SET CONSTRAINTS ALL IMMEDIATE"] * checks
+    assert len(trips) == commits + checks
+
+
+@pytest.fixture
+def trips(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The packets that are sent, in order."""
+    sent: list[str] = []
+
+    def record(owner: Any, name: str, position: int) -> None:
+        method = getattr(owner, name)
+
+        def send(self: Any, *args: Any) -> Any:
+            text = args[position]
+            sent.append(text.decode() if isinstance(text, bytes) else str(text))
+            return method(self, *args)
+
+        monkeypatch.setattr(owner, name, send)
+
+    record(SessionLeaseMixin, "_send", 1)
+    record(PostgreSQLNodeSession, "run", 0)
+    record(PostgreSQLNodeSession, "end_transaction", 0)
+    return sent

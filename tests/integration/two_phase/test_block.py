@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import DatabaseError, transaction
+from django.db import DatabaseError, OperationalError, transaction
 
 import sharded_orm
 from sharded_orm.backends.two_phase import coordinator, old_decisions
 from sharded_orm.exceptions import TwoPhaseMisused, TwoPhaseUnavailable
 from tests.conftest import service_missing
+from tests.integration.group.deadlocks import ROWS, deadlock
 from tests.integration.two_phase.bank import START, Bank
 from tests.integration.two_phase.conftest import settings_of
 from tests.photos.models import Photo
@@ -139,6 +140,28 @@ def test_in_a_test_case_nothing_is_committed(bank: Bank) -> None:
         bank.transfer(0, 8)
         transaction.set_rollback(True, using=GROUP)
     assert bank.balances() == [START] * 4
+
+
+@pytest.mark.parametrize("nodes", ["mariadb"], indirect=True)
+@pytest.mark.parametrize("victim", [0, 8])
+def test_a_deadlock_that_the_program_ignores(bank: Bank, victim: int) -> None:
+    """The transaction of the decider is an ordinary one, so later statements could be committed alone."""
+    with bank[victim].cursor() as cursor:
+        cursor.execute("CREATE TABLE thing (value integer UNIQUE)")
+        cursor.executemany("INSERT INTO thing VALUES (%s)", [(value,) for value in ROWS])
+    with pytest.raises(transaction.TransactionManagementError, match="block of its own"):
+        with sharded_orm.atomic(GROUP, two_phase=True):
+            bank.add(0, 1)
+            bank.add(8, -1)
+            with bank[victim].cursor() as cursor:
+                cursor.execute("UPDATE thing SET value = 99 WHERE value = 100")
+                with deadlock(bank, victim) as sql:
+                    with pytest.raises(OperationalError) as caught:
+                        cursor.execute(sql)
+                    assert caught.value.args[0] == 1213
+    assert bank.balances() == [START] * 4
+    bank.transfer(0, 8)
+    assert bank.prepared() == []
 
 
 # ##### Refusals #####
