@@ -27,6 +27,8 @@ from sharded_orm.scatter.summands import check, has_places_of_type
 if TYPE_CHECKING:
     from django.db.models.sql.query import Query
 
+    from sharded_orm.scatter.plan import ScatterPlan
+
 _CHUNK_SIZE = 2000
 
 
@@ -107,12 +109,17 @@ def aggregate(
     for alias in distinct if targets else ():
         _check_distinct(expressions[alias], connections[targets[0].shard.alias])
 
+    # Make these plans before anything is sent, because a plan may be refused.
+    plans = {
+        alias: _distinct_plan(targets_with_summaries, alias, expressions[alias], failures)
+        for alias in distinct
+    }
     values: dict[str, Any] = {}
     plain = [alias for alias in expressions if alias not in distinct]
     if plain:
         values.update(_plain_values(targets_with_summaries, expressions, plain, failures))
-    for alias in distinct:
-        values[alias] = _distinct_value(targets_with_summaries, alias, expressions[alias], failures)
+    for alias, plan in plans.items():
+        values[alias] = _distinct_value(plan, expressions[alias], failures)
     return {alias: values[alias] for alias in expressions}
 
 
@@ -120,6 +127,13 @@ def _without_default(expression: Any) -> Any:
     if type(expression) is Coalesce:
         return expression.get_source_expressions()[0]
     return expression
+
+
+def _defaults(expression: Any) -> list[Any]:
+    defaults: list[Any] = []
+    if type(expression) is Coalesce:
+        _, *defaults = expression.get_source_expressions()
+    return defaults
 
 
 def _is_distinct(expression: Any) -> bool:
@@ -189,17 +203,13 @@ def _check_distinct(expression: Any, connection: Any) -> None:
     if len(sources) != 1:
         raise refuse("a distinct aggregate of several expressions", "use one")
     if type(aggregate) is not Count:
-        check(aggregate, sources[0], features_of(connection))
+        check(aggregate, sources[0], features_of(connection), _defaults(expression))
 
 
-def _distinct_value(
+def _distinct_plan(
     targets: Sequence[tuple[Target, Summary]], alias: str, expression: Any, failures: Failures
-) -> Any:
-    """Return the value of an aggregate with ``distinct=True``.
-
-    Read the distinct values of every shard, remove the duplicates between shards, and aggregate the
-    remaining values in Python.
-    """
+) -> ScatterPlan:
+    """Return the plan that reads the distinct values of an aggregate with ``distinct=True``."""
     aggregate = _without_default(expression)
 
     def values(query: Query) -> Query:
@@ -222,9 +232,18 @@ def _distinct_value(
             query.where = WhereNode([query.where, condition])
         return query
 
-    plan = make_plan(_summary_targets(targets, values), CompileOptions(), failures)
+    return make_plan(_summary_targets(targets, values), CompileOptions(), failures)
+
+
+def _distinct_value(plan: ScatterPlan, expression: Any, failures: Failures) -> Any:
+    """Return the value of an aggregate with ``distinct=True``.
+
+    Read the distinct values of every shard, remove the duplicates between shards, and aggregate the
+    remaining values in Python.
+    """
     if plan.template is None:
         return _value_without_rows(expression)
+    aggregate = _without_default(expression)
     compiler = plan.template.compiler
     features = features_of(compiler.connection)
     adds = type(aggregate) is not Count

@@ -12,14 +12,14 @@ from typing import Any
 from sharded_orm.backends.features import ShardFeatures
 from sharded_orm.scatter.refusals import refuse
 
-# The number of decimal places that MariaDB and MySQL add to a quotient (the default of their
-# setting div_precision_increment).
-_QUOTIENT_SCALE = 4
+#: The number of decimal places that MariaDB and MySQL add to a quotient (the default of their
+#: setting div_precision_increment).
+QUOTIENT_PLACES = 4
 # MariaDB and MySQL store the decimal places of a number in groups of nine digits.
 _GROUP = 9
-# Up to this number of decimal places of a sum, its quotients have nine places before they are
-# rounded, even if the values have fewer places than the sum's type.
-_SURE_PLACES = 5
+# Up to this number of decimal places of a sum, the digits of its quotients are the same whatever the
+# number of places of the values. With five, it matters whether they have more than nine places.
+_SURE_PLACES = 4
 # The maximum number of decimal places is 30 for MySQL, and 38 for MariaDB. So up to this number of
 # places of a sum, its quotient has four places more on both.
 _MOST_PLACES = 26
@@ -32,7 +32,6 @@ _SIGNIFICANT = 16
 _LARGEST_SCALE = 1000
 # PostgreSQL stores a number in base 10000, so it counts its digits in groups of four.
 _DIGITS = 4
-
 
 _EXACT = decimal.Context(prec=200, rounding=decimal.ROUND_HALF_UP)
 # A context that can compute every sum exactly: a number of PostgreSQL has up to 131072 digits before
@@ -73,18 +72,14 @@ def total_of(values: Iterable[Any]) -> tuple[Any, int]:
     """
     total, count = None, 0
     for value in values:
-        if type(value) is bool or not isinstance(value, int | float | Decimal):
-            raise _no_number(type(value).__name__)
+        if not isinstance(value, int | float | Decimal):
+            raise refuse(
+                f"Sum or Avg of different values of type {type(value).__name__!r}",
+                "convert them to numbers (Cast), or ask one shard",
+            )
         count += 1
-        total = add(total, value)
+        total = add(total, int(value) if type(value) is bool else value)
     return total, count
-
-
-def _no_number(kind: str) -> Exception:
-    return refuse(
-        f"Sum or Avg of different values of type {kind!r}",
-        "convert them to numbers (Cast), or ask one shard",
-    )
 
 
 def add_limited(left: Any, right: Any) -> Any:
@@ -102,6 +97,22 @@ def add_limited(left: Any, right: Any) -> Any:
     return total
 
 
+def check_places(places: int, *, has_places_of_type: bool) -> None:
+    """Check that MariaDB's and MySQL's average of numbers with so many decimal places is known.
+
+    :param places: the decimal places of the sum, which are those of the type of the values.
+    :param has_places_of_type: whether all values have as many decimal places as their type.
+    :raises ScatterNotSupported: it is unknown.
+    """
+    most = _MOST_PLACES if has_places_of_type else _SURE_PLACES
+    if places > most:
+        raise refuse(
+            f"an average of {'' if has_places_of_type else 'computed '}numbers with more than"
+            f" {most} decimal places",
+            "use Sum and Count, and divide in Python",
+        )
+
+
 def quotient(total: Any, count: int) -> Any:
     """Return ``total / count`` as MariaDB and MySQL compute ``AVG``.
 
@@ -113,19 +124,15 @@ def quotient(total: Any, count: int) -> Any:
     if not isinstance(total, Decimal):
         return float(total) / count
     places = max(0, -int(total.as_tuple().exponent))
-    if places > _MOST_PLACES:
-        raise refuse(
-            f"an average of numbers with more than {_MOST_PLACES} decimal places",
-            "use Sum and Count, and divide in Python",
-        )
+    check_places(places, has_places_of_type=True)
     # As do_div_mod() of the servers' decimal.c: the quotient is cut off after whole groups of
     # digits. It is rounded only if there are more digits than it shall have.
     padded = places + -places % _GROUP
-    computed = padded + max(0, _QUOTIENT_SCALE - (padded - places))
+    computed = padded + max(0, QUOTIENT_PLACES - (padded - places))
     computed += -computed % _GROUP
     exact = Decimal(1).scaleb(-computed)
     value = _EXACT.divide(total, count).quantize(exact, decimal.ROUND_DOWN, _SUMS)
-    return _SUMS.quantize(value, Decimal(1).scaleb(-places - _QUOTIENT_SCALE))
+    return _SUMS.quantize(value, Decimal(1).scaleb(-places - QUOTIENT_PLACES))
 
 
 def computed_quotient(total: Any, count: int) -> Any:
@@ -134,11 +141,8 @@ def computed_quotient(total: Any, count: int) -> Any:
 
     :raises ScatterNotSupported: the result depends on the places of the values, which are unknown.
     """
-    if isinstance(total, Decimal) and -int(total.as_tuple().exponent) > _SURE_PLACES:
-        raise refuse(
-            f"an average of computed numbers with more than {_SURE_PLACES} decimal places",
-            "use Sum and Count, and divide in Python",
-        )
+    if isinstance(total, Decimal):
+        check_places(-int(total.as_tuple().exponent), has_places_of_type=False)
     return exact_quotient(total, count)
 
 

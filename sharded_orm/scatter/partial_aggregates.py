@@ -79,7 +79,7 @@ def partial_of(
         its column.
     :raises ScatterNotSupported: such an aggregate cannot be merged.
     """
-    aggregate = expression
+    aggregate, defaults = expression, list[Any]()
     if type(aggregate) is Coalesce:
         aggregate, *defaults = aggregate.get_source_expressions()
         if any(d.contains_aggregate or d.contains_column_references for d in defaults):
@@ -100,7 +100,7 @@ def partial_of(
         part = column if is_whole else add_column(aggregate)
         return Partial(column, kind.__name__.lower(), (part,))
     (source,), condition = compat.arguments_of(aggregate)
-    check(aggregate, source, features)
+    check(aggregate, source, features, defaults)
     if kind is Sum:
         part = column if is_whole else add_column(aggregate)
         return Partial(column, "sum", (part,))

@@ -5,22 +5,53 @@ give every expression a type with a number of decimal places. They compute with 
 round when they send a value. So the sum of two rounded sums is not the rounded sum of all rows:
 
 - A quotient of decimal numbers has at least nine places while it is added, but only four places
-  more than the dividend when it is sent.
+  more than the dividend when it is sent. A ``Cast()`` to a ``FloatField`` changes nothing: Django
+  writes ``x + 0.0``, which is a decimal number if ``x`` is one.
 - A float that was rounded to some places, or that is made of text, has few places when a sum or an
   average of it is sent.
+- An average has all its digits in ``COALESCE(AVG(x), 0e0)``, which is a float.
+- The sum of durations is cast to whole microseconds.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
 
 from django.db import models
-from django.db.models.expressions import Col, Combinable, CombinedExpression, Func, Value
-from django.db.models.functions import Cast, Ceil, Floor, Ord, Round
+from django.db.models.expressions import (
+    Case,
+    Col,
+    Combinable,
+    CombinedExpression,
+    Exists,
+    ExpressionWrapper,
+    Func,
+    Subquery,
+    Value,
+    When,
+)
+from django.db.models.functions import (
+    Abs,
+    Cast,
+    Ceil,
+    Coalesce,
+    Floor,
+    Greatest,
+    Least,
+    Length,
+    NullIf,
+    Ord,
+    Round,
+)
+from django.db.models.functions import math as functions
+from django.db.models.lookups import Lookup
+from django.db.models.sql.where import WhereNode
 
 from sharded_orm.backends.features import ShardFeatures
-from sharded_orm.scatter.comparison import column_of
+from sharded_orm.scatter.arithmetic import QUOTIENT_PLACES, check_places
+from sharded_orm.scatter.comparison import column_of, has_field
 from sharded_orm.scatter.refusals import parts_of, refuse
 
 _EXACT_FIELDS = (
@@ -32,8 +63,36 @@ _EXACT_FIELDS = (
 )
 _NUMBERS = (*_EXACT_FIELDS, models.FloatField)
 _NO_NUMBERS = (models.BooleanField, models.DurationField)
+_TEXTS = (models.CharField, models.TextField, models.JSONField)
 _ROUNDED = (Round, Ceil, Floor)
 _SAME_PLACES = (Combinable.ADD, Combinable.SUB, Combinable.MUL)
+# Expressions that return the value of one of their operands, or its absolute value.
+_CHOICES = (ExpressionWrapper, Coalesce, Case, When, Greatest, Least, NullIf, Abs)
+# The values of these functions are floats, whatever their arguments are.
+_FLOAT_FUNCTIONS = (
+    functions.ACos,
+    functions.ASin,
+    functions.ATan,
+    functions.ATan2,
+    functions.Cos,
+    functions.Cot,
+    functions.Degrees,
+    functions.Exp,
+    functions.Ln,
+    functions.Log,
+    functions.Pi,
+    functions.Power,
+    functions.Radians,
+    functions.Random,
+    functions.Sin,
+    functions.Sqrt,
+    functions.Tan,
+)
+# A division by a divisor of this number adds at most four decimal places to the dividend. These are
+# the places that MariaDB and MySQL add to every quotient, so such quotients are sent exactly.
+_EXACTLY_DIVISIBLE = 10_000
+# The most decimal places of a dividend for which this is sure: MySQL has at most 30 places.
+_MOST_DIVIDEND_PLACES = 22
 
 
 def is_number(expression: Any) -> bool:
@@ -45,11 +104,14 @@ def is_number(expression: Any) -> bool:
     return all(is_number(part) for part in parts_of(expression) if isinstance(part, Col))
 
 
-def check(aggregate: Any, source: Any, features: type[ShardFeatures]) -> None:
+def check(
+    aggregate: Any, source: Any, features: type[ShardFeatures], defaults: Sequence[Any] = ()
+) -> None:
     """Check that the sums of several shards together are the sum of all rows.
 
     :param aggregate: a ``Sum`` or an ``Avg``.
     :param source: the expression whose values it adds.
+    :param defaults: the other arguments of the ``Coalesce`` that the aggregate is in.
     :raises ScatterNotSupported: the sum or the average might differ.
     """
     name = type(aggregate).__name__
@@ -71,17 +133,58 @@ def check(aggregate: Any, source: Any, features: type[ShardFeatures]) -> None:
         )
     if not features.computes_beyond_types:
         return
-    for part in parts_of(source, _has_fixed_places):
+    _check_digits(name, source)
+    _check_coalesce(aggregate, source, defaults)
+    is_duration = has_field(aggregate) and isinstance(aggregate.output_field, models.DurationField)
+    places = _places_of(source)
+    if features.averages_durations_to_integers and is_duration:
+        if places or _is_float(source) or any(map(_divides, _added_parts(source))):
+            raise refuse(
+                f"the {name} of durations with parts of microseconds",
+                "Cast() them to a BigIntegerField inside an ExpressionWrapper",
+            )
+    elif isinstance(aggregate, models.Avg) and places is not None:
+        check_places(places, has_places_of_type=has_places_of_type(source))
+
+
+def _check_digits(name: str, source: Any) -> None:
+    """Check that the server sends the sum of ``source`` with all the digits that it computes."""
+    for part in _added_parts(source):
         if isinstance(part, _ROUNDED) and not _is_exact(part):
             raise refuse(
                 f"the {name} of floating-point numbers that the server has rounded",
                 "Cast() them to a DecimalField, or round the result in Python",
             )
-        if _divides(part) and not _is_float(part):
+        if _divides(part) and not _divides_exactly(part) and not _is_float(part):
             raise refuse(
                 f"the {name} of a quotient, which the server adds with more digits than it sends",
-                "divide the sum in Python, or Cast() the quotient to a DecimalField or a FloatField",
+                "divide the sum in Python, Cast() the quotient to a DecimalField, or divide by a"
+                " float (/ 2.0 with output_field=FloatField())",
             )
+
+
+def _check_coalesce(aggregate: Any, source: Any, defaults: Sequence[Any]) -> None:
+    """Check that the result has the same type with ``COALESCE`` as without it."""
+    if defaults and not is_number(source):
+        raise refuse(
+            f"the {type(aggregate).__name__} of values that are no numbers, with a default",
+            "Cast() them to a DecimalField, an IntegerField or a FloatField",
+        )
+    if (
+        isinstance(aggregate, models.Avg)
+        and not _is_float(source)
+        and not all(map(_is_exact_default, defaults))
+    ):
+        raise refuse(
+            "an Avg with a default that is a float, which changes the digits of the average",
+            "leave the default out, and write 'or 0' in Python",
+        )
+
+
+def _is_exact_default(default: Any) -> bool:
+    if isinstance(default, Value) and default.value is None:
+        return True
+    return isinstance(default, Value | Cast) and isinstance(column_of(default).field, _EXACT_FIELDS)
 
 
 def has_places_of_type(source: Any) -> bool:
@@ -90,6 +193,8 @@ def has_places_of_type(source: Any) -> bool:
         return source.connector in _SAME_PLACES and all(
             map(has_places_of_type, source.get_source_expressions())
         )
+    if isinstance(source, Cast):
+        return isinstance(source.output_field, models.DecimalField)
     return isinstance(source, Col | Value)
 
 
@@ -98,25 +203,59 @@ def refuse_narrow(expression: Any) -> None:
 
     :raises ScatterNotSupported: there is such a function in ``expression``.
     """
-    if any(isinstance(part, Ord) for part in parts_of(expression, _has_fixed_places)):
+    parts = parts_of(expression, lambda part: isinstance(part, Cast))
+    if any(isinstance(part, Ord) for part in parts):
         raise refuse(
             "Ord(), whose values the server cuts off at 2147483647",
             "use Cast(Ord(...), BigIntegerField())",
         )
 
 
+def _operands(part: Any) -> list[Any]:
+    """Return the expressions that the value of ``part`` is computed from, without conditions."""
+    if isinstance(part, Lookup | WhereNode | Length | Exists):
+        return []
+    if isinstance(part, Subquery):
+        return [*part.query.annotation_select.values(), *part.query.select]
+    if getattr(part, "subquery", False):
+        return []
+    if isinstance(part, When):
+        return [part.result]
+    sources: list[Any] = part.get_source_expressions()
+    if isinstance(part, NullIf):
+        return sources[:1]
+    return [source for source in sources if source is not None]
+
+
+def _added_parts(source: Any) -> list[Any]:
+    """Return ``source`` and the expressions in it whose digits are part of its values."""
+    parts, pending = [], [source]
+    while pending:
+        part = pending.pop()
+        parts.append(part)
+        if not _has_fixed_places(part):
+            pending += _operands(part)
+    return parts
+
+
 def _has_fixed_places(part: Any) -> bool:
-    return isinstance(part, Cast) or (isinstance(part, _ROUNDED) and _is_exact(part))
+    if isinstance(part, Cast):
+        return not isinstance(part.output_field, models.FloatField)
+    return isinstance(part, _ROUNDED) and _is_exact(part)
 
 
-def _is_exact(rounded: Any) -> bool:
-    """Whether the server rounds decimal numbers or integers, and no floats."""
-    return all(
-        isinstance(part, _ROUNDED)
-        or (isinstance(part, Value) and type(part.value) in (int, Decimal))
-        or (isinstance(part, Col | Cast) and isinstance(column_of(part).field, _EXACT_FIELDS))
-        or (isinstance(part, CombinedExpression) and part.connector != Combinable.POW)
-        for part in parts_of(rounded, lambda part: isinstance(part, Cast))
+def _is_exact(part: Any) -> bool:
+    """Whether the values of ``part`` are decimal numbers or integers, and no floats."""
+    if isinstance(part, Length | Lookup | WhereNode):
+        return True
+    if isinstance(part, Value):
+        return part.value is None or isinstance(column_of(part).field, _EXACT_FIELDS)
+    if isinstance(part, Col | Cast):
+        return isinstance(column_of(part).field, _EXACT_FIELDS)
+    if isinstance(part, CombinedExpression) and part.connector == Combinable.POW:
+        return False
+    return isinstance(part, (CombinedExpression, *_ROUNDED, *_CHOICES)) and all(
+        map(_is_exact, _operands(part))
     )
 
 
@@ -132,10 +271,86 @@ def _divides(part: Any) -> bool:
     return any("/" in (text or "") for text in texts)
 
 
+def _divides_exactly(part: Any) -> bool:
+    """Whether ``part`` is a quotient with at most four decimal places more than the dividend."""
+    if not isinstance(part, CombinedExpression):
+        return False
+    dividend, divisor = part.get_source_expressions()
+    places = _places_of(dividend)
+    return (
+        places is not None
+        and places <= _MOST_DIVIDEND_PLACES
+        and isinstance(divisor, Value)
+        and type(divisor.value) in (int, Decimal)
+        and divisor.value != 0
+        and _EXACTLY_DIVISIBLE % divisor.value == 0
+        and divisor.value == int(divisor.value)
+    )
+
+
+def _places_of(part: Any) -> int | None:
+    """Return the number of decimal places that the type of ``part`` has, or None if it is unknown."""
+    if isinstance(part, Lookup | WhereNode | Length | Ceil | Floor):
+        return 0
+    if isinstance(part, Value):
+        return _places_of_value(part)
+    if isinstance(part, Col | Cast):
+        field = column_of(part).field
+        if isinstance(field, models.DecimalField):
+            return field.decimal_places
+        if isinstance(field, _EXACT_FIELDS):
+            return 0
+        if isinstance(part, Col) or not isinstance(field, models.FloatField):
+            return None
+        places = _most_places(part)
+        return None if places is None else max(places, 1)
+    if isinstance(part, CombinedExpression):
+        return _places_of_computation(part)
+    return _most_places(part) if isinstance(part, _CHOICES) else None
+
+
+def _places_of_value(part: Value) -> int | None:
+    if type(part.value) is Decimal:
+        exponent = part.value.as_tuple().exponent
+        return max(0, -exponent) if isinstance(exponent, int) else None
+    if part.value is None or type(part.value) is int:
+        return None if _is_float(part) else 0
+    field = column_of(part).field
+    has_no_places = isinstance(field, _EXACT_FIELDS) and not isinstance(field, models.DecimalField)
+    return 0 if has_no_places else None
+
+
+def _places_of_computation(part: CombinedExpression) -> int | None:
+    left, right = map(_places_of, part.get_source_expressions())
+    if left is None or right is None:
+        return None
+    if part.connector == Combinable.MUL:
+        return left + right
+    if part.connector == Combinable.DIV:
+        return left + QUOTIENT_PLACES
+    if part.connector in (Combinable.ADD, Combinable.SUB, Combinable.MOD):
+        return max(left, right)
+    return None
+
+
+def _most_places(part: Any) -> int | None:
+    places = [_places_of(operand) for operand in _operands(part)]
+    known = [count for count in places if count is not None]
+    return max(known, default=0) if len(known) == len(places) else None
+
+
 def _is_float(part: Any) -> bool:
     """Whether one of the numbers that ``part`` computes with is a float, so that its values are."""
-    if isinstance(part, CombinedExpression):
-        return any(map(_is_float, part.get_source_expressions()))
-    if isinstance(part, Value):
-        return type(part.value) is float
-    return isinstance(part, Col | Cast) and isinstance(column_of(part).field, models.FloatField)
+    if isinstance(part, Cast):
+        # Django writes ``x + 0.0``.
+        (source,) = part.get_source_expressions()
+        return isinstance(part.output_field, models.FloatField) and (
+            isinstance(column_of(source).field, _TEXTS) or _is_float(source)
+        )
+    if isinstance(part, Col | Value):
+        return isinstance(column_of(part).field, models.FloatField)
+    if isinstance(part, CombinedExpression) and part.connector == Combinable.POW:
+        return True
+    if isinstance(part, (CombinedExpression, Round, *_CHOICES)):
+        return any(map(_is_float, _operands(part)))
+    return isinstance(part, _FLOAT_FUNCTIONS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from datetime import timedelta
 from decimal import Decimal
 from functools import reduce
 from itertools import product
@@ -17,16 +18,37 @@ from django.db.models import (
     CharField,
     Count,
     DecimalField,
+    DurationField,
+    ExpressionWrapper,
     F,
     FloatField,
     Func,
     Max,
     Min,
+    OuterRef,
+    Q,
+    Subquery,
     Sum,
     Value,
     When,
 )
-from django.db.models.functions import Abs, Cast, Ceil, Coalesce, Floor, Ord, Round
+from django.db.models.functions import (
+    Abs,
+    Cast,
+    Ceil,
+    Coalesce,
+    Floor,
+    Greatest,
+    Least,
+    Length,
+    Now,
+    NullIf,
+    Ord,
+    Random,
+    Round,
+    Sqrt,
+)
+from django.db.models.lookups import Exact
 from django.test import TestCase
 
 from sharded_orm import scatter
@@ -56,6 +78,7 @@ def rows() -> None:
                 flag=n % 2 == 0,
                 name=str(n) * 2,
                 text=price,
+                took=timedelta(microseconds=n),
             )
             for n, price in enumerate(PRICES)
         ]
@@ -102,7 +125,7 @@ def test_averages_have_the_digits_of_the_server(rows: None) -> None:
     for divisor in (10, 7, 3):
         for alias in [WHOLE, *(target.shard.alias for target in targets(one_database(Sample)))]:
             Sample.objects.using(alias).filter(pk__gte=divisor).update(price=None)
-        expressions = [*map(power, range(1, 8)), *map(with_places, range(6))]
+        expressions = [*map(power, range(1, 8)), *map(with_places, range(13))]
         for expression, kind in product(expressions, (Avg, Sum)):
             for one, many in results(kind(expression)):
                 assert one == many
@@ -121,9 +144,42 @@ def test_what_is_added_with_the_digits_of_its_type_is_exact(rows: None) -> None:
         Sum(F("number") % 3),
         Avg(F("number") - F("owner")),
         Max(Cast(Ord("name"), BigIntegerField())),
+        *map(Sum, rounded_decimals()),
+        *map(Sum, exact_quotients()),
+        Avg(F("number") / 100),
+        Sum(Case(When(price__gt=F("number") / 2, then=1), default=0)),
+        Avg(Case(When(Q(ratio__gt=F("ratio") / 3), then="price"), default=Value(Decimal(0)))),
+        Sum(Case(When(Exact(Round("ratio"), 1), then="number"), default=0)),
     ):
         for one, many in results(aggregate):
             assert one == many
+
+
+def rounded_decimals() -> list[Any]:
+    return [
+        Round(value, precision=1)
+        for value in (
+            ExpressionWrapper(F("price") * F("number"), output_field=DecimalField()),
+            Coalesce("price", Value(Decimal(0))),
+            Case(When(ratio__gt=1.5, then="price"), default=Value(Decimal("0.25"))),
+            Abs("price"),
+            Greatest("price", Value(Decimal("1.55"))),
+            Least("price", Value(Decimal("1.55"))),
+            NullIf("price", Value(Decimal(1))),
+            Length("name"),
+        )
+    ]
+
+
+def exact_quotients() -> list[Any]:
+    return [
+        F("number") / 2,
+        F("price") / 4,
+        F("price") / Decimal(100),
+        -F("price") * F("number") / 100 / -100,
+        Coalesce(F("price") / 10_000, Value(Decimal(0)), output_field=DecimalField()),
+        power(11) / 2,
+    ]
 
 
 def thirds(value: Any) -> list[Any]:
@@ -139,14 +195,27 @@ def thirds(value: Any) -> list[Any]:
 @pytest.mark.mysql_settings
 def test_quotients_are_refused(rows: None) -> None:
     """Each has more digits while it is added than when it is sent."""
-    for expression in [*thirds(F("price")), F("number") / F("owner")]:
+    quotients = [F("number") / F("owner"), F("number") / 7, F("price") / Decimal("0.3")]
+    quotients += [F("price") / 20_000, power(12) / 2]
+    floats = [Cast(quotient, FloatField()) for quotient in quotients]
+    floats += [Cast("price", FloatField()) / 3, Cast("number", FloatField()) / F("owner")]
+    third = Sample.objects.filter(pk=OuterRef("pk")).annotate(x=F("price") / 3).values("x")
+    for expression in [*thirds(F("price")), *quotients, *floats, Subquery(third)]:
         for kind in (Sum, Avg):
             refuses(kind(expression))
 
 
 @pytest.mark.mysql_settings
 def test_rounded_floats_are_refused(rows: None) -> None:
-    for expression in (Round("ratio"), Round("ratio", precision=2), Ceil("ratio"), Floor("ratio")):
+    for expression in (
+        Round("ratio"),
+        Round("ratio", precision=2),
+        Round(Coalesce("ratio", Value(0.0))),
+        Round(Case(When(flag=True, then="ratio"), default=Value(0.0)), precision=1),
+        Ceil("ratio"),
+        Floor("ratio"),
+        Cast(Round("ratio", precision=1), FloatField()),
+    ):
         for kind in (Sum, Avg):
             refuses(kind(expression))
 
@@ -154,14 +223,70 @@ def test_rounded_floats_are_refused(rows: None) -> None:
 @pytest.mark.mysql_settings
 def test_quotients_of_floats_are_floats(rows: None) -> None:
     queryset = one_database(Sample)
-    for expression in (F("ratio") / 3, F("number") / Value(2.0), Cast("number", FloatField()) / 3):
+    for expression in (
+        F("ratio") / 3,
+        F("number") / Value(2.0),
+        Cast("ratio", FloatField()) / 3,
+        Cast("text", FloatField()) / 3,
+        Sqrt("number") / 3,
+        Coalesce("ratio", Value(0.0)) / F("number"),
+    ):
         for kind in (Sum, Avg):
-            (value,) = scatter.aggregate(
-                queryset, targets(queryset), {"x": kind(expression, output_field=FloatField())}
-            ).values()
-            assert value == pytest.approx(
-                queryset.aggregate(x=kind(expression, output_field=FloatField()))["x"]
-            )
+            aggregate = {"x": kind(expression, output_field=FloatField())}
+            (value,) = scatter.aggregate(queryset, targets(queryset), aggregate).values()
+            assert value == pytest.approx(queryset.aggregate(**aggregate)["x"], rel=1e-14)
+
+
+@pytest.mark.mysql_settings
+def test_averages_with_a_default_that_is_a_float_are_refused(rows: None) -> None:
+    """The server sends all digits of an average that may be a float."""
+    for refused in (
+        Avg("number", default=0),
+        Avg(F("number") % 3, default=0),
+        Avg(Cast("price", FloatField()), default=0),
+        Coalesce(Avg("number"), 0.0),
+    ):
+        refuses(refused)
+    queryset = one_database(Sample)
+    with statements(0, using="photos"), pytest.raises(ScatterNotSupported, match="or 0"):
+        scatter.aggregate(
+            queryset, targets(queryset), {"x": Avg("number", default=0, distinct=True)}
+        )
+    for accepted in (
+        Avg("price", default=0),
+        Avg("took", default=timedelta(0)),
+        Coalesce(Avg("number"), Value(0), output_field=FloatField()),
+        Coalesce(Avg("number"), Value(None), output_field=FloatField()),
+        Sum("number", default=0),
+        Coalesce(Sum("price"), Value(0.0), output_field=FloatField()),
+    ):
+        for one, many in results(accepted):
+            assert one == many
+    for floats in ("ratio", Sqrt("number"), Abs("ratio"), Cast("ratio", FloatField())):
+        aggregate = {"x": Avg(floats, default=0)}
+        (value,) = scatter.aggregate(queryset, targets(queryset), aggregate).values()
+        assert value == pytest.approx(queryset.aggregate(**aggregate)["x"], rel=1e-14)
+
+
+@pytest.mark.mysql_settings
+def test_sums_of_texts_with_a_default_are_refused(rows: None) -> None:
+    refuses(Sum("name", default="0"))
+    refuses(Sum("data__a", default=0))
+
+
+@pytest.mark.mysql_settings
+def test_durations_with_parts_of_microseconds_are_refused(rows: None) -> None:
+    """The server casts their sum to whole microseconds."""
+    microseconds = Cast("took", BigIntegerField())
+    for expression in (microseconds * Decimal("1.3"), microseconds / 2, microseconds * 1.3):
+        for kind in (Sum, Avg):
+            refuses(kind(ExpressionWrapper(expression, output_field=DurationField())))
+    whole = ExpressionWrapper(
+        Cast(microseconds * Decimal("1.3"), BigIntegerField()), output_field=DurationField()
+    )
+    for accepted in (Sum(whole), Avg(whole), Sum(F("took") + timedelta(seconds=1))):
+        for one, many in results(accepted):
+            assert one == many
 
 
 @pytest.mark.mysql_settings
@@ -173,10 +298,13 @@ def test_averages_of_values_that_are_no_numbers_are_refused(rows: None) -> None:
 
 @pytest.mark.mysql_settings
 def test_averages_whose_digits_are_unknown_are_refused(rows: None) -> None:
+    halves = Cast("number", FloatField()) / 2
+    for expression in (Abs(power(3)), F("price") / 100, halves, power(14)):
+        refuses(Avg(expression))
     queryset = one_database(Sample)
-    for expression in (Abs(power(3)), with_places(6), power(14)):
-        with pytest.raises(ScatterNotSupported, match="divide in Python"):
-            scatter.aggregate(queryset, targets(queryset), {"x": Avg(expression)})
+    unknown = Func(power(3), template="(%(expressions)s)", output_field=DecimalField())
+    with pytest.raises(ScatterNotSupported, match="divide in Python"):
+        scatter.aggregate(queryset, targets(queryset), {"x": Avg(unknown)})
 
 
 @pytest.mark.mysql_settings
@@ -232,6 +360,28 @@ def test_distinct_numbers(rows: None) -> None:
         assert repr(scatter.aggregate(queryset, targets(queryset), aggregate)) == repr(
             queryset.aggregate(**aggregate)
         )
+
+
+def test_distinct_booleans(rows: None) -> None:
+    """SQLite has integers for booleans."""
+    queryset = one_database(Sample)
+    for kind in (Sum, Avg):
+        aggregate = {"x": kind("flag", distinct=True)}
+        assert repr(scatter.aggregate(queryset, targets(queryset), aggregate)) == repr(
+            queryset.aggregate(**aggregate)
+        )
+
+
+@pytest.mark.every_backend
+def test_distinct_aggregates_are_refused_before_anything_is_sent(rows: None) -> None:
+    queryset = one_database(Sample)
+    for refused in (Now(), Random()):
+        with statements(0, using="photos"), pytest.raises(ScatterNotSupported):
+            scatter.aggregate(
+                queryset,
+                targets(queryset),
+                {"n": Count("id"), "x": Count(refused, distinct=True)},
+            )
 
 
 @pytest.mark.mysql_settings
