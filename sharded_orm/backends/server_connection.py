@@ -5,7 +5,7 @@ parameters share a pool of sessions.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -202,8 +202,26 @@ class ServerConnectionMixin(ShardConnectionMixin, Generic[P]):
         with self.wrap_database_errors:
             return self.connection.session_id()
 
-    def limited_session(self, seconds: float) -> AbstractContextManager[bool]:
-        return _LimitedSession(self, seconds)
+    @contextmanager
+    def limited_session(self, seconds: float) -> Iterator[bool]:
+        self.ensure_connection()
+        connection = self.connection
+        assert connection is not None
+        # Yield False if the server cannot limit statements. Also yield False if the session has
+        # state: it may be in a transaction that the project's own SQL has begun.
+        if connection.mode is not SessionMode.FREE or not self.limits_statements:
+            yield False
+            return
+        with self.wrap_database_errors, connection.one_session():
+            # A session has no identity if clients reach the server through a proxy or pooler.
+            if not connection.session_id().connection:
+                yield False
+                return
+            try:
+                connection.limit_writes(seconds)
+                yield True
+            finally:
+                connection.limit_writes(None)
 
     def judges(self, writer: SessionIdentity) -> bool:
         answer: bool = self.identity_module.judges(self.node_pool, writer)
@@ -224,50 +242,3 @@ class ServerConnectionMixin(ShardConnectionMixin, Generic[P]):
     def discard_session(self) -> None:
         if self.connection is not None:
             self.connection.discard_after_commit()
-
-
-class _LimitedSession(AbstractContextManager[bool]):
-    """The context manager of ``limited_session()``. One that is made of a generator would take longer."""
-
-    __slots__ = ("_before", "_hold", "_seconds", "_wrapper")
-
-    def __init__(self, wrapper: ServerConnectionMixin[Any], seconds: float) -> None:
-        self._wrapper = wrapper
-        self._seconds = seconds
-        self._hold: SessionHold[Any] | None = None
-
-    def __enter__(self) -> bool:
-        wrapper = self._wrapper
-        wrapper.ensure_connection()
-        hold = wrapper.connection
-        assert hold is not None
-        # Return False if the server cannot limit statements. Also return False if the session has
-        # state: it may be in a transaction that the project's own SQL has begun.
-        if hold.mode is not SessionMode.FREE or not wrapper.limits_statements:
-            return False
-        is_known = False
-        with wrapper.wrap_database_errors:
-            before = hold.begin_batch()
-            try:
-                # A session has no identity if clients reach the server through a proxy or pooler.
-                if hold.session_id().connection:
-                    hold.limit_writes(self._seconds)
-                    is_known = True
-            finally:
-                if not is_known:
-                    hold.end_batch(before)
-        if is_known:
-            self._hold, self._before = hold, before
-        return is_known
-
-    def __exit__(self, *exc_info: Any) -> None:
-        hold = self._hold
-        if hold is None:
-            return
-        with self._wrapper.wrap_database_errors:
-            try:
-                hold.limit_writes(None)
-            finally:
-                hold.end_batch(self._before)
-        if exc_info[0] is not None:
-            self._wrapper.wrap_database_errors.__exit__(*exc_info)

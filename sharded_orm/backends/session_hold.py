@@ -91,28 +91,18 @@ class SessionHold(Generic[S]):
     @contextmanager
     def one_session(self) -> Iterator[None]:
         """Make all statements in a ``with`` block run on one session, even in autocommit."""
-        before = self.begin_batch()
-        try:
-            yield
-        finally:
-            self.end_batch(before)
-
-    def begin_batch(self) -> bool:
-        """Begin what :meth:`one_session` does. Return the argument of :meth:`end_batch`, which must be
-        called.
-        """
         before = self.in_batch
         self.ensure_session()
         self.in_batch = True
         self.settle()
-        return before
-
-    def end_batch(self, before: bool) -> None:
-        self.in_batch = before
-        if self.awaits_discard and not before:
-            self.awaits_discard = False
-            self._discard_session()
-        self.settle()
+        try:
+            yield
+        finally:
+            self.in_batch = before
+            if self.awaits_discard and not before:
+                self.awaits_discard = False
+                self._discard_session()
+            self.settle()
 
     def limit_writes(self, seconds: float | None) -> None:
         """Limit the time that the server may take for each later write, until the next call.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from enum import Enum, auto
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -100,20 +100,21 @@ class CommitHookMixin(_Wrapper):
         """
         return None
 
-    def limited_session(self, seconds: float) -> AbstractContextManager[bool]:
+    @contextmanager
+    def limited_session(self, seconds: float) -> Iterator[bool]:
         """Keep one session in autocommit within a ``with`` block, and limit its writes to
         ``seconds``.
 
-        If the block is given True, :meth:`session_id` is known before a statement is sent, and the server
+        If True is yielded, :meth:`session_id` is known before a statement is sent, and the server
         breaks off each UPDATE, INSERT and DELETE that takes longer than ``seconds``. Waits for
         locks count; the commit does not. A shorter limit of the server or the session stays in
         force. If the shard moves to another node meanwhile, a statement is refused, as in a
         transaction.
 
-        If it is given False, nothing was changed: the backend cannot do this, the session has no
+        If False is yielded, nothing was changed: the backend cannot do this, the session has no
         identity, or it may have an open transaction.
         """
-        return nullcontext(False)
+        yield False
 
     def is_statement_limit(self, error: BaseException) -> bool:
         """Whether ``error`` means that the server has broken off a statement that ran for too long.
