@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.every_backend, pytest.mark.django_db(databases=DATABAS
 
 OF_ALL_KEYS = Subquery(Photo.objects.values("title")[:1])
 OF_ANOTHER_KEY = Subquery(Photo.objects.filter(user_id=TWO).values("title")[:1])
-OF_ONE_KEY = Subquery(Photo.objects.filter(user_id=ONE).order_by("pk").values("title")[:1])
+OF_ONE_KEY = Subquery(Photo.objects.filter(user_id=ONE).order_by("stars").values("title")[:1])
 WRITES = [
     {"defaults": {"title": OF_ALL_KEYS}},
     {"defaults": {"title": OF_ANOTHER_KEY}},
