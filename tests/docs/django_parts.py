@@ -49,8 +49,8 @@ OWN = {
     "_store", "_templates",
     "_unique", "_update", "_url", "_values", "_version", "_wrapper", "_write",
 }  # fmt: skip
-# Of argparse and of psycopg.
-OTHERS = {"_actions", "_info"}
+# Of argparse, psycopg and asgiref.
+OTHERS = {"_actions", "_info", "_storage"}
 # A comment of the package that names a method of a class of Django.
 OVERRIDES = re.compile(r"\b([A-Z]\w+)\.(\w+)\b")
 

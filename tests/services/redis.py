@@ -58,8 +58,10 @@ class RedisServer(PrivateServer):
             contextlib.suppress(OSError),
             socket.create_connection((HOST, self.port), timeout=5) as connection,
         ):
-            connection.sendall(b"PING\r\n")
-            return connection.recv(7) == b"-NOAUTH"
+            # A server that still loads its saved data refuses the second command.
+            connection.sendall(f"AUTH {self.password}\r\nPING\r\n".encode())
+            answers = connection.makefile("rb")
+            return [answers.readline(), answers.readline()] == [b"+OK\r\n", b"+PONG\r\n"]
         return False
 
 
