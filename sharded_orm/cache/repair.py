@@ -260,7 +260,8 @@ def make_guards(
 ) -> None:
     """Create those of some guards that are missing, and replace those that are broken.
 
-    Costs a round trip for up to 256 missing guards, and up to two for each broken guard. Does not raise if the cache server is down: a later reader will create the guards.
+    Costs a round trip for up to 256 missing guards, and up to two for each broken guard. Does not
+    raise if the cache server is down: a later reader will create the guards.
 
     :param found: the bytes of the guards as they were read, by name; None for a missing guard.
     :param ttl: seconds that the guards live from now on.

@@ -122,6 +122,17 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
 
     # ##### Hot path: code that runs for every statement #####
 
+    def _report_use(self, group: Any) -> None:
+        # Tell the group that this connection object is in use now.
+        try:
+            group.shards.wrappers.move_to_end(self.alias)
+        except KeyError:
+            group.shards.add(self)
+        if not self.is_active:
+            group.shards.record_use(self)
+        if self._touched is not None:
+            self._touched.add(self.alias)
+
     def _cursor(self, name: str | None = None) -> Any:
         if self._generation != relocation.generation and self._generation is not None:
             relocation.follow(self)
@@ -134,14 +145,7 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
             group.connect()
             if group.levels and len(group.levels) != len(self._mirrored) and not self._syncing:
                 self.join_group_transaction()
-            try:
-                group.shards.wrappers.move_to_end(self.alias)
-            except KeyError:
-                group.shards.add(self)
-            if not self.is_active:
-                group.shards.record_use(self)
-            if self._touched is not None:
-                self._touched.add(self.alias)
+            self._report_use(group)
             if self.awaits_snapshot and self.shard is not None:
                 # Call knowledge_of() before the first statement of the transaction. That statement
                 # takes the snapshot, the state of the rows that the transaction sees. The snapshot

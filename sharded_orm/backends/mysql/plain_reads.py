@@ -72,14 +72,7 @@ class PlainReadMixin(ShardConnectionMixin):
             return None
         # As ShardConnectionMixin._cursor().
         group.connect()
-        try:
-            group.shards.wrappers.move_to_end(self.alias)
-        except KeyError:
-            group.shards.add(self)
-        if not self.is_active:
-            group.shards.record_use(self)
-        if self._touched is not None:
-            self._touched.add(self.alias)
+        self._report_use(group)
         reader: Any = RowReader(connection)
         try:
             LeasedCursor._run_free(reader, connection, _READ, sql, params)
