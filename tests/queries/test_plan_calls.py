@@ -242,3 +242,13 @@ def test_the_tests_with_a_database_open_cursors_in_the_short_way() -> None:
     shard = connections[SHARD[ONE]]
     with shard.cursor():
         assert opens_as_django(shard, super(ShardConnectionMixin, type(shard)))
+
+
+def test_the_log_names_conditions_without_a_plan(
+    items: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("DEBUG", "sharded_orm.plans"):
+        for _ in range(3):
+            list(Item.objects.filter(owner_id=ONE, name__iendswith="101"))
+    expected = "Item by ['name__iendswith', 'owner_id']: left to Django, no plan compares ['name__iendswith'] so"
+    assert caplog.messages.count(expected) == 1

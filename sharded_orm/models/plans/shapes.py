@@ -300,6 +300,10 @@ class Recording(NamedTuple):
             and sum(part.form is ValueForm.LIST for part in conditions) < 2
         )
         names = tuple(name for name, _, _ in named)
+        if not is_plain:
+            unknown = [name for name, part in zip(names, new, strict=True) if part is None]
+            why = f"no plan compares {unknown} so" if unknown else "of several keys or lists"
+            logger.debug("%s by %s: left to Django, %s", shape.model.__name__, [*names], why)
         longer = (names, conditions, shape.ordering, shape.selection)
         shape.keep(call, Shape(shape.model, shape.options, *longer) if is_plain else None)
         return True
