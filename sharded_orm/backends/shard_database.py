@@ -36,6 +36,8 @@ class ShardDatabaseMixin:
     #: A method that reads the rows of a query without a cursor object, where this makes no difference. None
     #: if the backend has no such method.
     read_rows: Callable[[str, tuple[Any, ...]], Any] | None = None
+    #: The same for an UPDATE: the method returns the number of rows that matched.
+    write_rows: Callable[[str, tuple[Any, ...]], int | None] | None = None
 
     def is_idle(self) -> bool:
         """Whether this connection object can be closed without any loss.

@@ -133,25 +133,29 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
         if self._touched is not None:
             self._touched.add(self.alias)
 
+    def _prepare_statement(self, group: GroupAlias) -> None:
+        """Do what must precede each statement of a shard: join the transaction of its group."""
+        # Call the group's connect(), although it does almost nothing if the group is connected.
+        # If a test case does not allow the group's alias, Django has replaced connect() by a
+        # method that raises an error. So the error is raised even if the test uses only a shard
+        # of the group.
+        group.connect()
+        if group.levels and len(group.levels) != len(self._mirrored) and not self._syncing:
+            self.join_group_transaction()
+        self._report_use(group)
+        if self.awaits_snapshot and self.shard is not None:
+            # Call knowledge_of() before the first statement of the transaction. That statement
+            # takes the snapshot, the state of the rows that the transaction sees. The snapshot
+            # must not be older than the knowledge about moving keys.
+            self.awaits_snapshot = False
+            self.known_at_snapshot = knowledge_of(self.shard)
+
     def _cursor(self, name: str | None = None) -> Any:
         if self._generation != relocation.generation and self._generation is not None:
             relocation.follow(self)
         group = self.group_wrapper
         if group is not None:
-            # Call the group's connect(), although it does almost nothing if the group is connected.
-            # If a test case does not allow the group's alias, Django has replaced connect() by a
-            # method that raises an error. So the error is raised even if the test uses only a shard
-            # of the group.
-            group.connect()
-            if group.levels and len(group.levels) != len(self._mirrored) and not self._syncing:
-                self.join_group_transaction()
-            self._report_use(group)
-            if self.awaits_snapshot and self.shard is not None:
-                # Call knowledge_of() before the first statement of the transaction. That statement
-                # takes the snapshot, the state of the rows that the transaction sees. The snapshot
-                # must not be older than the knowledge about moving keys.
-                self.awaits_snapshot = False
-                self.known_at_snapshot = knowledge_of(self.shard)
+            self._prepare_statement(group)
             if opens_as_django(self, super(ShardConnectionMixin, type(self))):
                 return open_cursor(self, name)
         return super()._cursor(name)

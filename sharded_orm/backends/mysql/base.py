@@ -36,7 +36,7 @@ from sharded_orm.backends.mysql.leased_cursor import LeasedCursor, leased
 from sharded_orm.backends.mysql.node import NodePool, node_pool
 from sharded_orm.backends.mysql.node_cursor import NodeCursor, NodeStream
 from sharded_orm.backends.mysql.operations import DatabaseOperations
-from sharded_orm.backends.mysql.plain_reads import PlainReadMixin
+from sharded_orm.backends.mysql.plain_statements import PlainStatementMixin
 from sharded_orm.backends.mysql.replication import CONNECT_TIMEOUT
 from sharded_orm.backends.mysql.row_copy import MySQLRowCopy
 from sharded_orm.backends.mysql.schema import DatabaseSchemaEditor
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from sharded_orm.topology.model import Shard
 
 
-class DatabaseWrapper(PlainReadMixin, ServerConnectionMixin[NodePool], stock.DatabaseWrapper):
+class DatabaseWrapper(PlainStatementMixin, ServerConnectionMixin[NodePool], stock.DatabaseWrapper):
     """The connection object of a shard, or of an ordinary alias of ``DATABASES``.
 
     ``self.connection`` is a :class:`VirtualConnection`: it leases a physical session when there is

@@ -42,10 +42,13 @@ class LeasedCursor(LeaseMixin, Cursor):
     description_flags: Any = None
 
 
-class RowReader(LeasedCursor):
-    """A cursor for one read of rows, of which nobody asks anything else."""
+class _OneStatement(LeasedCursor):
+    """A cursor for one statement, of which nobody asks anything but its result.
 
-    #: The error by which the read has failed already. The next execute() raises it.
+    If the statement was sent without execute(), and has failed, execute() raises its error.
+    """
+
+    #: The error by which the statement has failed already. The next execute() raises it.
     error: BaseException | None = None
 
     def _run_free(self, *args: Any) -> Any:
@@ -66,6 +69,10 @@ class RowReader(LeasedCursor):
             # The traceback of the error has this frame. Do not let the frame have the error.
             error = None
 
+
+class RowReader(_OneStatement):
+    """A cursor for one read of rows, of which nobody asks anything else."""
+
     def _fetch_result(self, session: NodeSession) -> None:
         result = session.store_result()
         session.stored = True
@@ -74,6 +81,16 @@ class RowReader(LeasedCursor):
             self.rownumber = 0
         finally:
             result = None  # As LeasedCursor does.
+
+
+class RowWriter(_OneStatement):
+    """A cursor for one write, of which nobody asks anything but the number of rows."""
+
+    def _fetch_result(self, session: NodeSession) -> None:
+        session.store_result()
+        session.stored = True
+        self.rowcount = session.affected_rows()
+        self.lastrowid = session.insert_id()
 
 
 @cache

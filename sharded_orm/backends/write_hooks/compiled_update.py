@@ -48,6 +48,10 @@ def send(connection: Any, sql: str, parameters: tuple[Any, ...]) -> int:
     matched.
     """
     try:
+        if getattr(connection, "shard", None) is not None and connection.write_rows is not None:
+            changed: int | None = connection.write_rows(sql, parameters)
+            if changed is not None:
+                return changed
         with connection.cursor() as cursor:
             cursor.execute(sql, parameters)
             return int(cursor.rowcount)
