@@ -26,6 +26,26 @@ _CONVERT = frozenset({
 _METHODS = frozenset({"get_db_prep_save", "get_db_prep_value", "get_prep_value", "to_python"})
 
 
+# Those of a DateTimeField. A datetime with a time zone is returned unchanged until the backend adapts it.
+_PREPARE_DATETIME = {
+    "get_db_prep_save": models.Field.get_db_prep_save,
+    "get_db_prep_value": models.DateTimeField.get_db_prep_value,
+    "get_prep_value": models.DateTimeField.get_prep_value,
+    "to_python": models.DateTimeField.to_python,
+}
+
+
+def only_adapts_datetimes(field: Any) -> bool:
+    """Whether ``field`` lets only ``adapt_datetimefield_value()`` of the backend change a datetime that
+    has a time zone.
+
+    False if the field has a method of its own for it.
+    """
+    return _METHODS.isdisjoint(field.__dict__) and all(
+        getattr(type(field), name, None) is method for name, method in _PREPARE_DATETIME.items()
+    )
+
+
 def is_sent_unchanged(field: Any, kind: type, connection: Any) -> bool:
     """Whether ``field`` prepares each value of exactly the type ``kind`` to that same value.
 

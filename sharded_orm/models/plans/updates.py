@@ -15,11 +15,12 @@ from uuid import UUID
 from django.db.models import BinaryField
 from django.db.models.fields.files import FieldFile, ImageFieldFile
 from django.db.models.sql import Query, UpdateQuery
+from django.utils.timezone import is_aware
 
 from sharded_orm.backends.write_hooks import compiled_update
 from sharded_orm.models.plans.declarations import Declarations
 from sharded_orm.models.plans.plan import Plan, end_of_list, fixed_parameters, is_plain_query
-from sharded_orm.models.plans.prepared_values import is_sent_unchanged
+from sharded_orm.models.plans.prepared_values import is_sent_unchanged, only_adapts_datetimes
 
 if TYPE_CHECKING:
     from sharded_orm.models.plans.shapes import Recording, Shape
@@ -59,10 +60,15 @@ class UpdatePlan:
         connection: Any,
     ) -> None:
         self._where = where
-        # Each field, the type of its prepared value, and the type of those values that are sent as
-        # they are.
+        # Each field, the type of its prepared value, the type of those values that are sent as
+        # they are, and the type of those that only the backend prepares if they have a time zone.
         self._fields = [
-            (field, kind, kind if is_sent_unchanged(field, kind, connection) else None)
+            (
+                field,
+                kind,
+                kind if is_sent_unchanged(field, kind, connection) else None,
+                datetime if only_adapts_datetimes(field) else None,
+            )
             for field, kind in zip(fields, kinds, strict=True)
         ]
         self._omits_null = omits_null
@@ -101,12 +107,15 @@ class UpdatePlan:
         compiled_update.check_write(connection, where.tables[0])
         parameters = []
         # Prepare each value as the compiler of an UPDATE does.
-        for (field, kind, unchanged), new_value in zip(self._fields, new_values, strict=True):
-            prepared = (
-                new_value
-                if type(new_value) is unchanged
-                else field.get_db_prep_save(new_value, connection=connection)
-            )
+        for (field, kind, unchanged, adapted), new_value in zip(
+            self._fields, new_values, strict=True
+        ):
+            if type(new_value) is unchanged:
+                prepared = new_value
+            elif type(new_value) is adapted and is_aware(new_value):
+                prepared = connection.ops.adapt_datetimefield_value(new_value)
+            else:
+                prepared = field.get_db_prep_save(new_value, connection=connection)
             if type(prepared) is not kind:
                 return None
             if prepared is not None or not self._omits_null:
