@@ -104,6 +104,7 @@ class TopologyWatcher(Generic[T]):
         :raises TopologyUnavailable: neither the source's document nor the copy can be used.
         """
         copy = self._read_copy()
+        document: Document | None = None
         try:
             document = self.source.load()
             if document is None:
@@ -115,7 +116,7 @@ class TopologyWatcher(Generic[T]):
         except Exception as exc:
             refusal = refusal_of(exc)
             if copy is None:
-                raise self._unavailable(refusal) from exc
+                raise self._unavailable(refusal, is_read=document is not None) from exc
             assert self._copy is not None and self.value is not None
             logger.error(
                 "%s. Going on with the last good copy in %s: version %d, saved at %s.",
@@ -248,18 +249,32 @@ class TopologyWatcher(Generic[T]):
             return None
         return document
 
-    def _unavailable(self, exc: TopologyError) -> TopologyUnavailable:
-        if self._copy is None:
+    def _unavailable(self, exc: TopologyError, *, is_read: bool) -> TopologyUnavailable:
+        """Return the error of a process that cannot start.
+
+        :param exc: why the source's document is not used.
+        :param is_read: whether the source has a document, which is refused.
+        """
+        if is_read:
+            # A first topology is there already, and another push would not mend the settings.
             remedy = (
-                "The option LAST_GOOD of TOPOLOGY names a file for a last good copy, with which a"
-                " process starts all the same."
+                "Correct SHARDED_ORM in the settings, or the topology by 'manage.py topology push"
+                " FILE'."
             )
         else:
-            remedy = f"There is no last good copy in {str(self._copy.path)!r} either."
-        return TopologyUnavailable(
-            f"{str(exc).rstrip('.')}. {remedy} A first topology is put there by 'manage.py topology"
-            " push FILE'."
-        )
+            remedy = "A first topology is put there by 'manage.py topology push FILE'."
+        if self._copy is None:
+            copy = (
+                "The option LAST_GOOD of TOPOLOGY names a file for a last good copy, with which a"
+                " process starts all the same. "
+            )
+        elif self._copy.path.exists():
+            copy = f"The last good copy in {str(self._copy.path)!r} cannot be used either. "
+        else:
+            copy = f"There is no last good copy in {str(self._copy.path)!r} either. "
+        if is_read and self._copy is None:
+            copy = ""  # A copy would be refused as well.
+        return TopologyUnavailable(f"{str(exc).rstrip('.')}. {copy}{remedy}")
 
 
 def refusal_of(exc: Exception) -> TopologyError:

@@ -39,7 +39,8 @@ _REFUSED = {
 class Command(BaseCommand):
     help = (
         "Migrates shards, several at a time, and goes on where it was stopped or killed. The global"
-        " database, the directory and the ticket servers are migrated by plain 'migrate'."
+        " database is migrated by plain 'migrate', and a directory with a database of its own by"
+        " 'migrate --database ALIAS'. Ticket servers need no migration."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:

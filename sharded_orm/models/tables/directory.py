@@ -6,13 +6,14 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
-from django.db import models
+from django.db import DEFAULT_DB_ALIAS, models
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import OuterRef, Q, Subquery
 from django.db.models.constants import OnConflict
 from django.db.models.sql import InsertQuery
 
 from sharded_orm.autonomous_connections import AutonomousConnections
+from sharded_orm.backends.group.moved_shards import is_missing_table
 from sharded_orm.models.fields.text import ExactCharField
 from sharded_orm.models.tables.key_move import KeyMove
 from sharded_orm.routing.directory import StoredPlacement
@@ -56,6 +57,20 @@ _OPEN_MOVES = KeyMove.objects.filter(
     Q(in_flight=True) | Q(id=Subquery(KeyMove.objects.order_by("-id").values("id")[:1]))
 )
 _MOVE_COLUMNS = ("in_flight", "group", "key", "value", "id", "source", "target", "phase")
+
+
+def missing_table_remedy(exc: BaseException, alias: str) -> str:
+    """Return what to do if ``exc`` says that a table of the directory is missing, as a sentence.
+
+    The text is empty if ``exc`` says anything else.
+
+    :param alias: the alias of the directory's database.
+    """
+    tables = (Placement._meta.db_table, KeyMove._meta.db_table)
+    if not is_missing_table(exc) or not any(table in str(exc) for table in tables):
+        return ""
+    database = "" if alias == DEFAULT_DB_ALIAS else f" --database {alias}"
+    return f"The directory in {alias!r} lacks its tables: run 'manage.py migrate{database}'."
 
 
 class DatabaseDirectory:

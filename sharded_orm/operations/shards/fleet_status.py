@@ -150,7 +150,7 @@ def _problems(node: NodeStatus) -> Iterator[str]:
 def _group_problems(node: str, on_node: GroupOnNode) -> Iterator[str]:
     if missing := on_node.of_state("missing"):
         yield (
-            f"{_count_phrase(missing)} on {node!r} not created: {aliases_text(missing)}. Run 'manage.py shards"
+            f"{_count_phrase(missing)} not created on {node!r}: {aliases_text(missing)}. Run 'manage.py shards"
             f" create {selection_options(missing)}', then 'manage.py migrate_shards {selection_options(missing)}'."
         )
     if behind := on_node.of_state("behind"):
@@ -158,8 +158,8 @@ def _group_problems(node: str, on_node: GroupOnNode) -> Iterator[str]:
             shard_status for shard_status in on_node.shards if shard_status.state == "behind"
         )
         yield (
-            f"{_count_phrase(behind)} on {node!r} behind: {aliases_text(behind)}; the first lacks {first.behind}"
-            f" migrations from {first.following} on. Run 'manage.py migrate_shards"
+            f"{_count_phrase(behind)} behind on {node!r}: {aliases_text(behind)}; the first lacks"
+            f" {first.behind} migration{'' if first.behind == 1 else 's'} from {first.following} on. Run 'manage.py migrate_shards"
             f" {selection_options(behind)}'."
         )
     yield from _error_problems(node, on_node)

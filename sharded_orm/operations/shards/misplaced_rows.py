@@ -14,6 +14,7 @@ from sharded_orm import runtime
 from sharded_orm.exceptions import InvalidShardKey
 from sharded_orm.models.moves.scatter import MovingKeys
 from sharded_orm.models.sharding.options import ShardOptions, shard_options
+from sharded_orm.models.tables.directory import missing_table_remedy
 from sharded_orm.operations.nodes import Alive
 from sharded_orm.operations.shards.status import error_line
 from sharded_orm.operations.shards.table_reads import TableRead, TableRows
@@ -124,7 +125,10 @@ class RowScan:
     def _record_failure(self, group: str, exc: Error) -> None:
         # This error comes from the server of the directory (the table of the shard of each key), not
         # from the node with the rows. So report it under the group's name.
-        self.errors[group] = f"its keys cannot be looked up ({error_line(exc)})"
+        remedy = missing_table_remedy(exc, runtime.config().directory)
+        # The sentence that contains this text ends with a full stop.
+        text = remedy.removesuffix(".") or error_line(exc)
+        self.errors[group] = f"its keys cannot be looked up ({text})"
 
     def add(self, other: RowScan) -> None:
         """Add the results in ``other``, a scan of another node, to this scan."""

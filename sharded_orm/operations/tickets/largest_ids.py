@@ -11,12 +11,14 @@ from django.db import DEFAULT_DB_ALIAS, Error, connections, router
 from django.db.models import F, Field, Max, Q
 from django.db.models.lookups import Exact
 
+from sharded_orm import runtime
 from sharded_orm.exceptions import ScatterError, ShardDatabaseMissing
 from sharded_orm.ids.tickets.exceptions import SequenceNotChecked
 from sharded_orm.ids.tickets.session import SequenceSlot
 from sharded_orm.models.fields import TicketField
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.sharding.options import shard_options
+from sharded_orm.models.tables.directory import missing_table_remedy
 
 # An error that says that a database, table or column is missing means that there are no ids yet. It
 # has one of these numbers (MySQL), a message that begins with these words (SQLite), or one of these
@@ -102,6 +104,10 @@ def _on_shards(field: TicketField, above: int, slot: SequenceSlot | None) -> int
         # of each shard.
         largest_id, failures = None, exc.failures
     except Error as exc:
+        if remedy := missing_table_remedy(exc, runtime.config().directory):
+            raise SequenceNotChecked(
+                f"The largest id of sequence {field.sequence_name!r} is not known. {remedy}"
+            ) from exc
         raise _not_checked(field, rows._options.group, exc) from exc
     for alias, cause in failures.items():
         if not _is_missing(cause):

@@ -113,7 +113,7 @@ def test_a_shard_that_is_behind(healthy: Fleet) -> None:
     events = {g["group"]: g for g in by_name["two"]["groups"]}["events"]
     assert events["behind"] == ["events_00001"]
     failed = healthy.shards("check", code=1)
-    assert "lacks 1 migrations from photos_app.0003_proxies_and_second_ids on" in failed.err
+    assert "is behind on 'two': events_00001; the first lacks 1 migration from" in failed.err
     # Its tables are not compared with those of the shards that are further.
     assert "does not look like" not in failed.err
     healthy.shards(
@@ -374,6 +374,7 @@ def test_a_directory_that_is_away_is_told(sqlite_fleet: Fleet) -> None:
     (sqlite_fleet.folder / "directory.sqlite3").unlink()
     failed = sqlite_fleet.shards("check", code=1)
     assert "'photos' cannot be looked at to the end: its keys cannot be looked up" in failed.err
+    assert "run 'manage.py migrate --database directory')." in failed.err
 
 
 def test_a_damaged_file_is_one_shard_that_cannot_be_read(sqlite_fleet: Fleet) -> None:

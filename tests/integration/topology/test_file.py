@@ -127,6 +127,18 @@ def test_a_last_good_copy_of_no_use_keeps_nothing_back(file_site: Site) -> None:
         assert LastGoodCopy(file_site.last_good).read() is not None
 
 
+def test_wrong_settings_are_not_taken_for_a_missing_topology(file_site: Site) -> None:
+    file_site.topology("show")
+    file_site.sharded_orm["MOVE_WAIT"] = "two"
+    file_site.save()
+    err = file_site.topology("show", code=1).err
+    assert "MOVE_WAIT must be a positive number of seconds, not 'two'" in err
+    assert f"The last good copy in {str(file_site.last_good)!r} cannot be used either" in err
+    assert "Correct SHARDED_ORM in the settings" in err
+    assert "There is no last good copy" not in err
+    assert "A first topology" not in err
+
+
 def test_a_start_with_a_bad_file_uses_the_last_good_copy(file_site: Site) -> None:
     replace(file_site, document(5, "two"))
     file_site.topology("show")

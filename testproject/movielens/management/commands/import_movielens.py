@@ -63,7 +63,7 @@ class Command(BaseCommand):
         if not replace:
             raise CommandError(
                 "There are films, ratings or tags already; a second import would store them twice."
-                " Use --replace to delete them first."
+                " Use --replace to delete them first, also after an import that was interrupted."
             )
         loader.clear()
         self.stdout.write("Deleted what was there.")

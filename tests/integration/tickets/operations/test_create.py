@@ -10,6 +10,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 from django.test import override_settings
 
+from sharded_orm import runtime
 from sharded_orm.ids.tickets.exceptions import (
     InvalidSequence,
     SequenceExhausted,
@@ -29,6 +30,7 @@ from sharded_orm.operations.tickets import (
     verify,
 )
 from sharded_orm.operations.tickets.creation import MARGIN
+from sharded_orm.routing.placement_lease import PlacementLease
 from tests.integration.tickets.conftest import PAIR
 from tests.integration.tickets.operations.spare import (
     THIRD,
@@ -39,6 +41,7 @@ from tests.integration.tickets.operations.spare import (
     lose,
     old_table,
     redirected,
+    run,
     spare_servers,
 )
 from tests.photos.models import Album, Photo
@@ -128,6 +131,22 @@ def test_a_shard_that_is_down_is_not_taken_for_empty(servers: list[TicketServer]
         assert one.before == one.after and "is not known" in str(one.problem)
         (one, two) = advance(["photos"], to=500, check=False, servers=servers)
         assert (one.after, two.after) == (501, 500)
+
+
+def test_a_directory_without_tables_is_to_be_migrated(
+    servers: list[TicketServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Photo.objects.create(photo_id=7001, user_id=TWO, title="x")
+    alias = runtime.config().directory
+    # As in a process that has just begun, and knows of no moves yet.
+    strategy: Any = runtime.strategy("photos")
+    monkeypatch.setattr(strategy, "lease", PlacementLease(strategy.store, 5.0))
+    run(alias, "ALTER TABLE sharded_orm_key_move RENAME TO kept_key_move")
+    try:
+        with pytest.raises(SequenceNotChecked, match=r"lacks its tables: run 'manage.py migrate"):
+            create(["photos"], servers=servers)
+    finally:
+        run(alias, "ALTER TABLE kept_key_move RENAME TO sharded_orm_key_move")
 
 
 def test_the_rest_of_a_pair_begins_beside_the_first(servers: list[TicketServer]) -> None:
