@@ -21,9 +21,9 @@ class FromOutside(RelatedRows):
     """The manager of ``person.photos`` if the person is global or of another group than the photos.
 
     The photos may be on any shard. If their foreign key to the person is the shard key, all photos
-    of one person are on one shard. Otherwise the shard is determined by the shard key of each
-    photo, or by a condition of the caller. The router is not used, because it does not know the
-    relation.
+    of one person are on one shard. Otherwise each photo is on the shard of its own shard key, and a
+    query needs a condition on that key. The router is not used: Django does not tell it which
+    relation is followed.
     """
 
     core_filters: dict[str, Any]
