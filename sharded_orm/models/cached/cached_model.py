@@ -76,7 +76,7 @@ class TokenField:
         field. Always return None if ``exact`` is False.
         """
         if type(value) is int and self._takes_int:
-            # The same as token(), which most keys need not call.
+            # A shortcut: token() would return the same text for a number that is not negative.
             return str(value) if value >= 0 else token(value)
         if not self.exact or value is None or hasattr(value, "resolve_expression"):
             return None
@@ -95,13 +95,16 @@ class TokenField:
         return token(value)
 
     def keeps(self, value: Any) -> bool:
-        """Whether ``value`` is known to be unchanged by ``get_prep_value()`` of the field."""
+        """Whether ``get_prep_value()`` of the field surely returns ``value`` itself.
+
+        The caller can then save the call. False does not mean that the value changes.
+        """
         return type(value) is int and self._takes_int
 
     @cached_property
     def _takes_int(self) -> bool:
-        # A shortcut for most keys: get_prep_value() of Django's integer fields returns an int
-        # unchanged, so token() need not call it.
+        # True if get_prep_value() is the method of Django's integer fields. It returns an int
+        # unchanged, so token() and keeps() need not call it. Most keys are such fields.
         return self.exact and type(self.target).get_prep_value in PLAIN_INTEGERS
 
     def _of_instance(self, value: Any) -> Any:
@@ -171,7 +174,8 @@ class CachedModel:
         try:
             version = strategy.version(self.key.get_prep_value(value))
         except InvalidShardKey:
-            # No row can have this invalid value as its key, so the key cannot have moved.
+            # The strategy does not accept this value as a shard key. So no row has this key, and
+            # the key cannot have moved to another shard.
             return plain
         return f"{plain}+{version}" if version else plain
 
@@ -332,7 +336,7 @@ def declares_cache(model: Any) -> bool:
 def isolate_name(model: Any) -> str | None:
     """Return ``ShardMeta.isolate_key`` of a model; None if the model does not declare it.
 
-    Whether a field has this name is not checked.
+    The model may lack a field of this name; the caller must check that.
     """
     return getattr(getattr(model._meta.concrete_model, "ShardMeta", None), "isolate_key", None)
 

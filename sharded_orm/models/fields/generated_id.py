@@ -36,9 +36,9 @@ class EmbeddedShardMixin:
     #: Whether no two rows have the same id, even if they are on different shards.
     unique_over_shards = True
 
-    #: True if ``insert_rows()`` of this field must be called before those of the model's other
-    #: fields with generated ids: it opens the transaction in which another field may repeat the
-    #: insert after an error.
+    #: True if ``insert_rows()`` of this field opens a transaction around the insert. It is then
+    #: called before ``insert_rows()`` of the model's other fields, so that they run inside the
+    #: transaction. Another field may there repeat the insert after an error.
     outermost = False
 
     @property
@@ -142,9 +142,10 @@ def shard_of(alias: str) -> Shard | None:
 
 
 def forget_shard_choice(instances: Sequence[Any]) -> None:
-    """Forget how each row's shard was chosen, so that a copy does not inherit the choice.
+    """Forget the row passed as ``near=``, or the shard that was drawn at random.
 
-    The shard is either that of the row passed as ``near=``, or it was drawn at random.
+    Called after the rows were stored. If the project then copies a row, by setting its primary key
+    to None and saving it again, a shard is chosen anew for the copy.
 
     :param instances: the model instances of the stored rows.
     """

@@ -23,8 +23,9 @@ from sharded_orm.routing.placement_uses import KnownPlacement, current_uses
 from sharded_orm.routing.scattered_keys import Snapshot, has_switched
 from sharded_orm.topology.model import Shard
 
-# Names of two entries in the memory of an open transaction: the shards of the keys that it has
-# used, and the snapshot of its first statement for several shards.
+# Keys of the dict ``transaction_memory`` of an open transaction. The first entry has the shard of
+# each shard key that the transaction has used. The second has the snapshot of its first statement
+# for several shards.
 _KEYS, _FIRST_SCATTER = "keys", "scatter"
 
 
@@ -128,8 +129,8 @@ def _is_in_snapshot(strategy: DirectoryStrategy, key: str, placement: KnownPlace
 def snapshots(strategy: DirectoryStrategy) -> list[Snapshot]:
     """Return the snapshots of shards of the group that this thread's transactions have taken.
 
-    Also record the keys that these transactions have used, so that the end of the current operation
-    checks that they have not moved.
+    Also record the keys that these transactions have used. When the current operation ends, it
+    checks that the recorded keys have not moved.
 
     :raises KeyMoved: it is unknown which moves a snapshot contains.
     """
@@ -155,9 +156,9 @@ def snapshots(strategy: DirectoryStrategy) -> list[Snapshot]:
 
 
 def remember_scatter(group: str, poll: Poll) -> None:
-    """Store ``poll`` in the open transaction if it has sent no statement for several shards before.
+    """Remember ``poll`` if this is the first statement for several shards in an open transaction.
 
-    Does nothing outside of transactions.
+    Does nothing for later statements, and outside of transactions.
 
     :param poll: the moves of keys that are known when this statement is sent.
     """
