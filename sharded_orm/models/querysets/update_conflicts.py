@@ -78,9 +78,10 @@ def _constraints(model: Any, unique_fields: Iterable[str] | None) -> list[list[A
 
 
 def _fields(model: Any, names: Iterable[Any]) -> list[Any]:
-    """Return the fields in ``names``, a list of field names and of expressions.
+    """Return the fields in ``names``, which contains names of fields and expressions.
 
-    A plain ``F("name")`` counts as the name of a field. Other expressions are skipped.
+    ``F("name")`` counts as the name of a field. Other expressions, such as ``Lower("name")``, are
+    skipped.
     """
     meta = model._meta
     fields: list[Any] = []

@@ -23,7 +23,8 @@ from sharded_orm.models.querysets.route import PLAIN_KEYS
 from sharded_orm.models.sharding.type_variables import M
 from sharded_orm.topology.model import Shard
 
-#: The fields that an update writes, and the types of the new values.
+#: The names of the fields that an update writes, and then the types of the new values, such as
+#: ``("title", "stars", str, int)``.
 _Write = tuple[Any, ...]
 
 
@@ -69,8 +70,8 @@ class PlannedUpdateQuerySet(PlannedQuerySet[M]):
             or recording.shape.ordering is not None
             or recording.shape.selection is not EVERYTHING
             or recording.shape.shard_at is None
-            # A plan does not check on which shard an instance is. So use none if a condition
-            # compares with an instance.
+            # A plan does not check on which shard an instance is. So do not use a plan if a
+            # condition compares with an instance.
             or recording.instances
             # A queryset of a related manager uses no plan.
             or self._hints

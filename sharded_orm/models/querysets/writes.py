@@ -175,8 +175,8 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
             decides the shard only if no stored row can match ``values``.
         """
         alias = str(self._db) if self._is_pinned() else self._alias_of_lookup(values, new)
-        # Check the instances among ``values`` even if using() chooses the shard: if a row is
-        # created, it refers to them.
+        # Check the instances among ``values`` even if using() chooses the shard, because a new row
+        # would refer to these instances.
         refuse_rows_of_other_shards(self._options, values.values(), alias)
         # Pass ordered=False, because get(), which will read the row, sends no ORDER BY.
         self.filter(**values)._check_colocation_on(alias, ordered=False)

@@ -100,8 +100,8 @@ class _PerShard:
     def _refuse_several_rows(self, part: Any) -> Any:
         """Raise an error if several rows match an instance that can have only one related row.
 
-        This happens if ``user.profile`` is on any shard: a unique constraint holds only within one
-        shard, so two shards may have a profile of the same user.
+        For example, users are global and profiles are on shards. A unique constraint holds only
+        within one shard, so two shards may have a profile of the same user.
         """
         rows, rel_attr, instance_attr, single, *cache_arguments = part
         if not single or group_of(self._sides()[1]) is None:
@@ -115,8 +115,8 @@ def _copies(querysets: Sequence[Any] | None) -> list[Any] | None:
     """Return copies of the querysets of a ``Prefetch`` object, each with its own dict of hints.
 
     Django stores one of the instances in the dict of hints, and the router chooses the shard by it.
-    If copies shared a dict, the query for the second shard would be sent to the first. And the
-    project's queryset would keep the hint after the prefetch.
+    If the copies for two shards shared a dict, the second instance would replace the first one, and
+    both queries would be sent to one shard. And the project's queryset would keep the hint.
     """
     if not querysets:
         return None

@@ -1,10 +1,11 @@
-"""Finds the subqueries and instances' shards in a query, wherever Django allows an expression.
+"""Finds the parts of a query that may read rows of another shard.
 
-``get_source_expressions()`` does not return every subquery. Others are in the values of a lookup,
-in the condition of a joined relation, or in an attribute that a later version of Django adds. So
-this module searches all attributes of an object. It refuses SQL text that contains SELECT or TABLE.
-It also refuses a project's expression that generates its own SQL, unless the class has the
-decorator ``reads_own_row``.
+These parts are subqueries, and conditions on the shard of an instance. Django's
+``get_source_expressions()`` does not return all of them: a subquery may also be the value of a
+lookup, or be in the condition of a joined relation, or in an attribute that a later version of
+Django adds. So this module searches all attributes of an object. It refuses SQL text that contains
+SELECT or TABLE. It also refuses a project's expression that generates its own SQL, unless the class
+has the decorator ``reads_own_row``.
 """
 
 from __future__ import annotations
@@ -146,8 +147,9 @@ class Nested:
     compared: Any = None
     certain: bool = False
     not_null: tuple[Col, ...] = ()
-    #: The aliases of the :class:`OnShard` conditions beside the subquery. If one is false, the result
-    #: of the subquery does not matter.
+    #: The shards of the :class:`OnShard` conditions that AND joins to the subquery, as aliases. On
+    #: any other shard, such a condition is false. So the result of the subquery does not matter
+    #: there.
     beside: frozenset[str] = frozenset()
 
 
@@ -254,7 +256,7 @@ def _shows_its_sql(kind: type) -> bool:
 
 
 class _Position(NamedTuple):
-    """Facts about a position in the where tree, as in :class:`Nested`."""
+    """Where a condition stands in the where tree; the attributes are those of :class:`Nested`."""
 
     certain: bool = False
     not_null: tuple[Col, ...] = ()

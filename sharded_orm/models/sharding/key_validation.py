@@ -33,16 +33,17 @@ class StoredKeyValidator:
     """A validator of the shard key's field for serializers of Django REST framework.
 
     A ``ModelSerializer`` calls the validators of the model's fields before it changes the row.
-    Because of ``requires_context``, it passes its own field as the second argument; Django passes
-    only the value. Sends a query only if the key was deferred.
+    Because of ``requires_context``, the serializer passes its field as the second argument, from
+    which the row is found. Django passes only the value, so nothing is checked. Sends a query only
+    if the key was deferred.
     """
 
     requires_context = True
 
     def __call__(self, value: Any, serializer_field: Any = None) -> None:
         serializer = getattr(serializer_field, "parent", None)
-        # With many=True, ``instance`` is a list of rows. These rows are not checked here, but by
-        # their save().
+        # With many=True, ``instance`` is a list of rows. Do not check these rows here: save() of
+        # each row checks its key.
         row = getattr(serializer, "instance", None)
         is_stored = isinstance(row, Model) and not row._state.adding
         model = (

@@ -136,8 +136,9 @@ def check_found_or_created(
 ) -> None:
     """Raise :exc:`CrossShardRelation` if values to be written read rows of another database.
 
-    For ``get_or_create()`` and ``update_or_create()``, which look a row up before ``save()`` checks it.
-    What Django refuses is left to Django, which does so only if it uses the value.
+    ``get_or_create()`` and ``update_or_create()`` call this before they look up the row. The check
+    by ``save()`` would come after the look-up. An expression that Django itself refuses raises no
+    error here: Django raises one, but only if it uses the value.
 
     :param changed: new values of the row, if it exists.
     :param new: values of the row, if it does not exist.

@@ -93,10 +93,10 @@ def _targets(topology: Topology, group: ShardGroup) -> frozenset[str]:
 
 
 def _replication(topology: Topology) -> dict[str, frozenset[str]]:
-    """Return, for each node, the nodes that replicate from it or to it. Keys and values are names.
+    """Map the name of each node to the names of the nodes from or to which its server replicates.
 
-    Replication copies the writes of a primary to its replica. A server may have several node names.
-    The value contains all names of each related server.
+    For example, ``{"db1": {"db2"}, "db2": {"db1"}}``, if ``db2`` is the replica of ``db1``. If
+    several nodes are one server, all their names are included.
     """
     servers: dict[object, set[str]] = {}
     for name, node in topology.nodes.items():
@@ -135,7 +135,8 @@ def _server_problems(topology: Topology) -> Iterator[str]:
 def _schema_problems(topology: Topology, groups: Collection[str]) -> Iterator[str]:
     """Yield a sentence for each two groups that have schemas of the same name.
 
-    Two such groups cannot be on one server.
+    A plan must not bring shards of two such groups to one server, because a server can have only
+    one schema of a name.
     """
     for one, other in combinations(topology.groups.values(), 2):
         if one.name not in groups and other.name not in groups:

@@ -22,9 +22,9 @@ from sharded_orm.operations.balancing.problem import (
 )
 from sharded_orm.operations.balancing.subset import least_cover
 
-#: The least gain that makes a move worth its cost if the source bin (a node or shard) stays too
-#: full. The gain is the fullness of the source before the move, minus that of the fuller of the two
-#: bins after it.
+#: If a bin (a node or shard) cannot be brought down to the goal, a move of a single item out of it
+#: is planned only if it is worth its cost: after the move, the fuller of the two bins must be less
+#: full than the source was before, by at least this fraction.
 _LEAST_GAIN: Final = 0.01
 #: The capacity that the planner uses, instead of 0, for a bin (a node or shard) that is to be
 #: emptied. The planner divides by capacities.
@@ -45,11 +45,11 @@ def plan_balance(problem: BalanceProblem) -> BalancePlan:
     """Return the moves that balance ``problem``. A pure function; the same problem gives the same
     plan.
 
-    Items (shards or keys) move out of a bin (a node or shard) only if it exceeds its share by more
-    than the threshold, until it is at the goal (see :class:`BalanceProblem`). It is safe to stop
-    after any move: the fuller of its two bins is then less full than the source was before. If a
-    bin stays too full, the plan says which item prevents further moves. If the planner is called
-    again after all moves, the new plan has none.
+    Items (shards or keys) move out of a bin (a node or shard) only if the bin exceeds its share by
+    more than the threshold. They move until the bin is down to the goal (see
+    :class:`BalanceProblem`). It is safe to stop after any move: the fuller of its two bins is then
+    less full than the source was before. If a bin stays too full, the plan says which item prevents
+    further moves. If the planner is called again after all moves, the new plan has no moves.
 
     Takes less than a second for 4,096 items in 16 bins.
     """
@@ -68,9 +68,9 @@ def plan_balance(problem: BalanceProblem) -> BalancePlan:
 def _best_pool(bins: Sequence[Bin], items: Sequence[Item], problem: BalanceProblem) -> _Pool:
     """Balance ``bins`` (nodes or shards), and return the pool of bins with its moves.
 
-    Items cannot move between these bins and other bins. With few and large items, the first moves
-    decide whether later ones can reach the goal. So the planner then also tries other orders of the
-    moves, and returns the best plan.
+    ``items`` are all the items in ``bins``, and may move only between these bins. If the items are
+    few and large, the first moves decide whether later moves can reach the goal. So the planner
+    then also tries other orders of the moves, and returns the best plan.
     """
     first = _Pool(bins, items, problem)
     first.balance()
@@ -90,8 +90,10 @@ def _joined(parts: Iterable[dict[str, float]]) -> dict[str, float]:
 
 
 def _connected(problem: BalanceProblem) -> Iterator[tuple[list[Bin], list[Item]]]:
-    """Divide the problem into independent parts: no item can move from a bin (a node or shard) of
-    one part to a bin of another.
+    """Yield the independent parts of the problem, as pairs (bins, items).
+
+    No item can move from a bin (a node or shard) of one part to a bin of another. For example, two
+    groups that share no nodes are independent parts.
     """
     parent = {one.name: one.name for one in problem.bins}
 
@@ -290,9 +292,11 @@ class _Pool:
     # ##### Moves #####
 
     def _relieve(self, giving: Sequence[_BinState]) -> bool:
-        """Move items (shards or keys) out of the bins ``giving`` until no bin is fuller than allowed.
+        """Move items (shards or keys) out of the bins ``giving`` to bring them down to the goal.
 
-        Stop working on a bin if no move helps. Return whether an item was moved.
+        If no further move helps a bin, go on with the next bin.
+
+        :return: whether an item was moved.
         """
         count = len(self._batches)
         for one in giving:
@@ -421,8 +425,9 @@ class _Pool:
         return sum(move[0].size for batch in self._batches for move in batch)
 
     def moves(self) -> Iterator[BalanceMove]:
-        """Yield all moves in the order in which they are to be made. Each move says how full its
-        two bins (nodes or shards) are before and after it.
+        """Yield all planned moves in the order in which an operator makes them.
+
+        Each move says how full its two bins (nodes or shards) are before the move and after it.
         """
         loads = dict(self.before)
 

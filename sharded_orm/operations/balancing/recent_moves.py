@@ -14,8 +14,8 @@ from sharded_orm.topology.model import Topology
 from sharded_orm.topology.range_entries import primary_of, replica_of
 from sharded_orm.topology.sources.base import Revision
 
-#: The number of entries that are read first from the history of the topology. If they do not
-#: reach back far enough, more are read.
+#: The history of the topology may be long, so only this many of the latest entries are read at
+#: first. If they do not reach back far enough, twice as many are read.
 _FIRST = 100
 #: The version number of the first topology document that is ever published.
 _FIRST_VERSION = 1

@@ -24,7 +24,7 @@ class BalanceStep:
 
     @property
     def reason(self) -> str:
-        """The reason for the step: how full its two nodes (or shards) are before and after.
+        """The reason for the step: how full its two nodes (or shards) are before and after the step.
 
         For example ``db1 has 131% of the mean, then 109%; db2 has 70%, then 92%``.
         """

@@ -26,8 +26,8 @@ from sharded_orm.operations.selection import Selected
 from sharded_orm.topology.document import Document
 from sharded_orm.topology.transitions import KeyRouting
 
-#: All processes must use a topology with the new range before it is opened. This is the largest
-#: number of seconds to wait for them.
+#: A new range is opened for new keys only when all processes use a topology with the range. This is
+#: the largest number of seconds to wait for these processes.
 PATIENCE = 30.0
 
 Tell = Callable[[str], None]
