@@ -49,8 +49,8 @@ class ConnectionState:
             return True
         if connection.wrote or connection.needs_rollback or self._isolation != "read committed":
             # The transaction must not use the cache, for one of three reasons. It has written rows,
-            # and must see these uncommitted rows. Or an error forces it to roll back. Or each of
-            # its reads must see the rows as of its begin, but the cache has later ones.
+            # and must see these uncommitted rows. Or an error forces it to roll back. Or its reads
+            # may have to see the rows as of its begin, but the cache may have later ones.
             return None
         # Under READ COMMITTED, each statement reads what is committed when it begins. So what a
         # transaction reads before its first write may be stored in the cache, as in autocommit

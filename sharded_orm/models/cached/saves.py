@@ -205,7 +205,8 @@ def _update_alone(row: SavedRow, connection: Any, send: Callable[[], int]) -> bo
     """Announce the write, send the statement in autocommit, and return whether a row matched.
 
     Return None, without having changed anything, if the statement must run in a transaction
-    instead: the server cannot limit its time, or it or the announcement has taken too long.
+    instead. This is so if its time cannot be limited, if the session has no identity, or if the
+    announcement or the statement has taken too long.
     """
     cache = runtime.cache()
     assert cache is not None

@@ -55,8 +55,7 @@ def confirmed(group: str, read: Callable[[], R]) -> R:
 def confirmed_stream(
     group: str, open_rows: Callable[[], Iterator[R]], *, several: Callable[[], bool]
 ) -> Iterator[R]:
-    """Return an iterator over the rows of ``open_rows``. Refuse rows that were read while a key
-    moved.
+    """Return an iterator over the rows of ``open_rows``, with a check that no key has moved.
 
     When the first row arrives, the database has taken its snapshot: the state from which it reads
     all rows. If a key has moved by then, ``open_rows`` is called again. If the rows come from

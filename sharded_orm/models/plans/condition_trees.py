@@ -22,7 +22,7 @@ class ConditionTree(NamedTuple):
 
     :param root: the arguments as one ``Q``, as Django combines them.
     :param shape: the tree as nested tuples, with types instead of values, such as
-        ``("AND", False, ("user_id", int), ("stars__gt", int))``.
+        ``("AND", False, ("stars__gt", int), ("user_id", int))``.
     :param leaves: the conditions, as pairs such as ``("user_id", 1)``, in the order in which Django
         puts them into the SQL.
     """
@@ -56,8 +56,10 @@ class ConditionTree(NamedTuple):
 
 
 def _shape(node: Q, leaves: list[tuple[str, Any]]) -> tuple[Any, ...] | None:
-    """Return the shape of ``node``, and add its conditions to ``leaves``; None if Django must
-    handle it."""
+    """Add the conditions in ``node`` to ``leaves``, and return the shape of ``node``.
+
+    Return None if Django must handle the call.
+    """
     parts: list[Any] = []
     child: Any
     for child in node.children:

@@ -72,8 +72,8 @@ class Condition(NamedTuple):
     :param names_shard: whether the condition determines the shard: it is an equality with the shard
         key, or with an id that contains the number of its shard.
     :param form: how the value becomes parameters.
-    :param is_excluded: whether rows match that do not meet the condition. True in ``exclude()``,
-        and in a ``Q`` below NOT or in an OR of several parts.
+    :param is_excluded: whether a row can match without meeting the condition. True in
+        ``exclude()``, and in a ``Q`` below NOT or in an OR of several parts.
     :param takes_instance: whether the value is a model instance, as in ``filter(album=album)``.
     :param names_instance: whether the query must go to the shard of this instance, because the
         value of the foreign key does not tell the shard.
@@ -92,8 +92,7 @@ class Condition(NamedTuple):
     repeats: int | None = None
 
     def frozen(self, value: Any) -> Any:
-        """Return a copy of ``value`` that does not change if the caller changes the list or
-        instance."""
+        """Return a copy of ``value``: the caller may change a list or an instance later."""
         if self.form is ValueForm.LIST:
             return list(value)
         if not self.takes_instance:
@@ -123,8 +122,7 @@ class Condition(NamedTuple):
         return value is None or value  # ``= None`` is IS NULL: the lookup isnull with True.
 
     def example(self, prepared: Any, number: int, length: int) -> Any:
-        """Return a made-up value of the same type as ``prepared``, from which the SQL can be
-        compiled.
+        """Return a made-up value of the same type as ``prepared``, for an example query.
 
         Return None if the SQL may depend on values of this type.
 

@@ -52,8 +52,7 @@ class Declarations:
         self._lookups = [(field, _lookups(field)) for field in compared]
 
     def are_current(self) -> bool:
-        """Whether no declaration was changed since this object was made. Takes about a
-        microsecond."""
+        """Whether no declaration has changed since the plan was made. Takes about a microsecond."""
         # This is called whenever a plan is used, so it must be fast. Where Django makes a new
         # object after a change, compare only the identity of the objects.
         for meta, table, fields, columns in self._tables:

@@ -78,8 +78,7 @@ def insert_row(
 
 
 def _statements_of(compiler: Any, compile_by_django: Callable[[], _Statements]) -> _Statements:
-    """Return the INSERT with its parameters: from a plan if there is one, else as Django compiles
-    it."""
+    """Return the INSERT and its parameters, from a plan or, if there is none, from Django."""
     query, connection = compiler.query, compiler.connection
     (row,) = query.objs
     values: dict[int, Any] = {}
@@ -127,7 +126,7 @@ def _compile(
 ) -> _Statements:
     """Let Django compile the INSERT, but do not let it compute the known values a second time.
 
-    ``pre_save()`` of a field must be called only once, because it may, for example, store a file.
+    A second call of ``pre_save()`` of a field could return another value, such as a later time.
 
     :param values: what ``pre_save()`` has returned, keyed by the ``id()`` of the field.
     :param prepared: the values that were prepared for the database, keyed by the ``id()`` of the field.

@@ -31,8 +31,7 @@ _init = Model.__init__
 # module was imported.
 _ARE_DJANGOS = {Model.__module__}.issuperset(map(module_of, (_from_db, _init)))
 
-#: A column whose values are converted: its position in a row, its converters, the column
-#: expression.
+#: A column with converters: its position in a row, the converters, and the column expression.
 _Converters = tuple[int, list[Any], Any]
 
 
@@ -233,8 +232,7 @@ class InstanceLoader:
             instance._state = state = ModelState()
             state.adding = False
             state.db = alias
-            # No strict=True: it would double the time of this line. The lengths were compared
-            # above.
+            # The lengths were compared above. strict=True would double the time of this line.
             instance.__dict__.update(zip(names, row))  # noqa: B905
             instances.append(instance)
         return instances
@@ -277,8 +275,7 @@ def _has_plain_attributes(model: Any, names: Sequence[str]) -> bool:
 
 def _is_word(name: str) -> bool:
     # Python normalizes some letters that are not ASCII when it compiles code. The attribute would
-    # get another name. It also changes names that begin with two underscores in the body of a
-    # class.
+    # get another name.
     return name.isascii() and name.isidentifier() and "__" not in name and not iskeyword(name)
 
 
@@ -345,8 +342,7 @@ def _calls_django(model: Any) -> bool:
 
 
 def _is_plain(model: Any) -> bool:
-    """Whether the loader may set the fields of an instance directly, without calling
-    ``__init__()``.
+    """Whether an instance may be made without calling its ``__init__()``.
 
     False if a mixin has an ``__init__()``, or if a field has a descriptor that is not Django's:
     their code would not run. :func:`_calls_django` checks the methods that may be replaced later.

@@ -78,8 +78,9 @@ class Route:
     #: The alias passed to ``using()``, if it is not a shard of the group, such as the database that
     #: had the table before the model was sharded. Otherwise None.
     outside: str | None = None
-    #: Whether a source of keys found the shards by a value in another column. The query then has no
-    #: condition on the shard key, so it may also match rows of a moved key on their old shard.
+    #: Whether a source of keys, such as a lookup table, found the shards by a value in another
+    #: column. The query then has no condition on the shard key. So it may also match outdated rows
+    #: that a moved key has left on its old shard.
     by_values: bool = False
 
     @property
@@ -234,9 +235,9 @@ def plain_key(options: ShardOptions, query: Query, *, ordered: bool = True) -> A
             return None
         field = lookup.lhs.target
         if not compares_as(Exact, lookup):
-            # This condition is not an equality. A comparison of a column with plain values can
-            # exclude rows, but not change the shard, so ignore it. But __in on a key column whose
-            # list lacks the key means that no row matches, and no shard is needed.
+            # This condition is not an equality. If it compares a column with plain values, it can
+            # exclude rows, but not change the shard, so ignore it. One exception is __in on a key
+            # column: if the list lacks the key, no row matches, and no shard is needed.
             if is_plain_value(lookup.rhs) and not (
                 isinstance(lookup, In) and field.column in columns
             ):
@@ -351,8 +352,8 @@ def targets(options: ShardOptions, group: ShardGroup, query: Query, route: Route
     """Return each shard of ``route``, paired with the query to send to it.
 
     If ``query`` has a list of keys (``__in``), the query for a shard contains only the keys of that
-    shard. While a key moves, two shards may have its rows. The query for one of them then excludes
-    them, unless all keys in the conditions are on one shard.
+    shard. While a key moves, both its old and its new shard may have its rows. The query for one of
+    the two then excludes these rows, unless the whole query goes to a single shard.
 
     :param group: the shard group of ``options``.
     """
