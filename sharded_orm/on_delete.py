@@ -5,9 +5,10 @@ protect the rows. Pass one of these functions as ``on_delete``::
 
     author = models.ForeignKey(Author, on_delete.CASCADE, db_constraint=False)
 
-Every deletion by Django calls them: ``delete()`` of a row or a queryset, and the admin, whose
-confirmation page shows the rows. They query the shards of the deleted rows if the foreign key is
-the shard key, and otherwise all shards of the group (a scatter).
+Every deletion by Django calls the function: ``delete()`` of a row or a queryset, and the admin,
+whose confirmation page shows the rows. If the foreign key is the shard key, the function queries
+only the shards of the keys of the deleted rows. Otherwise it queries all shards of the group (a
+scatter).
 """
 
 from __future__ import annotations
@@ -142,10 +143,10 @@ def _dependent_rows(field: ForeignKey[Any, Any], sub_objs: QuerySet[Any]) -> Sha
 
 
 def _aliases(field: ForeignKey[Any, Any], rows: ShardedQuerySet[Any]) -> list[str]:
-    """Return the aliases of the shards that have ``rows``.
+    """Return the aliases of the shards that may have ``rows``.
 
-    If ``field`` is the shard key, return the shards of the deleted rows' keys, even if a shard has
-    no such rows.
+    If ``field`` is the shard key, ids of deleted rows are shard keys: return the shards of these
+    keys without a query for the rows. Otherwise all shards are queried.
 
     :raises BoundKeyMismatch: one of the rows does not have the key that ``bound()`` has set.
     """

@@ -53,9 +53,9 @@ class FixtureTransaction:
 
         After an error, in the block or at a commit, roll back the transactions that are not committed.
         """
-        # Enable the check of foreign keys again only after the transactions have ended. To enable
-        # it, a statement is sent, and a shard with a failed transaction accepts no statement before
-        # the rollback.
+        # End the transactions first, and then enable the check of foreign keys again. A statement
+        # enables the check, and a shard with a failed transaction accepts no statement before the
+        # rollback.
         with self._unchecked:
             self._blocks.__exit__(*exc_info)
 
@@ -90,7 +90,7 @@ class FixtureTransaction:
         transaction.on_commit(lambda: self._committed_aliases.append(alias), using=alias)
 
     def check_constraints(self) -> None:
-        """Check the foreign keys in the tables of all stored rows: some statements per shard.
+        """Check the foreign keys in the tables of all stored rows. Sends some statements per shard.
 
         :raises IntegrityError: a row refers to a row that does not exist.
         """

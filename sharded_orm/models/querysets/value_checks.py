@@ -50,7 +50,7 @@ def check_new_values(model: Any, rows_by_alias: Mapping[str, Sequence[Any]]) -> 
     Cost: each value is converted once more than in Django, except values that Django sends
     unchanged, such as an ``int`` for an ``IntegerField``.
 
-    :param rows_by_alias: new rows of ``model``, keyed by the alias of their shard.
+    :param rows_by_alias: maps the alias of each shard to the new rows of ``model`` for this shard.
     """
     if len(rows_by_alias) < 2:
         return
@@ -80,7 +80,7 @@ def check_changed_values(rows_by_alias: Mapping[str, Sequence[Any]], fields: Ite
     Cost: each value is converted once more than in Django, except values that Django sends
     unchanged, such as an ``int`` for an ``IntegerField``.
 
-    :param rows_by_alias: stored rows, keyed by the alias of their shard.
+    :param rows_by_alias: maps the alias of each shard to the rows that are stored there.
     :param fields: the fields to be updated.
     """
     if len(rows_by_alias) < 2:
@@ -130,8 +130,9 @@ def _kinds(rows: Iterable[Any]) -> dict[str, set[type]]:
 
     For example, ``{"id": {int}, "title": {str, NoneType}}``.
     """
-    # There are many rows, but few combinations of names and types. Deferred fields have no entry,
-    # because reading them would send a query.
+    # Collect the distinct combinations of names and types first: there are many rows, but few such
+    # combinations. Read __dict__, in which a deferred field is missing: reading the attribute would
+    # send a query.
     shapes = {
         (tuple(values), tuple(map(type, values.values())))
         for values in (row.__dict__ for row in rows)

@@ -71,8 +71,8 @@ class ValueKeys:
     def known_keys(self, model: Any, field: Any, values: Sequence[Any]) -> Sequence[Any] | None:
         """Return the shard keys of the rows whose ``field`` has one of ``values``.
 
-        Like :func:`~sharded_orm.models.sharding.key_sources.known_keys`. But the result for a
-        single value is remembered, so that the sources of keys are queried only once for it.
+        Does what :func:`~sharded_orm.models.sharding.key_sources.known_keys` does, but remembers
+        the result for a single value, so that the sources of keys are queried for it only once.
         """
         if len(values) != 1:
             return key_sources.known_keys(model, field, values)

@@ -268,8 +268,8 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
                 refuse_values_of_other_key(options, options.key.get_prep_value(key), {name: other})
 
     def _refuse_ends_of_two_keys(self, values: dict[str, Any]) -> None:
-        # Refuse an update that would relate rows of two keys by an automatic many-to-many table. A
-        # row of this table has the shard key of the two rows that it relates.
+        # Refuse an update such as update(tag=tag) on an automatic many-to-many table if the tag
+        # does not have the shard key of the other related row. Both related rows need the same key.
         options = self._options
         instances = {name: value for name, value in values.items() if isinstance(value, Model)}
         if not instances or not relates_one_key(options):

@@ -129,7 +129,8 @@ def _copies(querysets: Sequence[Any] | None) -> list[Any] | None:
 def refuse_equal_values(rows: Sequence[Any], value_of: Callable[[Any], Any]) -> None:
     """Raise :exc:`CrossShardRelation` if rows of several shards are related to the same instance.
 
-    An instance can have only one related row here.
+    Called for relations in which an instance can have only one related row, such as
+    ``user.profile``.
 
     :param rows: the rows of a prefetch.
     :param value_of: returns the value by which a row is related to an instance.
@@ -223,9 +224,9 @@ class ShardedReverseOneToOneDescriptor(_ByConditions, ReverseOneToOneDescriptor)
         return self.related.model, self.related.related_model
 
     def __get__(self, instance: Any, cls: Any = None) -> Any:
-        # Overrides ReverseOneToOneDescriptor.__get__(). A row with another shard key than the
-        # instance counts as missing, whether it comes from this call or from an earlier read, such
-        # as a prefetch.
+        # Overrides ReverseOneToOneDescriptor.__get__(). If the related row has another shard key
+        # than the instance, it counts as missing. The row may come from this call, or from the
+        # cache of the instance, where a prefetch has stored it.
         row = super().__get__(instance, cls)
         if instance is not None and not self._has_key_of(instance, row):
             self.related.set_cached_value(instance, None)

@@ -138,8 +138,8 @@ class ShardedGenericForeignKey(GenericForeignKey):
 class ShardedGenericDescriptor(compat.generic_foreign_key_descriptor()):  # type: ignore[misc]  # the base class is typed as Any
     """The descriptor of a generic foreign key, such as ``note.content_object``."""
 
-    #: A :class:`ShardedGenericForeignKey`, typed as Any: the type checker would take the
-    #: attribute for the value of the field.
+    #: A :class:`ShardedGenericForeignKey`. It is typed as Any, because the type checker would give
+    #: a field in a class body the type of the field's values.
     field: Any
     #: Most prefetches are split by shard. This attribute tells ``split_lookups()`` not to split a
     #: prefetch along this field, because it handles the instances of all shards together.

@@ -134,7 +134,7 @@ class FromOutside(RelatedRows):
         refuse_other_key(obj)
 
     def _pks_by_alias(self, objs: Iterable[Any]) -> dict[str, list[Any]]:
-        """Return the primary keys of ``objs``, keyed by the alias of their shard.
+        """Map the alias of each shard to the primary keys of those ``objs`` that are stored there.
 
         :raises ValueError: one of ``objs`` is not stored on a shard.
         """

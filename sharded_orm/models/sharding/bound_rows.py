@@ -139,9 +139,10 @@ def related_rows_checked() -> Iterator[None]:
 
 
 def has_other_key(instance: Any) -> bool:
-    """Whether ``instance``, a row of a model with a shard key, does not have the bound key.
+    """Whether the shard key of ``instance`` differs from the bound key.
 
-    The bound key is the shard key that a ``with bound()`` block has set.
+    The bound key is the shard key that a ``with bound()`` block has set. False if no key is bound,
+    or if the instance has no key yet. The model of the instance must have a shard key.
 
     :raises TypeError, ValueError, ValidationError: the row's value cannot be a key.
     """

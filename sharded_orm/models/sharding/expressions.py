@@ -97,7 +97,7 @@ _Class = TypeVar("_Class", bound=type)
 
 
 def reads_own_row(cls: _Class) -> _Class:
-    """Class decorator: declare that the SQL of an expression reads only its source expressions.
+    """Class decorator: declare that the SQL of an expression reads only what its arguments read.
 
     ::
 
@@ -137,8 +137,9 @@ class Nested:
     :param query: the subquery; its references to the outer query are resolved to columns.
     :param compared: the left side of ``column IN (query)`` if the subquery is the right side;
         otherwise None.
-    :param certain: True if a comparison with NULL has the same effect here as a false comparison,
-        as in a condition without NOT. False if the effects may differ.
+    :param certain: True if it makes no difference whether ``IN`` yields NULL or false, as in
+        ``WHERE ref IN (query)``, which excludes the row in both cases. False if it may make a
+        difference, such as under NOT.
     :param not_null: columns that cannot be NULL in the outer query's rows, because another of its
         conditions excludes NULL.
     """

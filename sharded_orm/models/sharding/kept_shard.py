@@ -79,7 +79,7 @@ class KeptShard:
             self._accepted = (relocation.generation, alias, type(value), value)
 
     def is_accepted(self, alias: str, value: Any) -> bool:
-        """Whether :meth:`accept` was called for the same arguments, and the topology is the same."""
+        """Whether :meth:`accept` was called with these arguments under the present topology."""
         return self._is_open and self._accepted == (
             relocation.generation, alias, type(value), value,
         )  # fmt: skip

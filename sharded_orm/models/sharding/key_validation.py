@@ -88,10 +88,10 @@ def clean_key(options: ShardOptions, row: Any) -> None:
 
     Three rules are checked:
 
-    - The key of a stored row must not have changed. If a form has set the key, any change is
-      detected, without a query. If code has set it, a change is detected only if the new key is on
-      another shard. This costs one look-up in the directory, unless the process remembers the key's
-      shard. (``save()`` refuses all changes.)
+    - The key of a stored row must not have changed. If a form has set the key on the row, any
+      change is detected, without a query. If the program has assigned the key, a change is detected
+      only if the new key is on another shard. This costs one look-up in the directory, unless the
+      process remembers the key's shard. (``save()`` refuses all changes.)
     - Inside ``bound()``, the key must be the bound key.
     - In an inline formset, the key must be that of the parent.
 

@@ -158,9 +158,9 @@ _PLAIN = frozenset({int, str, bool, float, Decimal, UUID, date, datetime})
 
 @lru_cache(maxsize=1024)
 def own_columns(model: Any) -> dict[str, Any]:
-    """Return the fields of the model's own table that are not relations, keyed by field name.
+    """Map names to the fields of the model's own table that are not relations.
 
-    The key ``pk`` stands for the primary key.
+    For example, ``{"title": title, "id": id, "pk": id}``.
     """
     if model is None:
         return {}
@@ -218,7 +218,9 @@ def _with_shard_conditions(
 
 
 def _refuse_other_shards(model: Any, condition: Any, built: WhereNode) -> None:
-    """Make ``built`` refuse statements for shards on which the instances in ``condition`` are not.
+    """Add a condition to ``built`` by which a statement is refused on a wrong shard.
+
+    The statement is right only on the shard that has the instances in ``condition``.
 
     :param model: the model of the query.
     :param condition: a condition inside an expression, such as ``("album", album)``.
@@ -311,7 +313,7 @@ def _mentions_instance(child: Any) -> bool:
 
 
 def _is_list(value: Any) -> bool:
-    """Whether ``value`` is a collection whose items Django compares with, as by ``__in``."""
+    """Whether ``value`` is a collection of values to compare with, as in ``album__in=[1, 2]``."""
     return isinstance(value, Iterable) and not (
         isinstance(value, str | bytes) or hasattr(value, "resolve_expression")
     )

@@ -94,7 +94,7 @@ def place_key(options: ShardOptions, key: Any) -> Shard:
 
 
 def place_keys(options: ShardOptions, keys: Iterable[Any]) -> dict[Any, int]:
-    """Return the shard number of each key, keyed by key.
+    """Map each key to the number of its shard.
 
     If a key has no shard yet, a shard is chosen and recorded, as in :func:`place_key`.
     """

@@ -32,7 +32,10 @@ _NO_EXPRESSIONS = frozenset({
 
 
 def named_aggregates(args: Iterable[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all arguments of ``aggregate()``, keyed by the names that Django assigns to them."""
+    """Map the name that Django gives to each argument of ``aggregate()`` to the argument.
+
+    For example, ``{"stars__sum": Sum("stars")}``.
+    """
     named = dict(kwargs)
     for arg in args:
         try:

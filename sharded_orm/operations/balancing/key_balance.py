@@ -153,7 +153,7 @@ def _problem(
 
 
 def _totals(group: ShardGroup, by: str) -> dict[int, float]:
-    """Return the number of keys or rows on each shard, keyed by shard number."""
+    """Map the number of each shard to its number of keys or rows."""
     if by == measure.KEYS:
         counts = measure.key_counts([group.name])
         return {shard.number: counts.get(shard.alias, 0) for shard in group.shards()}
@@ -176,9 +176,8 @@ def _shards_above(
 
     The share of a shard is proportional to the weight of its range.
 
-    :param totals: the number of keys or rows of each shard, keyed by shard number.
-    :param threshold: a shard is returned if it exceeds its share by more than this fraction of the
-        share.
+    :param totals: maps the number of each shard to its number of keys or rows.
+    :param threshold: for example, 0.1 yields the shards that have more than 110 % of their share.
     """
     weights = {n: group.range_of(n).weight or 1.0 for n in range(group.count)}
     mean = sum(totals.values()) / sum(weights.values())

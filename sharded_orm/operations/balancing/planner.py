@@ -127,7 +127,7 @@ class _BinState:
     :param load: the size of everything in the bin.
     :param part: the size that this bin gets if the items are divided evenly, in proportion to the
         capacities of the bins.
-    :param share: the size that the bin is to have: ``part``, or what it must keep if that is more.
+    :param share: the size that the bin is to have: ``part``, or a larger size that it must keep.
     :param is_aside: whether the bin must keep more than ``part``. Such a bin gets no other items.
     :param is_emptied: whether all items are to leave the bin, even an item that is too large for
         every other bin.

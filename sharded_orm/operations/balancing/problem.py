@@ -104,13 +104,13 @@ class BalancePlan:
     """Moves of shards between nodes, or of keys between shards, in their order, and what they
     achieve.
 
-    :param before: the load of each bin (node or shard) now, keyed by the name of the bin.
-    :param after: the load of each bin after all moves.
-    :param shares: the load that each bin is to have.
+    :param before: maps the name of each bin (node or shard) to its load now.
+    :param after: maps the name of each bin to its load after all moves.
+    :param shares: maps the name of each bin to the load that the bin is to have.
     :param obstacles: one entry for each bin that stays too full.
     :param least: a lower bound for the sum of the sizes that any plan must move to reach the goal.
-    :param parts: independent parts of the problem, as names of bins. No item can move from one part
-        to another.
+    :param parts: independent parts of the problem, as tuples of the names of bins, such as
+        ``(("db1", "db2"), ("db3",))``. No item can move from one part to another.
     """
 
     moves: tuple[BalanceMove, ...]

@@ -91,9 +91,7 @@ def _no_history(source: str, history: Sequence[Revision], since: datetime) -> st
 
 
 def _nodes(document: Document, group: str) -> list[_Nodes]:
-    """Return the names of the primary and the replica of each shard, as pairs in the order of shard
-    numbers.
-    """
+    """Return pairs (primary, replica) of node names, one for each shard, by number."""
     ranges: Iterable[Mapping[str, Any]] = document.groups.get(group, {}).get("RANGES", ())
     nodes: list[_Nodes] = []
     for entry in sorted(ranges, key=lambda entry: entry["range"][0]):

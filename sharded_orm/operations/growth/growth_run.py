@@ -201,7 +201,7 @@ class GrowthRun:
     def _refuse_keys_above(self, document: Document) -> None:
         """Check that no existing row has a key that would belong to the new shards.
 
-        Such a row is on an older shard, so queries would look for it in the wrong place.
+        Such a row is on an older shard, but queries would look for it on a new shard.
 
         :raises GrowthRefused: there is such a row.
         """
