@@ -59,10 +59,10 @@ class MySQLFlavor:
         return MARIADB if connection.mysql_is_mariadb else MYSQL
 
     def lock_timeouts(self, seconds: float) -> dict[str, float]:
-        """Return session variables, keyed by name, that limit a statement's wait for locks to about
-        ``seconds``.
+        """Return session variables that limit a statement's wait for locks to about ``seconds``.
 
-        A server that counts whole seconds waits for one second at least.
+        For example, ``{"max_statement_time": 0.5}``. MySQL accepts only whole seconds, and so waits
+        for at least one second.
         """
         if self.statement_limit:
             return {self.statement_limit: seconds}

@@ -38,7 +38,7 @@ class ValueKeys:
         self._answers: dict[tuple[Any, Any], Sequence[Any] | None] = {}
 
     def guess(self) -> KeyGuess | None:
-        """Return the guessed shard key of the query's row; None if no source of keys has a guess.
+        """Return the shard key that the query's row probably has; None if no source has a guess.
 
         See :func:`~sharded_orm.models.querysets.guesses.guess_of`.
         """

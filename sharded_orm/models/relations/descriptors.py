@@ -159,8 +159,8 @@ class _ByConditions(_PerShard):
 
     def get_queryset(self, **hints: Any) -> Any:
         # Overrides get_queryset() of Django's descriptor. Django's queryset would get its alias
-        # from the router. But the router does not know the relation, so it could return the wrong
-        # shard.
+        # from the router. But Django does not tell the router which relation is followed, so the
+        # router could return the wrong shard.
         if (instance := hints.get("instance")) is not None:
             refuse_other_key(instance)
         rows = super().get_queryset(**hints)

@@ -80,7 +80,7 @@ class RelatedRowsField(ModelChoiceField):  # type: ignore[type-arg]  # the class
         return self.relation is not key and _submitted_key(form, key) is None
 
     def _key(self, form: Any) -> dict[str, Any]:
-        """Return the shard key of the rows to offer, as ``{attribute name: value}``.
+        """Return the shard key of the rows to offer, such as ``{"owner_id": 7}``.
 
         Return an empty dict if rows with any key may be offered.
         """

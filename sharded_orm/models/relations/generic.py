@@ -2,7 +2,7 @@
 
 A note is *about* the row to which its generic foreign key refers. If both rows are in one group,
 they are on one shard, as with a foreign key. If the other row is outside of the group, the relation
-is followed only if the stored values determine the shard; otherwise it is refused.
+can be followed only if the stored values determine the shard. Otherwise an error is raised.
 
 The package's app imports this module only if ``django.contrib.contenttypes`` is installed.
 """

@@ -74,10 +74,10 @@ class RelatedRows:
         return repeated(self._options.group, run, nothing_written=lambda result: not result[1])
 
     def _values_with_key(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Return ``values`` of a new related row, with the shard key of the instance added if needed.
+        """Return ``values`` of a new related row, and add the shard key of the instance to them.
 
-        The key is added if the row needs the same key as the instance and ``values`` contains no
-        key.
+        The key is added only if the row needs the same key as the instance, and ``values`` contains
+        no key.
         """
         key = key_for_related(self.model, self._rel.field, self.instance)
         return with_key(self.model, key, values)

@@ -67,7 +67,8 @@ class FromOutside(RelatedRows):
                 for obj in objs:
                     obj.save()
             return
-        # Leave the shard key out of the UPDATE. It is unchanged: any change was refused above.
+        # Leave the shard key out of the UPDATE, because no key changes: a row whose key would
+        # change was refused before.
         key = self._options.key
         changes = {name: value for name, value in values.items() if not key or name != key.name}
         if changes:

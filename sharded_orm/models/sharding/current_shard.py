@@ -76,7 +76,8 @@ def _read_key(options: Any, instance: Any, alias: str) -> Any:
     if shard is None or shard.group != options.group or instance.pk is None:
         return None
     if options.key is not None and attname in instance.__dict__:
-        # The key is None because None was assigned to it. Code that needs the key reports this.
+        # The program has assigned None to the shard key, so the key need not be loaded. Code that
+        # needs the key reports this.
         return None
     path = attname if options.key is not None else f"{options.relations[0].name}__{attname}"
     # Use Django's queryset, because the library's own would look for the shard again.

@@ -121,9 +121,9 @@ def reads_own_row(cls: _Class) -> _Class:
 class ShardCondition:
     """A condition on the shard of an instance.
 
-    :param condition: the condition itself.
+    :param condition: the condition, such as the one that the query adds to ``album=album``.
     :param in_expression: False for a condition of the where tree, which limits the rows of the
-        query. True for a condition inside an expression.
+        query. True for a condition inside an expression, such as ``When(album=album, …)``.
     """
 
     condition: OnShard
@@ -228,7 +228,7 @@ def columns(expression: Any) -> tuple[Col, ...]:
 
 
 def is_known(kind: type) -> bool:
-    """Return whether expressions of class ``kind`` read nothing except their source expressions.
+    """Return whether expressions of class ``kind`` read only what their arguments read.
 
     False for a class of a project that generates its own SQL and lacks the decorator
     :func:`reads_own_row`, because such SQL may read any table.

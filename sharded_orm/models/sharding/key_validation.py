@@ -151,8 +151,9 @@ def _save_form_data(key: Any, row: Any, value: Any) -> None:
         row._state.is_key_refused = prepared is not None and prepared != bound_key.value
         if row._state.is_key_refused:
             return
-    # Store the row's key before the form changes it, so that clean_key() can compare. The primary
-    # key with it shows whether the instance is still the same row.
+    # Store the row's key before the form changes it, so that clean_key() can compare the two. Store
+    # the primary key, too: if it is changed later, the instance stands for another row, and
+    # clean_key() does not use the stored key.
     if not row._state.adding and row.__dict__.get(key.attname) is not None:
         pk, before = row._state.__dict__.get("key_before_form", (None, None))
         if before is None or pk != row.pk:

@@ -236,7 +236,7 @@ def _refuse_other_shards(model: Any, condition: Any, built: WhereNode) -> None:
 
 @lru_cache(maxsize=1024)
 def _compares_unique_ids(model: Any, name: str) -> bool:
-    """Whether the condition ``name`` compares ids that no two rows have, even on different shards.
+    """Whether the condition ``name`` compares ids that are unique over all shards.
 
     :param name: the keyword in ``filter()``, such as ``album`` or ``album__in``. If it begins with
         the name of an annotation, the result is False.

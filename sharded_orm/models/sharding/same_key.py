@@ -222,14 +222,17 @@ def gives_key(field: Any, options: ShardOptions) -> bool:
     key = options.key
     if field is None or key is None:
         return False
-    # The name of the field with the related row's id; a GenericRelation and a GenericForeignKey
-    # have it in different attributes.
+    # Get the name of the field that stores the id of the related row. A GenericRelation and a
+    # GenericForeignKey have this name in different attributes.
     stored_in = getattr(field, "object_id_field_name", None) or getattr(field, "fk_field", None)
     return field is key or stored_in == key.name
 
 
 def key_names(options: ShardOptions) -> set[str]:
-    """Return the names of the keyword arguments by which the shard key of a new row can be passed."""
+    """Return the keyword arguments that set the shard key of a new row.
+
+    For example, ``{"owner", "owner_id"}``. Empty for an automatic many-to-many table.
+    """
     key = options.key
     if key is None:
         return set()

@@ -41,8 +41,8 @@ class Placement(models.Model):
         return f"{self.key} of {self.group} on shard {self.shard}"
 
 
-#: A subquery for the number of the last move that has switched a key to another shard. The query
-#: for the key's shard contains it, so that the number and the shard are read at the same moment.
+#: A subquery for the number of the last move that has switched a key to another shard. It is a part
+#: of the query for the key's shard, so that the number and the shard are read at the same moment.
 _LAST_MOVE = Subquery(
     KeyMove.objects.filter(
         group=OuterRef("group"), key=OuterRef("key"), phase__in=("switched", "settled")
@@ -59,7 +59,7 @@ _MOVE_COLUMNS = ("in_flight", "group", "key", "value", "id", "source", "target",
 
 
 class DatabaseDirectory:
-    """A store of placements (the shards of keys) in the directory table on ``alias``; thread-safe.
+    """Stores the shard of each key in the directory table on ``alias``. Thread-safe.
 
     Each statement is committed independently of the caller's transaction. So other processes see a
     placement at once, and a rollback does not undo it. Inside Django's ``TestCase``, the statements

@@ -22,8 +22,8 @@ class FleetSnapshot:
 
     :param topology: the topology, with the capacities of nodes and the pinned shards, which must
         not move.
-    :param sizes: the size of each shard, keyed by the shard's alias: bytes, rows, keys or load,
-        whichever is to be balanced. A shard that is missing counts as 0.
+    :param sizes: maps the alias of each shard to its size: the bytes, rows, keys or load of the
+        shard, whichever is to be balanced. A shard that is missing counts as 0.
     :param recent: aliases of shards that have moved a short time ago, so they must not move again.
     """
 
@@ -41,8 +41,9 @@ def balance_problem(
 
     The bins are the nodes that are the primary of a range, and all nodes that have a ``CAPACITY``.
     A shard may move to a primary of its own group, and to any node with a ``CAPACITY`` above 0. A
-    shard must stay if its range is pinned, if it has moved a short time ago, or if it belongs to
-    another group. The sizes of shards that stay count, too. A pure function.
+    shard must stay if its range is pinned or on a pair of servers, if it has moved a short time
+    ago, or if it belongs to another group than ``groups``. The sizes of shards that stay count,
+    too. A pure function.
 
     :param threshold: as in :class:`BalanceProblem`.
     :param goal: as in :class:`BalanceProblem`.

@@ -26,8 +26,8 @@ from sharded_orm.operations.balancing.subset import least_cover
 #: is planned only if it is worth its cost: after the move, the fuller of the two bins must be less
 #: full than the source was before, by at least this fraction.
 _LEAST_GAIN: Final = 0.01
-#: The capacity that the planner uses, instead of 0, for a bin (a node or shard) that is to be
-#: emptied. The planner divides by capacities.
+#: The planner divides by the capacity of each bin (a node or shard). A bin that is to be emptied
+#: has the capacity 0, for which the planner uses this number instead.
 _NO_CAPACITY: Final = 1e-9
 #: When the planner looks for items to move out of a bin (a node or shard), it considers at most
 #: this many of the bin's items: the largest ones.
@@ -209,8 +209,8 @@ class _Pool:
         #: changes, a new entry is added, and the old entry is skipped when it is reached.
         self._heap = [(one.fullness, name) for name, one in self.bins.items()]
         heapq.heapify(self._heap)
-        #: The planned moves, as lists. All moves of a list are out of the same bin (node or
-        #: shard), and may be made in any order.
+        #: The planned moves, as a list of lists. The moves of one inner list are all out of the
+        #: same bin (node or shard), and may be made in any order.
         self._batches: list[list[_ChosenMove]] = []
         self.least = 0.0
 
@@ -445,7 +445,7 @@ class _Pool:
                 )  # fmt: skip
 
     def obstacles(self) -> Iterator[Obstacle]:
-        """For each bin (a node or shard) that stays too full, yield the reason."""
+        """Yield the reason for each bin (a node or shard) that stays too full."""
         for one in sorted(self.bins.values(), key=lambda one: (-one.fullness, one.name)):
             if one.load > (1 + self._threshold) * self._mean * one.capacity:
                 yield self._obstacle(one)

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 #: The search does not add up sizes exactly, but as whole numbers of steps, rounded down. The limit
 #: of the sum is this many steps.
 _STEPS = 4096
-#: Because sizes are rounded down to steps, the rounded sum of a good choice may be below the
-#: limit, by at most this many steps.
+#: Because sizes are rounded down to steps, the rounded sum of a good choice may be a little below
+#: the limit. So the search begins below the limit, by at most this many steps.
 _SLACK = 16
 
 

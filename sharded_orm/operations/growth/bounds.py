@@ -1,8 +1,8 @@
 """Check the lower bounds of the keys on new shards, for groups that divide keys by ranges
 (``BOUNDS``).
 
-A new bound is refused if a key at or above the bound is in use: the rows of such a key are on an
-older shard, but would be looked up on a new shard.
+For example, a new shard gets the lower bound 5000. This is refused if the key 6000 is in use: its
+rows are on an older shard, but queries would look for them on the new shard.
 """
 
 from __future__ import annotations
