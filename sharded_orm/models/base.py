@@ -345,9 +345,9 @@ class ShardedModel(RowValidation, metaclass=ShardedModelBase):
     def _do_insert(
         self, manager: Any, using: str | None, fields: Any, returning_fields: Any, raw: bool
     ) -> Any:
-        # Overrides Model._do_insert(). If a field generates ids, such as a TicketField, its method
-        # insert_rows() must execute the INSERT. insert_with_ids() calls this method. If plans
-        # (INSERTs that are compiled once) are off, the library's queryset calls it.
+        # Overrides Model._do_insert(). A field that generates ids, such as a PackedIDField, has
+        # a method insert_rows(), which must execute the INSERT. insert_with_ids() calls it. If
+        # plans (INSERTs that are compiled once) are off, the library's queryset does so.
         options = self._shard_options()
         manager = manager.manager if isinstance(manager, SavedTable) else manager
         options.refuse_key_changed_on_insert(self)

@@ -1,8 +1,8 @@
 """Making model instances from cached rows, exactly as Django makes them from database rows.
 
-The cache holds rows as the database driver returned them, before Django's converters. To become
-instances, rows pass the converters of a database connection, those of the fields, then ``from_db`` of
-the model. So each :class:`InstanceFactory` belongs to a connection.
+The cache holds rows as the database driver returned them. To make instances, Django's steps follow:
+the converters of the database connection, then those of the fields, then ``from_db()`` of the
+model. Because of the first step, each :class:`InstanceFactory` belongs to a connection.
 """
 
 from __future__ import annotations

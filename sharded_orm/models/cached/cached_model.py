@@ -97,7 +97,7 @@ class TokenField:
     def keeps(self, value: Any) -> bool:
         """Whether ``get_prep_value()`` of the field surely returns ``value`` itself.
 
-        The caller can then save the call. False does not mean that the value changes.
+        The caller then need not call it. False does not mean that the value changes.
         """
         return type(value) is int and self._takes_int
 

@@ -296,10 +296,10 @@ def answer(read: CachedRead, reader: Reader) -> list[Any]:
 def to_fill(
     read: CachedRead, rows: Sequence[Row], values: Sequence[Row]
 ) -> tuple[ObjectRequest | ListRequest, list[str], Sequence[Row]] | None:
-    """Return the arguments of :meth:`Reader.fill` that store rows: the request, the primary keys,
-    the rows.
+    """Return a tuple to pass to :meth:`Reader.fill`, so that it stores ``rows`` in the cache.
 
-    Return None if the rows must not be stored.
+    The tuple contains the request, the tokens of the primary keys, and the rows. Return None if the
+    rows must not be stored.
 
     :param rows: the rows as the driver returned them.
     :param values: the same rows, which ``factory.values()`` has decoded.

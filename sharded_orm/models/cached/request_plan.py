@@ -214,7 +214,7 @@ class RequestPlan:
                 use.factory,
                 use.state,
                 digest(
-                    # exists() sends a limit, but has none.
+                    # The SQL of exists() has a limit, but its text in the cache has none.
                     self._text_of(values, limits if self._kind is ROWS else None, use.alias),
                     use.factory.fingerprint,
                     self._kind,

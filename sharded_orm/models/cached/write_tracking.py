@@ -6,9 +6,9 @@ UPDATE or DELETE, from the conditions of the statement. If the conditions do not
 the rows are first read and locked in the same transaction. The statement is then limited to these
 rows: it must not change a row that another transaction adds after the read.
 
-``save()`` and ``delete()`` of an instance save this read: the keys are taken from the instance, and
-added to the conditions of the statement. If no row matches these conditions, the keys of the
-instance were wrong, and the rows are read after all.
+``save()`` and ``delete()`` of an instance avoid this read: the keys of the instance are added to
+the conditions of the statement. If no row matches these conditions, the keys were wrong, and the
+rows are read after all.
 """
 
 from __future__ import annotations
@@ -186,10 +186,10 @@ class TrackedWrite:
                 self._touch(key, rows.pks, isolates)
 
     def _field(self, field: Any) -> Any:
-        """Return the field with the name of ``field`` in the query's model.
+        """Return the field of the query's model that has the same name as ``field``.
 
-        The two fields can differ: the query's model may be a historical model of a migration,
-        which has its own field objects.
+        The two can be different objects: the query's model may be a historical model of a
+        migration, which has its own fields.
 
         :raises FieldDoesNotExist: the query's model has no field of this name.
         """
@@ -490,6 +490,7 @@ class TrackedWrite:
         ]
 
 
-# Implementations of a field's pre_save() after which the instance's attribute equals the stored
-# value. Another implementation may store a value without setting the attribute.
+# The pre_save() methods of fields that leave the stored value in the attribute of the instance,
+# where it can be read after the INSERT. Another pre_save() may store a value without setting the
+# attribute.
 _SETS_ATTRIBUTE = frozenset({Field.pre_save, DateField.pre_save})

@@ -38,7 +38,7 @@ class EmbeddedShardMixin:
 
     #: True if ``insert_rows()`` of this field opens a transaction around the insert. It is then
     #: called before ``insert_rows()`` of the model's other fields, so that they run inside the
-    #: transaction. Another field may there repeat the insert after an error.
+    #: transaction. There, another field may repeat the insert after an error.
     outermost = False
 
     @property
@@ -123,9 +123,12 @@ def insert_with_ids(
 
 
 def all_or_nothing(alias: str) -> transaction.Atomic:
-    """Return an atomic block on ``alias``: an exception inside it always rolls back its writes."""
-    # If autocommit is off, the outermost atomic block opens no transaction. After an error, the
-    # caller could still commit the rows. So the block needs a savepoint in this case.
+    """Return an atomic block on ``alias`` whose writes are always rolled back after an exception.
+
+    With plain ``transaction.atomic()``, this is not so if autocommit is off.
+    """
+    # If autocommit is off, the outermost atomic block does not begin a transaction, because one is
+    # open already. After an error, the caller could still commit the rows. So use a savepoint.
     connection = connections[alias]
     needs_savepoint = not connection.in_atomic_block and not connection.get_autocommit()
     return transaction.atomic(using=alias, savepoint=needs_savepoint)

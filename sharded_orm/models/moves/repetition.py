@@ -87,9 +87,10 @@ def repeated(
         of deleted rows. It returns True if a second call of ``write`` does no harm, because the
         first has found no row, or because the second would change nothing. None if ``write``
         raises an error when it finds no row.
-    :param joins: whether a call inside of another call of this function is a part of the outer
-        write, and leaves its repetition to it. Pass True if the caller was given the alias of the
-        shard: only the outer write knows the key.
+    :param joins: what to do if this call is made inside of another call of this function. If True,
+        this write is a part of the outer one. If a key moves, only the outer call repeats its
+        write. Pass True if the caller was given the alias of the shard: only the outer write knows
+        the key.
     :raises KeyMoved: a transaction is open, the move took too long, or a part was written. In a
         transaction, nothing is repeated here; the caller may run the transaction again.
     """
@@ -164,10 +165,10 @@ def follow_shard(group: str, write: Callable[[], R]) -> R:
     """Return the result of ``write``. Call ``write`` again if its shard moves to another node
     meanwhile.
 
-    Use this function for writes that open a transaction of their own. (A single statement is
-    repeated on the new node anyway.) A write that fails because its shard moves has written
-    nothing. While shards or keys of the group move, ``write`` is also called again after a
-    deadlock, which may be with the process that moves them.
+    Use this function for writes that open a transaction of their own. (A single statement needs no
+    such function: the database backend repeats it on the new node.) A write that fails because its
+    shard moves has written nothing. While shards or keys of the group move, ``write`` is also
+    called again after a deadlock, because it may be one with the process that moves them.
 
     :param write: changes all its rows on one shard, or none. It is called again for at most
         ``MOVE_WAIT`` seconds.

@@ -40,7 +40,7 @@ class ConditionTree(NamedTuple):
         """
         if not all(type(arg) is Q for arg in args):
             return None
-        # As QuerySet._filter_or_exclude_inplace().
+        # Combine the arguments as QuerySet._filter_or_exclude_inplace() does.
         root = Q(*args)
         root.children += sorted(kwargs.items())
         leaves: list[tuple[str, Any]] = []

@@ -28,7 +28,8 @@ _SENT_UNCHANGED = frozenset(
     {models.IntegerField.get_db_prep_value, models.AutoField.get_db_prep_value}
 )
 
-# The largest number of ids in a batch, because each id is a parameter of a statement.
+# The largest number of ids in a batch. Each id is a parameter of a statement, and databases limit
+# the number of parameters.
 _MOST = 10_000
 
 
@@ -37,7 +38,7 @@ def ids_by_shard(options: ShardOptions, ids: Sequence[Any]) -> dict[Shard, list[
 
     Return None if :func:`batch_rows` cannot read the rows: the ids are not integers, there are too
     many of them, the field stores another value than the id, or keys of the group may move. Also
-    return None if all ids are on one shard, because Django's own code reads them as fast.
+    return None if all ids are on one shard: Django's own code then reads the rows.
     """
     key: Any = options.key
     strategy = runtime.strategy(options.group)

@@ -1,4 +1,4 @@
-"""Makes instances together with the related instances of ``select_related()``, as Django makes them."""
+"""Makes the instances of a query with ``select_related()``, and their related instances."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class ReadCache(Protocol):
 class Plan:
     """The SQL of one kind of read, for queries that differ only in their values.
 
-    Thread-safe. Immutable, except that it keeps the SQL of some pages.
+    Immutable and thread-safe.
 
     :param sql: the SQL without a LIMIT. If a condition compares with a list, this is the SQL for a
         list of one value.
@@ -136,7 +136,7 @@ class Plan:
             for position, part in enumerate(shape.conditions)
         ]
         # If no condition needs a conversion, the type of each value. Values of exactly these types
-        # are the parameters.
+        # are sent as they are. If a condition needs a conversion, None.
         kinds = [unchanged for _, form, _, unchanged in self._conditions if form is ValueForm.VALUE]
         is_unchanged = len(kinds) == len(self._conditions) and None not in kinds
         self._unchanged = tuple(kinds) if is_unchanged else None

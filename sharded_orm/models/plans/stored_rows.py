@@ -32,7 +32,7 @@ _CALLED = (
 )  # fmt: skip
 _of_model = attrgetter(*_CALLED)
 _of_django = attrgetter("save", *_CALLED[:3])
-# Django's module, whose signals a test may replace.
+# Django's module. Read the signals from it at each save, because a test may replace them.
 _base: Any = models.base
 _send = Signal.send
 # Attributes of ``_state`` that choose the shard of a new row. The fast save does not handle them.
@@ -98,7 +98,7 @@ def save_stored_row(
     if (
         saved is None
         or not arguments.keys() <= {"update_fields"}
-        # If fields are deferred, Django saves the others.
+        # If fields are deferred, Django saves only the loaded ones.
         or (names is None and not row.__dict__.keys() >= saved.attnames)
         or state.adding
         or not _CHOICES.isdisjoint(state.__dict__)

@@ -91,7 +91,7 @@ class UpdatePlan:
     def bind(
         self, new_values: Sequence[Any], values: Sequence[Any], connection: Any
     ) -> tuple[str, tuple[Any, ...]] | None:
-        """Check that the table may be written now, and return the SQL and its parameters.
+        """Check the shard keys of the write, and return the SQL and its parameters.
 
         Return None if the plan cannot be used for these values. The arguments are those of
         :meth:`execute`. Call this only if the plan :meth:`fits` the connection. The caller must

@@ -171,7 +171,9 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
         return iterate_inside_async(unbound(), rows) if self._prefetches_all_keys() else rows
 
     def _prefetches_all_keys(self) -> bool:
-        """Whether this queryset has prefetches and is for all keys, inside a ``bound()`` block.
+        """Whether this queryset has prefetches, and reads all keys inside of a ``bound()`` block.
+
+        :meth:`scatter` makes such a queryset. Its prefetches must read the rows of all keys, too.
 
         :raises BoundKeyMismatch: a queryset in the prefetches was built while a key was bound, so
             it has rows of one key only.

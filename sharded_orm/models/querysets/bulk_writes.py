@@ -261,10 +261,11 @@ class BulkWritingQuerySet(RoutedQuerySet[M]):
 
 
 def refuse_rows_of_other_shards(options: ShardOptions, values: Iterable[Any], alias: str) -> None:
-    """Raise :exc:`CrossShardRelation` if an instance in ``values`` is on another shard than ``alias``.
+    """Raise :exc:`CrossShardRelation` if a value is an instance on another shard than ``alias``.
 
-    ``values`` are the values of a row that is to be stored on ``alias``, so the row must not refer to
-    an instance on another shard.
+    A row that is stored on ``alias`` must not refer to such an instance.
+
+    :param values: values of the row; those that are no model instances are ignored.
     """
     for value in values:
         value_alias = colocated_alias(options, value) if isinstance(value, Model) else None

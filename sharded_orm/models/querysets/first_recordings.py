@@ -102,11 +102,11 @@ def template(queryset: Any) -> dict[str, Any] | None:
 
 
 def _skips_nothing(queryset_class: Any, recorder: Any) -> bool:
-    """Return whether a plan may read querysets of this class, although it skips some methods.
+    """Return whether plans may read querysets of this class.
 
-    The skipped methods must be Django's or this package's: then a plan has the same effect. All
-    base classes are examined, even those behind this package's classes in the method resolution
-    order.
+    A read by a plan skips some methods, such as ``filter()``. If the project overrides one of them,
+    its method would not be called, so no plan may be used. All base classes are examined, even
+    those that come after this package's classes in the method resolution order.
     """
     bases = [base for base in queryset_class.__mro__ if base not in (object, Generic)]
     # In the method resolution order, a class of the project may come after the recorder. It must

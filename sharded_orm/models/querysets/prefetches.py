@@ -1,6 +1,7 @@
 """Helpers for ``prefetch_related()``, because Django sends a prefetch to one database only.
 
-The instances are split by their database, and the lookups by whether they leave the shard group.
+The instances are split into a list for each database. The lookups (the arguments of
+``prefetch_related()``) are split into those that may lead to another shard group, and all others.
 """
 
 from __future__ import annotations

@@ -299,7 +299,8 @@ class ReadingQuerySet(RoutedQuerySet[M]):
         targets = self._targets()
         if targets is None:
             return super().explain(format=format, **options)
-        # Return the database's query plan of each shard, because it depends on the rows of the shard.
+        # Each shard may execute the query in another way, because its rows differ. So return the
+        # output of EXPLAIN of each shard.
         return "\n\n".join(
             f"-- {target.shard.alias}\n{self._for_target(target).explain(format=format, **options)}"
             for target in targets

@@ -42,7 +42,8 @@ from sharded_orm.models.sharding.type_variables import M
 # The value of ``_query`` before the recorded calls are applied to a query.
 _UNBUILT: Any = object()
 _build_lock = RLock()
-# Other packages replace these methods of Django's class, to observe reads. Then the replacement is called.
+# Django's methods. Another package may replace them on QuerySet, to observe reads. Shortcuts that
+# would not call the replacement are then not taken.
 _INIT, _FETCH_ALL = QuerySet.__init__, QuerySet._fetch_all
 
 
@@ -56,7 +57,8 @@ class CallRecorder(QuerySetMixin[M]):
     #: The calls that have built this queryset. None if its query was built in another way, or if
     #: a caller may have changed the query.
     _recording: Recording | None = None
-    # Django 6.1 sets this attribute on the querysets themselves.
+    # Django 6.1 sets this attribute on a queryset, to False while a related manager filters it in
+    # place. Earlier versions of Django do not know it.
     _cloning_enabled = True
 
     def __init__(
@@ -426,7 +428,7 @@ class CallRecorder(QuerySetMixin[M]):
     def get(self, *args: Any, **kwargs: Any) -> M:
         recording = self._recorded()
         tree = ConditionTree.of(args, kwargs) if args and recording is not None else None
-        # Only _fetch_all() prefetches.
+        # A plan in get() would not prefetch: only _fetch_all() does so.
         if (
             recording is None
             or recording.limits is not None

@@ -1,7 +1,8 @@
 """Finds the shards of a query. No other module decides where a query goes.
 
-A *bound* is a set of shards that contains every row that can match the query. A query without a
-bound is sent to all shards of its group if ``scatter()`` was called on it; otherwise it is refused.
+A *bound* of a query is a set of shards that contains every row that can match the query. (It has
+nothing to do with the bound key.) A query without a bound is sent to all shards of its group if
+``scatter()`` was called on it; otherwise it is refused.
 """
 
 from __future__ import annotations
@@ -353,7 +354,7 @@ def targets(options: ShardOptions, group: ShardGroup, query: Query, route: Route
 
     If ``query`` has a list of keys (``__in``), the query for a shard contains only the keys of that
     shard. While a key moves, both its old and its new shard may have its rows. The query for one of
-    the two then excludes these rows, unless the whole query goes to a single shard.
+    the two then excludes these rows, unless conditions on shard keys lead to a single shard.
 
     :param group: the shard group of ``options``.
     """
