@@ -146,8 +146,8 @@ class ShardedModel(RowValidation, metaclass=ShardedModelBase):
         using: str | None = None,
         update_fields: Any = None,
     ) -> None:
-        # Overrides Model.save_base(), which every save() calls after it has chosen the database
-        # alias. The override first checks that the row belongs on this shard.
+        # Overrides Model.save_base(). Every save() first chooses the database alias, and then calls
+        # this method. The override first checks that the row belongs on this shard.
         refuse_other_key(self)
         options = self._shard_options()
         using = self._write_alias(options, using)
@@ -320,7 +320,7 @@ class ShardedModel(RowValidation, metaclass=ShardedModelBase):
         )
 
     def _has_found_none(self) -> bool:
-        """Whether save() has sent the UPDATE already, and it has found no row."""
+        """Whether save() has sent the UPDATE already, and the UPDATE has found no row."""
         kept: KeptShard | None = self._state.__dict__.get("kept_shard")
         return kept is not None and kept.has_found_none
 

@@ -95,7 +95,6 @@ def _fields(app: AppConfig) -> dict[tuple[str, str], TimestampedIDField]:
 
 
 def _timestamped(models: Iterable[type[Model]]) -> Iterator[TimestampedIDField]:
-    """Yield the timestamped id fields of ``models``."""
     for model in models:
         if model._meta.managed and not model._meta.proxy:
             for field in model._meta.local_concrete_fields:

@@ -180,7 +180,7 @@ def _from_database(missing: dict[Any, CachedRead], reader: Reader, queryset: Any
         read = reads[plan.pk_token(factory.field_values(values)[0])]
         if alias != read.alias:
             # The shard key has moved to another shard since the read was prepared. The request
-            # names the cache entry of the earlier shard, so the row must not be stored there.
+            # names a cache entry of the old shard, so the row must not be stored under this name.
             instances += factory.instances(values, queryset)
             continue
         may_fill = read.request.outcome == MISS and read.fill

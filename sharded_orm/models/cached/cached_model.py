@@ -1,12 +1,12 @@
 """Which models are cached, and how field values get into names of cache entries (Yupoo, Y13-Y16).
 
 A model is cached if its ``ShardMeta`` has ``cache = True``. ``ShardMeta.isolate_key`` names a field
-that divides the cached lists of a shard key: a write voids only the lists with the written row's
-value.
+that divides the cached lists of a shard key. For example, with ``isolate_key = "album_id"``, a
+write to a photo of album 7 voids the lists of album 7, but not those of album 8.
 
-In the name of a cache entry, a *token* represents a field value. The tokens of a field are *exact*
-if two values are equal in the database exactly when their tokens are equal. Names of cache entries
-can contain only values of fields with exact tokens.
+In the name of a cache entry, a *token* (a text) stands for a field value. The tokens of a field are
+*exact* if the database considers two values equal if and only if their tokens are equal. If the
+tokens of a field are not exact, its values are not used in names of cache entries.
 """
 
 from __future__ import annotations

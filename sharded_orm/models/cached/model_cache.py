@@ -93,7 +93,7 @@ class ModelCache:
 
 
 class CacheAttribute:
-    """The descriptor behind ``Photo.cache``. Like a manager, it raises an error on an instance."""
+    """The descriptor behind ``Photo.cache``. Like a manager, it works on the class only."""
 
     def __get__(self, instance: Any, owner: Any) -> ModelCache:
         if instance is not None:

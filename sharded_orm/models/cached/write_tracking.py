@@ -396,9 +396,9 @@ class TrackedWrite:
         except (FieldDoesNotExist, FieldError, NotSupportedError):
             matching = None
         if matching is None:
-            # The written rows are unknown: they are too many to list, or cannot be selected. So all
-            # rows with the known shard keys count as affected, or all rows of the table if the
-            # shard keys are unknown.
+            # The written rows are too many to list, or cannot be selected. So all rows with the
+            # shard keys in the conditions count as affected. If the conditions contain no shard
+            # key, all rows of the table count as affected.
             self._touch_rows(AffectedRows(rows.keys, None, rows.isolates), new_isolates)
             return execute()
         if not matching:

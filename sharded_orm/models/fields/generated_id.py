@@ -158,7 +158,6 @@ def forget_shard_choice(instances: Sequence[Any]) -> None:
 
 
 def _get_near(instance: Any) -> Any:
-    """Return the row that was passed as ``near=`` for ``instance``; None if no row was passed."""
     return getattr(instance._state, "near", None)
 
 

@@ -191,7 +191,8 @@ def follow_shard(group: str, write: Callable[[], R]) -> R:
                 raise
             if isinstance(error, SideFenced):
                 # This server has refused the write, because its pair is switching to the other
-                # server. Do not sleep; wait in the database until the switch is over.
+                # server. Do not sleep: next_place() sends a query that waits for the end of the
+                # switch.
                 wrapper = connections[error.alias]
                 side_wait = side_wait or place_wait(wrapper)
                 side_wait.next_place(wrapper.settings_dict, is_fenced=True)

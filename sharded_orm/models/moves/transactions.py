@@ -1,7 +1,8 @@
 """Refuses a transaction that would see the rows of a key both before and after a move.
 
-There are two cases. The transaction has used the key on one shard, and then the key has moved to
-another. Or the transaction has taken its snapshot of a shard before the key's rows came there.
+There are two cases. In the first, the transaction has used the key on one shard, and then the key
+has moved to another. In the second, the transaction has taken its snapshot of a shard (the state
+that all its statements read) before the rows of the key came there.
 
 So an open transaction remembers the shard of each key that it has used, and for each shard the
 moves that were known when it began there. See docs/decisions/0028-key-moves.md.

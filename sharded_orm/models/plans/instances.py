@@ -107,7 +107,7 @@ class InstanceLoader:
         return [field for field in fields if isinstance(field, DecimalField)]
 
     def knows_all_fields(self) -> bool:
-        """Whether the model has the same fields as when the loader was made, with the same converters."""
+        """Whether the fields of the model have not changed since the loader was made."""
         # Django makes this list anew if a field was added.
         if self._declared is not self._model._meta.concrete_fields:
             return False

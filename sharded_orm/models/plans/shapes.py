@@ -264,7 +264,9 @@ class Recording(NamedTuple):
         return all(part.prepared(part.frozen(named[name])) == value for name, part, value in new)
 
     def learn_filter(self, named: dict[str, Any], *, excluded: bool = False) -> bool:
-        """Record the shape of ``filter(**named)``, which Django has accepted, for :meth:`filtered`.
+        """Record the shape of ``filter(**named)``, after Django has accepted this call.
+
+        From then on, :meth:`filtered` can handle calls of this shape.
 
         :returns: False if the shape was known already.
         """
@@ -326,7 +328,7 @@ class Recording(NamedTuple):
         return None if child is None else self._of_shape(child)
 
     def learn_order(self, names: tuple[Any, ...]) -> None:
-        """Record the shape of ``order_by(*names)``, which Django has accepted, for :meth:`ordered`."""
+        """Record the shape of ``order_by(*names)``, after Django has accepted this call."""
         shape = self.shape
         columns = own_columns(shape.model)
         if not _are_texts(names) or any(name.removeprefix("-") not in columns for name in names):
@@ -353,10 +355,7 @@ class Recording(NamedTuple):
         return _new(Recording, (self.shape, self.filters, self.values, limits, self.instances))
 
     def learn_selection(self, selection: Selection) -> None:
-        """Record the shape of a call such as ``values()``, which Django has accepted.
-
-        Later calls of :meth:`selected` use this shape.
-        """
+        """Record the shape of a call such as ``values()``, after Django has accepted this call."""
         shape = self.shape
         if shape.selection is not EVERYTHING or not selection.is_known(shape.model):
             return

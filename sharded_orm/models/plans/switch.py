@@ -1,4 +1,4 @@
-"""Switches plans off, for a block or for a site."""
+"""Switches plans off: for a block of code, or by the settings."""
 
 from __future__ import annotations
 

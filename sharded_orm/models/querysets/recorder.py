@@ -191,7 +191,7 @@ class CallRecorder(QuerySetMixin[M]):
         return super().__deepcopy__(memo)
 
     def _recorded(self) -> Recording | None:
-        """Return the recorded calls; None if Django must execute the next call or read."""
+        """Return the recorded calls; None if Django must handle the next call or read."""
         recording = self._recording
         if (
             recording is None

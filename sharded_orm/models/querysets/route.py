@@ -40,9 +40,9 @@ from sharded_orm.routing.where_clause import (
 from sharded_orm.scatter import Target
 from sharded_orm.topology.model import Shard, ShardGroup
 
-# The alias of the shard for queries whose conditions determine no shard; None refuses such queries.
-# It is set while Django validates an instance: the check for unique values must query only the
-# instance's shard.
+# The alias of the shard to which queries are sent whose conditions determine no shard. If it is
+# None, such queries are refused. It is set while Django validates an instance: the check for unique
+# values must query only the instance's shard.
 _scope: ContextVar[str | None] = ContextVar("sharded_orm_scope", default=None)
 
 
