@@ -30,9 +30,7 @@ from sharded_orm.models.sharding.options import ShardOptions, shard_options, tar
 
 
 def text_of(field: Any, value: Any) -> str:
-    """Return a primary key or shard key as text. The outbox and the table of versions store keys
-    so.
-    """
+    """Return a primary key or shard key as text, as the outbox and the table of versions store it."""
     return str(target_field(field).get_prep_value(value))
 
 

@@ -26,8 +26,9 @@ from sharded_orm.contrib.mirrors.source_reads import aliases_of, rows_of_id
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 
 _writing: ContextVar[bool] = ContextVar("sharded_orm_writing_mirror", default=False)
-# If other processes write the same rows at the same time, the writer tries this many times. Each
-# attempt fails only if another process has committed in between, so more than two are rare.
+# If other processes write the same rows at the same time, a writer tries this many times. An
+# attempt fails if another process inserts the version of a row first. The next attempt locks this
+# version, so it rarely fails.
 _ATTEMPTS = 5
 
 is_writing = _writing.get
@@ -82,9 +83,9 @@ def write_rows(
     version of it.
 
     All rows are written in one transaction. The call may be repeated with the same rows. It costs
-    two statements if all rows are new. Otherwise it costs a few statements, and one more for each
-    row. If the backend can do so, the two statements for a single new row are sent in one packet
-    with the COMMIT.
+    two statements if all rows are new. Otherwise it costs a few statements, and up to two more for
+    each row. If the backend can do so, the two statements for a single new row are sent in one
+    packet with the COMMIT.
 
     :param rows: at most one for each primary key.
     :param unchanged: None for a delivery. For a repair, a dict that maps each primary key to the
@@ -178,10 +179,10 @@ def _decided_by_source(
     """Return the row to write if the shard has a version of the row from another shard key of the
     source.
 
-    This happens if a row of the source was deleted under one shard key, and created with the same
-    id under another. Each shard of the source numbers its writes by itself, so the two versions
-    cannot be compared. The source is read instead, to find the row that exists now. The caller
-    holds the lock of the stored version, so no other delivery writes the row meanwhile.
+    This happens if, for example, a row of the source was deleted under one shard key, and created
+    with the same id under another. Each shard of the source numbers its writes by itself, so the
+    two versions cannot be compared. The source is read instead, to find the row that exists now.
+    The caller holds the lock of the stored version, so no other delivery writes the row meanwhile.
 
     :returns: None if the row on the shard is to stay as it is.
     :raises IdUsedTwice: the source has rows with this id under both keys.
@@ -285,9 +286,9 @@ def _lock_versions(
     if connections[alias].features.has_select_for_update:
         versions = versions.select_for_update().order_by("row")
     else:
-        # This database has no row locks, such as SQLite. Begin with a write that changes nothing: a
-        # transaction that begins with a read may fail at its first write, because another one has
-        # written meanwhile.
+        # This database has no row locks; it is SQLite, for example. Begin with a write that changes
+        # nothing: a transaction that begins with a read may fail at its first write, because
+        # another one has written meanwhile.
         versions.update(version=F("version"))
     return _by_row(versions)
 

@@ -58,8 +58,9 @@ class TransactionChanges(StatementWatcher[SourceChange]):
         self._hook: Callable[[], None] | None = None
         #: The changes whose rows are not in the outbox yet.
         self._pending: list[SourceChange] = []
-        # Counts how often this transaction has written to the outbox. _recordings_at maps each
-        # savepoint to the count when it was set, to know which writes its rollback undoes.
+        # _recordings counts how often this transaction has written to the outbox. _recordings_at
+        # maps each savepoint to the count when it was set, to know which writes its rollback
+        # undoes.
         self._recordings = 0
         self._recordings_at: dict[str, int] = {}
         # Whether the server may have undone earlier statements of this transaction because of an
