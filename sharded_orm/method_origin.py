@@ -1,7 +1,8 @@
-"""Tells whether a method is still the one that its class was defined with.
+"""Tells whether a method is still the original one, or was replaced at run time.
 
-Other packages replace methods of Django to observe or to forbid what they do. A short cut past such a
-method must not be taken then.
+Other packages replace methods of Django to observe or to forbid calls. This library has shortcuts
+that do not call Django's method. If another package has replaced the method, the library must not
+take the shortcut: the replacement would not be called.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from types import FunctionType
 def module_of(method: object) -> str:
     """Return the name of the module in which a function was written; "" for any other object.
 
-    A replacement may claim to be the original: ``functools.wraps()`` copies ``__module__``, and some
-    objects deceive ``isinstance()``. This function believes neither.
+    The attribute ``__module__`` does not tell: ``functools.wraps()`` copies it from the original to
+    the replacement. So the name is read from the globals of the function. ``isinstance()`` does not
+    tell either, because a mock can pose as a function. So the exact type is compared.
     """
     return str(method.__globals__.get("__name__")) if type(method) is FunctionType else ""

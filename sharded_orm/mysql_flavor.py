@@ -23,8 +23,8 @@ class MySQLFlavor:
     #: Storage engine for the counter tables of ticket servers. It locks whole tables, so two
     #: REPLACE statements never get the same number.
     counter_engine: str
-    #: Names of variables whose values together identify a server. Some versions of the server lack
-    #: some of these variables.
+    #: Names of server variables. Two connections with the same values of these variables lead to
+    #: the same server. Some versions of the server lack some of these variables.
     identity: tuple[str, ...]
     #: Error code that a client gets if the server has closed its session, because the session was
     #: killed or idle for too long.
@@ -34,10 +34,12 @@ class MySQLFlavor:
     #: Whether a replica of this kind of server can be promoted to the primary. True if
     #: ``backends.mysql.replication`` knows the server's SQL for replication.
     can_be_promoted: bool
-    #: Variable that limits every statement in seconds and fractions; "" if the server has none.
+    #: The session variable that limits the time of each statement, in seconds with fractions, such
+    #: as 0.5; "" if the server has no such variable.
     statement_limit: str
-    #: The column with the number of a session's last statement, in the server's list of sessions.
-    #: The server numbers the statements of all sessions together. "0" if there is no such column.
+    #: The column of the server's list of sessions that has the number of a session's last
+    #: statement. The server numbers the statements of all sessions together. The text "0" stands in
+    #: SQL for the column if there is no such column.
     statement_number: str
     #: The smallest value of ``lock_wait_timeout``, in seconds. If 0 is possible, a statement can
     #: fail at once instead of waiting.
@@ -57,10 +59,10 @@ class MySQLFlavor:
         return MARIADB if connection.mysql_is_mariadb else MYSQL
 
     def lock_timeouts(self, seconds: float) -> dict[str, float]:
-        """Return session variables, keyed by name, that limit a statement's wait for locks to about
-        ``seconds``.
+        """Return session variables that limit a statement's wait for locks to about ``seconds``.
 
-        A server that counts whole seconds waits for one second at least.
+        For example, ``{"max_statement_time": 0.5}``. MySQL accepts only whole seconds, and so waits
+        for at least one second.
         """
         if self.statement_limit:
             return {self.statement_limit: seconds}

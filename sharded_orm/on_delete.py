@@ -5,9 +5,10 @@ protect the rows. Pass one of these functions as ``on_delete``::
 
     author = models.ForeignKey(Author, on_delete.CASCADE, db_constraint=False)
 
-Every deletion by Django calls them: ``delete()`` of a row or a queryset, and the admin, whose
-confirmation page shows the rows. They query the shards of the deleted rows if the foreign key is
-the shard key, and otherwise all shards of the group (a scatter).
+Every deletion by Django calls the function: ``delete()`` of a row or a queryset, and the admin,
+whose confirmation page shows the rows. If the foreign key is the shard key, the function queries
+only the shards of the keys of the deleted rows. Otherwise it queries all shards of the group (a
+scatter).
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ def CASCADE(
     """Delete the rows on each shard first, in one transaction per shard, and then the global row.
 
     If the second step fails, or the process dies before it, no row on a shard refers to a missing
-    row, and the deletion can be repeated. If a row on a shard is protected or restricted, an error with such rows of all
-    shards is raised before anything is deleted.
+    row, and the deletion can be repeated. If a row on a shard is protected or restricted, an error
+    is raised before anything is deleted. It has the protected rows of all shards.
 
-    Cost: on each shard, that of ``delete()`` of a queryset. If rows that refer to these rows must
-    be deleted, too, the rows are read twice: for the check and for the deletion.
+    Cost: ``delete()`` of a queryset on each shard. If rows that refer to the deleted rows must be
+    deleted, too, all these rows are read twice: for the check and for the deletion.
 
     :raises ProtectedError: a row on a shard protects one of the rows. Also :exc:`RestrictedError`.
     :raises ScatterError: a shard did not answer; nothing was deleted.
@@ -142,10 +143,10 @@ def _dependent_rows(field: ForeignKey[Any, Any], sub_objs: QuerySet[Any]) -> Sha
 
 
 def _aliases(field: ForeignKey[Any, Any], rows: ShardedQuerySet[Any]) -> list[str]:
-    """Return the aliases of the shards that have ``rows``.
+    """Return the aliases of the shards that may have ``rows``.
 
-    If ``field`` is the shard key, return the shards of the deleted rows' keys, even if a shard has
-    no such rows.
+    If ``field`` is the shard key, ids of deleted rows are shard keys: return the shards of these
+    keys without a query for the rows. Otherwise all shards are queried.
 
     :raises BoundKeyMismatch: one of the rows does not have the key that ``bound()`` has set.
     """
@@ -182,10 +183,10 @@ def _show(collector: Any, on_shard: Any) -> None:
 
 
 class _ShardDeletion:
-    """An item of ``fast_deletes`` that deletes rows on one shard.
+    """Deletes rows on one shard when Django deletes a global row to which they refer.
 
-    ``fast_deletes`` is a list of Django's collector. Django runs its items before it deletes the
-    collected global rows.
+    It is an item of ``fast_deletes``, a list of Django's collector. Django runs the items of this
+    list before it deletes the collected global rows.
     """
 
     def __init__(self, collector: Collector, rows: QuerySet[Any]) -> None:
@@ -205,9 +206,10 @@ class _ShardDeletion:
 
 
 class _ShardUpdate:
-    """An item of ``fast_deletes`` that sets a foreign key to NULL on one shard.
+    """Sets foreign keys to NULL on one shard when Django deletes the global row to which they
+    refer.
 
-    ``fast_deletes`` is a list of Django's collector. The item deletes nothing.
+    It is an item of ``fast_deletes``, a list of Django's collector, although it deletes nothing.
     """
 
     def __init__(self, rows: QuerySet[Any], field: ForeignKey[Any, Any]) -> None:
@@ -220,10 +222,10 @@ class _ShardUpdate:
 
 
 class _Deleted:
-    """An item of ``fast_deletes`` of Django's collector that only adds to the count of deleted rows.
+    """Adds the rows of one model to the counts of deleted rows that ``delete()`` returns.
 
-    It deletes nothing: the rows that it counts, of another model, were deleted together with the
-    rows of a :class:`_ShardDeletion`.
+    It is an item of ``fast_deletes``, a list of Django's collector, but deletes nothing: a
+    :class:`_ShardDeletion` has deleted the rows together with the rows of its own model.
     """
 
     def __init__(self, label: str, count: int) -> None:

@@ -34,11 +34,13 @@ class SignalStopping(Stopping):
 
 @contextmanager
 def stop_signals() -> Iterator[SignalStopping]:
-    """Context manager in whose block the signals SIGINT and SIGTERM stop the work cleanly.
+    """Context manager: within its block, the signals SIGINT and SIGTERM set a stop flag.
 
-    Yields the stop flag, which these signals set. A second signal of the same kind kills the
-    process. Outside of the main thread, where Python cannot install signal handlers, no signal sets
-    the flag.
+    Yields the flag. The command must check it now and then, and stop if it is set. A second signal
+    of the same kind kills the process.
+
+    Python allows signal handlers in the main thread only. In another thread, no handler is
+    installed, and no signal sets the flag.
     """
     stopping = SignalStopping()
     if threading.current_thread() is not threading.main_thread():

@@ -19,8 +19,8 @@ def write_table(
         for numbers.
     :param lines: the rows, with a cell for each heading. A row may also be a single cell; such a
         row does not affect the widths of the columns.
-    :param bad: texts that mark a problem. A row is printed in the style of errors if one of its
-        cells is exactly such a text. By default, there are no such texts.
+    :param bad: cell texts that mark a problem, for example ``{"failed"}``. If one of the cells of a
+        row is such a text, the row is printed in the style of errors. The default is empty.
     """
     right_aligned = [head.startswith(">") for head in headings]
     rows = [[head.lstrip(">") for head in headings], *lines]

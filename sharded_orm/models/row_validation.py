@@ -35,11 +35,11 @@ class RowValidation(models.Model):
         raise NotImplementedError  # ShardedModel has it.
 
     def clean_fields(self, exclude: Any = None) -> None:
-        # Overrides Model.clean_fields(), which would look up the rows to which foreign keys refer
-        # on a wrong shard. A referenced row of the same group must be on this row's shard. If this
-        # row has no shard yet, no such referenced row can exist. If both rows need the same shard
-        # key, the look-up has a condition on the key. For a row of another group, the foreign key's
-        # value determines the shard.
+        # Overrides Model.clean_fields(), which could look up the rows to which foreign keys refer
+        # on a wrong shard. If the referenced row is of the same group, look on this row's shard.
+        # (If this row has no shard yet, such a row cannot exist.) If both rows need the same shard
+        # key, add a condition on the key. If the referenced row is of another group, the value of
+        # the foreign key determines the shard.
         excluded = set(exclude or ())
         options = self._shard_options()
         key, errors = options.key, dict[str, Any]()
@@ -63,8 +63,8 @@ class RowValidation(models.Model):
         alias = self._validation_alias()
         if alias is not None:
             unplaced = []
-        # By the field of each foreign key: the alias of the shard on which to look up the
-        # referenced row; None if the foreign key's value determines the shard.
+        # Maps each foreign key to the alias of the shard on which to look up the referenced row, or
+        # to None if the value of the foreign key determines the shard.
         looked_up = {
             field: alias if group == options.group else None
             for field, group in references

@@ -110,9 +110,10 @@ class InexactKey:
 
 
 def text_keys(group: str) -> Mapping[str, tuple[KeyColumn, ...]]:
-    """Return the text columns that determine the shard, for all models of ``group``, keyed by table.
+    """Map the name of each table of ``group`` to its text columns that determine a row's shard.
 
-    Sends no query. The result is empty until Django has loaded all models.
+    Tables without such a column are left out. Sends no query. The result is empty until Django has
+    loaded all models.
     """
     return _text_keys(group) if apps.models_ready else {}
 
@@ -144,9 +145,10 @@ def key_columns(model: Any) -> tuple[KeyColumn, ...]:
 
 
 def declared_inexact_collation(key: KeyColumn, collations: Collations) -> str | None:
-    """Return the collation that the models declare for ``key``, if it certainly compares inexactly,
-    that is, treats different keys as equal. Otherwise return None: the column in the database must
-    be checked.
+    """Return the collation that the models declare for ``key`` if it makes different keys equal.
+
+    Return None if the models declare no collation, or if the collation may be right. Then only the
+    column in the database shows whether keys are compared exactly.
     """
     collation: str | None = getattr(key.target, "db_collation", None)
     if not collation:
@@ -242,7 +244,7 @@ def describe_inexact(key: KeyColumn, what: str) -> str:
     )
 
 
-#: The text key columns, keyed by table. Each column is paired with its type in the database; on
+#: Maps the name of a table to pairs (text key column, type of the column in the database). On
 #: SQLite, the type is None.
 _Tables = Mapping[str, tuple[tuple[KeyColumn, ColumnType | None], ...]]
 
@@ -280,7 +282,10 @@ class TextKeyGuard:
         self._verified = {}
 
     def guards(self, group: str, tables: Iterable[str]) -> bool:
-        """Implements :meth:`sharded_orm.backends.key_guard.KeyGuard.guards`."""
+        """Whether one of ``tables`` may have a text key, so that :meth:`check` must be called.
+
+        Implements :meth:`sharded_orm.backends.key_guard.KeyGuard.guards`.
+        """
         return not apps.models_ready or not text_keys(group).keys().isdisjoint(tables)
 
     def check(self, connection: Any, shards: Sequence[Shard], tables: Iterable[str]) -> None:

@@ -25,9 +25,8 @@ from sharded_orm.operations.key_input import typed_key
 class ModelStatistics:
     """The cache hits, misses and other counts of one model, summed over all processes.
 
-    :param counts: the number for each name of a count in
-        :data:`sharded_orm.cache.statistics.FIELDS`. None if the cache server that keeps the
-        counters is down.
+    :param counts: maps each name in :data:`sharded_orm.cache.statistics.FIELDS` to a number, such
+        as ``{"object_hits": 912, …}``. None if the cache server that keeps the counters is down.
     """
 
     label: str
@@ -125,12 +124,11 @@ def cached_models_on(alias: str) -> list[CachedModel]:
 
 
 def invalidate(cached: CachedModel, keys: Mapping[str, str], using: str | None = None) -> None:
-    """Invalidate the cache entries of a model for the given keys, which are text typed by an
-    operator.
+    """Invalidate the cache entries of a model for the keys that an operator has typed.
 
-    Converts the keys and calls :meth:`ModelCache.invalidate`.
+    Converts the keys from text and calls :meth:`ModelCache.invalidate`.
 
-    :param keys: the values of the keys as text, keyed by field name.
+    :param keys: maps field names to values as text, such as ``{"user_id": "7"}``.
     :param using: alias of the shard or database whose cache entries are invalidated; by default all
         databases that have rows of the model.
     :raises ValueError: no row can have one of the values, or ``using`` has no rows of the model.
@@ -207,8 +205,9 @@ def forget_key(model: type[Any], key: Any) -> list[str]:
     """Invalidate the cache entries of a shard key, for all cached models of ``model``'s shard
     group.
 
-    If the group's keys contain their shard number, equal keys of two models mean different things.
-    Then only the entries of ``model`` are invalidated.
+    If the group has the strategy ``embedded``, each model may have keys of its own, and equal keys
+    of two models have nothing to do with each other. Then only the entries of ``model`` are
+    invalidated.
 
     :param model: a sharded model.
     :param key: a value of the model's shard key, already converted by the key's field.

@@ -1,4 +1,7 @@
-"""The text of an error with its notes, which name the session that a database error was in."""
+"""The text of an error for an operator, with notes that say in which session the error occurred.
+
+For example, the move of a shard has one session on the source and one on the target.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,6 @@ from sharded_orm.operations.runs.journal import one_line
 def with_notes(exc: BaseException) -> str:
     """Return the type, message and notes of an exception in one line, without a full stop at the end.
 
-    A note says, for example, that the session was that on the target of a move.
+    A note says, for example, that the error occurred in the session on the target of a move.
     """
     return " ".join([f"{one_line(exc).rstrip('.')}.", *getattr(exc, "__notes__", [])]).rstrip(".")

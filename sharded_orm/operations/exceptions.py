@@ -32,8 +32,8 @@ class JournalMissing(OperationError, ImproperlyConfigured):
 
 
 class NothingUnclear(OperationError, LookupError):
-    """The shard has no interrupted operation with an unknown result, so an operator cannot declare
-    its result.
+    """An operator has declared the result of an interrupted operation on a shard, but the shard has
+    no interrupted operation with an unknown result.
     """
 
 
@@ -72,8 +72,9 @@ class PairRefused(OperationError, OperationalError):
 
 
 class RollingRefused(OperationError, ValueError):
-    """Migrations cannot run on one side of a pair before the other. :attr:`problems` lists every
-    reason.
+    """A rolling upgrade is refused: it would migrate one side of a pair, and the other side later.
+
+    :attr:`problems` lists every reason.
     """
 
     def __init__(self, problems: Iterable[str]) -> None:
@@ -92,7 +93,7 @@ class AbortRefused(OperationError, OperationalError):
 
 
 class SwitchRefused(OperationError, ValueError):
-    """The side of a pair that takes the writes of some shards cannot be changed as requested.
+    """The writes of some shards cannot be switched to the other side of their pair as requested.
 
     :attr:`problems` lists every reason.
     """

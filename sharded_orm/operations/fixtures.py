@@ -20,9 +20,10 @@ class FixtureTransaction:
     """The transactions in which the rows of fixtures are stored: one on each group that has rows.
 
     The caller has opened a transaction on one database or group, and enters this context manager
-    inside it. The transaction of any other group begins with the group's first row. Until the
-    context ends, the shards do not check foreign keys, so rows may refer to later rows;
-    :meth:`check_constraints` and :meth:`check_keys` check them. Not thread-safe.
+    inside it. When :meth:`place` is called for the first row of another group, the transaction of
+    this group begins. Until the context ends, the shards do not check foreign keys, so a row may
+    refer to a row that comes later in the fixture. :meth:`check_constraints` and :meth:`check_keys`
+    check the rows at the end. Not thread-safe.
 
     :param alias: the alias of the caller's transaction.
     """
@@ -32,15 +33,15 @@ class FixtureTransaction:
         self._committed_aliases: list[str] = []
         self._begun: set[str] = set()
         self._blocks, self._unchecked = ExitStack(), ExitStack()
-        #: The models of the rows that were stored, keyed by the shard's alias.
+        #: Maps the alias of a shard to the models of the rows that were stored on it.
         self.models_by_alias: dict[str, set[type[models.Model]]] = {}
-        #: The primary keys of stored rows whose relations are to be checked, keyed by the shard's
-        #: alias and the model.
+        #: Maps pairs (alias of a shard, model) to the primary keys of the stored rows. Only of
+        #: models whose relations :meth:`check_keys` must check.
         self._pks: dict[tuple[str, type[models.Model]], set[Any]] = defaultdict(set)
-        #: For each model whose shard key is a foreign key to the global database: the shard keys of its
-        #: stored rows.
+        #: Maps a model to the shard keys of its stored rows. Only of models whose shard key is a
+        #: foreign key to the global database.
         self._keys: dict[type[models.Model], set[Any]] = defaultdict(set)
-        #: Whether the relations of a model are to be checked, keyed by the model.
+        #: Maps a model to True if :meth:`check_keys` must check its relations, or else to False.
         self._has_relations: dict[type[models.Model], bool] = {}
 
     def __enter__(self) -> Self:
@@ -52,9 +53,9 @@ class FixtureTransaction:
 
         After an error, in the block or at a commit, roll back the transactions that are not committed.
         """
-        # Enable the check of foreign keys again only after the transactions have ended. To enable
-        # it, a statement is sent, and a shard with a failed transaction accepts no statement before
-        # the rollback.
+        # End the transactions first, and then enable the check of foreign keys again. A statement
+        # enables the check, and a shard with a failed transaction accepts no statement before the
+        # rollback.
         with self._unchecked:
             self._blocks.__exit__(*exc_info)
 
@@ -89,7 +90,7 @@ class FixtureTransaction:
         transaction.on_commit(lambda: self._committed_aliases.append(alias), using=alias)
 
     def check_constraints(self) -> None:
-        """Check the foreign keys in the tables of all stored rows: some statements per shard.
+        """Check the foreign keys in the tables of all stored rows. Sends some statements per shard.
 
         :raises IntegrityError: a row refers to a row that does not exist.
         """
@@ -124,8 +125,8 @@ class FixtureTransaction:
         shard is recorded: an earlier load of the fixture may have recorded the shard and then
         failed, and a rollback does not remove the record.
 
-        Other rows are not checked. Costs one query for each 500 keys, and one for each relation and
-        500 rows.
+        Rows for which :meth:`note` was not called are not checked. Costs one query for each 500
+        keys, and one for each relation and 500 rows.
 
         :raises CrossKeyRelation: a row is related to a row with a different shard key.
         :raises DanglingShardKey: the row to which a shard key refers does not exist.

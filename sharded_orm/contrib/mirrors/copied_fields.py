@@ -1,4 +1,7 @@
-"""Makes the fields of a mirror from the fields of its source. ``ShardMeta.fields`` chooses them."""
+"""Makes the fields of a mirror from the fields of its source.
+
+``ShardMeta.fields`` of the mirror lists the names of the fields to copy.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,8 @@ from django.db.models import BigIntegerField, Field, GeneratedField, IntegerFiel
 from sharded_orm.contrib.mirrors.exceptions import InvalidMirror
 from sharded_orm.models.sharding.options import target_field
 
-# The options of a source's field that the mirror's field does not get. A mirror has its own keys
-# and indexes, and its values come from the source.
+# A mirror's field does not get these options of the source's field. Its values come from the
+# source, so it needs no defaults, and a mirror declares its indexes and unique fields itself.
 _NOT_COPIED = frozenset(
     {"unique", "db_index", "db_column", "auto_now", "auto_now_add", "db_default", "default"}
 )
@@ -82,7 +85,11 @@ def _chosen(name: str, source: Any, chosen: Any, key_name: Any) -> Iterator[Any]
 
 
 def _copy(field: Any, *, is_key: bool) -> Field[Any, Any]:
-    """Return a plain field for the values of ``field``: not a foreign key, and without generated ids."""
+    """Return a field that can store the values of ``field``.
+
+    A copy of a foreign key is a plain field for the id. A copy of a field that generates ids
+    generates none.
+    """
     target = target_field(field)
     nullable = {"null": field.null and not is_key, "blank": field.blank}
     is_own = type(target).__module__.startswith("sharded_orm.")

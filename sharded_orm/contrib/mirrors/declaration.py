@@ -30,12 +30,12 @@ from sharded_orm.models.sharding.options import ShardOptions, shard_options, tar
 
 
 def text_of(field: Any, value: Any) -> str:
-    """Return the text that the tables of mirrors store for a primary key or shard key."""
+    """Return a primary key or shard key as text, as the outbox and the table of versions store it."""
     return str(target_field(field).get_prep_value(value))
 
 
 def value_of(field: Any, text: str) -> Any:
-    """Return the primary key or shard key that :func:`text_of` has turned into ``text``."""
+    """Return the primary key or shard key whose text is ``text``, as :func:`text_of` returns it."""
     return target_field(field).to_python(text)
 
 
@@ -43,8 +43,9 @@ def value_of(field: Any, text: str) -> Any:
 class Mirror:
     """A model whose rows are copies of rows of another model, sharded by a different key.
 
-    :param fields: pairs of a field of the mirror and the field of the source that it copies.
-    :param key: the field of the source whose values are the shard keys of the mirror.
+    :param fields: pairs (field of the mirror, field of the source from which it is copied).
+    :param key: the field of the source whose values are the shard keys of the mirror, such as
+        ``author_id``.
     :param condition: the condition that selects the rows to copy; None for all rows.
     """
 
@@ -77,7 +78,9 @@ class Mirror:
 
     @cached_property
     def json_positions(self) -> tuple[int, ...]:
-        """The indexes of JSON fields in the tuple :attr:`fields`."""
+        """The positions of JSON fields in :attr:`fields`, such as ``(2,)`` if the third is a JSON
+        field.
+        """
         return tuple(n for n, (own, _) in enumerate(self.fields) if isinstance(own, JSONField))
 
     @cached_property
@@ -122,15 +125,16 @@ class Source:
 
     @cached_property
     def copied(self) -> frozenset[str]:
-        """The names of the source's attributes that at least one mirror copies."""
+        """The names of the source's attributes that at least one of its mirrors copies."""
         return frozenset(name for mirror in self.mirrors for name in mirror.names)
 
     @cached_property
     def keeps_values(self) -> bool:
-        """Whether an instance keeps the values that its INSERT has stored unchanged until the
-        commit.
+        """Whether a delivery may take the values of a new row from the instance that was inserted,
+        instead of reading the row.
 
-        False if a project's own field class may store another value, or if a value is mutable.
+        False if a project's own field class may store another value than the attribute has, or if a
+        value, such as a dict, can be changed in place before the commit.
         """
         kinds = {type(f) for f in self.model._meta.concrete_fields if f.attname in self.copied}
         return all(
@@ -141,7 +145,9 @@ class Source:
 
     @cached_property
     def mirror_keys(self) -> tuple[Any, ...]:
-        """The fields whose values are shard keys of mirrors. Each field is named once."""
+        """The fields of the source that are the shard key of at least one mirror, without
+        repetition.
+        """
         return tuple(dict.fromkeys(mirror.key for mirror in self.mirrors))
 
 
@@ -150,7 +156,10 @@ _declared: Declarations | None = None
 
 
 def declarations() -> Declarations:
-    """Return the sources and mirrors of all installed models, by model.
+    """Return a dict that maps each source to its :class:`Source`, and each mirror to its
+    :class:`Mirror`.
+
+    Contains all installed models of these two kinds.
 
     :raises InvalidMirror: a declaration is wrong.
     """
@@ -375,7 +384,9 @@ def _field_problems(model: Any, source: Any) -> Iterator[tuple[str, str]]:
 
 
 def _same_integers(own: Any, original: Any) -> bool:
-    """Whether both fields are integers, such as a ``TicketField`` and a ``BigIntegerField``."""
+    """Whether both fields store integers, although their classes may differ, such as
+    ``TicketField`` and ``BigIntegerField``.
+    """
     return isinstance(target_field(own), IntegerField) and isinstance(
         target_field(original), IntegerField
     )

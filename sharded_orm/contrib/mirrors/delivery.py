@@ -1,9 +1,11 @@
 """Delivers written rows of a source to its mirrors.
 
-A delivery first reads the row from its source, and then writes it with the version of its outbox
-row, the record of the write. So the written state is never older than its version. Rows may be
-delivered twice, late or in a different order: the highest version of a row comes with its last
-state.
+Each write of a source leaves a row in the outbox. A delivery takes its version from this outbox
+row. Then it reads the row of the source, and writes it to the mirrors with that version. So a
+mirror never stores an old state under a new version.
+
+Rows may be delivered twice, late, or in a different order: a mirror ignores a version that is not
+higher than the one that it has stored. The delivery with the highest version has the last state.
 """
 
 from __future__ import annotations
@@ -30,8 +32,10 @@ from sharded_orm.models.sharding.bound_key import unbound
 
 @dataclass(frozen=True)
 class RowToDeliver:
-    """A row of a source that must be delivered to mirrors. Its data are combined from all its
-    outbox rows.
+    """A row of a source that must be delivered to its mirrors.
+
+    If the outbox has several records of the row, such as of an INSERT and an UPDATE, they are
+    combined in one object of this class.
     """
 
     pk: Any
@@ -43,9 +47,10 @@ class RowToDeliver:
 
 
 def rows_to_deliver(entries: Iterable[OutboxEntry]) -> list[RowToDeliver]:
-    """Return one :class:`RowToDeliver` for each row of a source in ``entries``, with its highest version.
+    """Return one :class:`RowToDeliver` for each row of a source that has records in ``entries``.
 
-    Rows with the same id under different shard keys are different rows.
+    It gets the highest version of these records. Rows with the same id under different shard keys
+    are different rows.
     """
     by_row: dict[tuple[Any, Any], list[OutboxEntry]] = defaultdict(list)
     for entry in entries:
@@ -82,7 +87,9 @@ def deliver(rows: Sequence[RowToDeliver], mirrors: Sequence[Mirror]) -> dict[Any
 
 
 def _batches(rows: Sequence[RowToDeliver]) -> Iterator[list[RowToDeliver]]:
-    """Yield all rows in batches. Rows with the same id are in different batches."""
+    """Yield all rows in batches. Rows with the same id are in different batches, because a delivery
+    keeps the states of its rows by id.
+    """
     by_pk: dict[Any, list[RowToDeliver]] = defaultdict(list)
     for row in rows:
         by_pk[row.pk].append(row)
@@ -95,7 +102,8 @@ def _batches(rows: Sequence[RowToDeliver]) -> Iterator[list[RowToDeliver]]:
 
 def _deliver_batch(mirror: Mirror, rows: Sequence[RowToDeliver]) -> dict[Any, Exception]:
     try:
-        # If a key or a shard moves meanwhile, repeat the delivery. Delivering twice does no harm.
+        # A key or a shard may move to another server during the delivery. Then the whole delivery
+        # is repeated. This does no harm, because rows may be delivered twice.
         return repeated(
             mirror.options.group,
             partial(_deliver_to, mirror, rows),
@@ -112,8 +120,9 @@ def _deliver_batch(mirror: Mirror, rows: Sequence[RowToDeliver]) -> dict[Any, Ex
 
 
 def _deliver_to(mirror: Mirror, rows: Sequence[RowToDeliver]) -> dict[Any, Exception]:
-    # Look up the shards before the source is read. If a key moved after the source was read, an old
-    # state could be written to the key's new shard, where no version prevents it.
+    # First ask for the shards of the keys, and then read the source. In the other order, a key
+    # could move in between: then the old state would be written to its new shard, which has stored
+    # no version that refuses it.
     attname = mirror.key.attname
     aliases = aliases_of(mirror, {key for row in rows for key in row.mirror_keys.get(attname, ())})
     states = read_source(mirror, rows)
@@ -159,13 +168,16 @@ def _write_on_shard(mirror: Mirror, alias: str, rows: Sequence[MirrorRow]) -> di
 
 
 def is_outage(exc: Exception) -> bool:
-    """Whether the cause of ``exc`` is not the row: a server is down, or others hold locks."""
+    """Whether ``exc`` says nothing about the row itself: a server is down, or other processes hold
+    locks.
+    """
     return isinstance(exc, OperationalError | InterfaceError | MirrorRaced)
 
 
 def _placed(mirror: Mirror, keys: Iterable[Any]) -> dict[Any, str]:
-    """Return the aliases of the shards of ``keys``, by key. A key that has no shard yet is assigned
-    to a shard.
+    """Return a dict that maps each of ``keys`` to the alias of its shard.
+
+    A key that has no shard yet is assigned to one.
     """
     options = mirror.options
     assert options.key is not None
@@ -179,11 +191,12 @@ def _placed(mirror: Mirror, keys: Iterable[Any]) -> dict[Any, str]:
 def read_source(
     mirror: Mirror, rows: Sequence[RowToDeliver]
 ) -> dict[Any, tuple[Any, tuple[Any, ...]]]:
-    """Return the states of those ``rows`` that the mirror is to have, by primary key.
+    """Return a dict that maps primary keys to pairs (shard key in the mirror, values).
 
-    A state is the shard key in the mirror, and the values in the order of :attr:`Mirror.names`. It
-    is read from the source, or is what an INSERT has stored if the row has the version of that
-    INSERT. So it is never older than the row's version.
+    The values are in the order of :attr:`Mirror.names`. The dict lacks rows that the mirror is not
+    to have, such as deleted rows and rows that do not match ``condition``.
+
+    If all rows are new and the values of their INSERTs are known, nothing is read.
     """
     source = mirror.source
     if mirror.condition is None and all(row.inserted is not None for row in rows):

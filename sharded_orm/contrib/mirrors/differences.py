@@ -39,8 +39,8 @@ from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.sharding import row_placement
 from sharded_orm.models.sharding.bound_key import unbound
 
-# A row is looked at this many times. It counts as different only if it differs each time while its
-# source stays the same.
+# A row counts as different only if it differs in this many comparisons, and its source does not
+# change in between.
 _LOOKS = 3
 
 
@@ -61,8 +61,8 @@ class Kind(StrEnum):
 class Difference:
     """A row of a mirror that differs from its source.
 
-    :param alias: the shard of the mirror that has the row, or should have it; None if the row's key
-        has no shard yet.
+    :param alias: the shard of the mirror on which the row is, or on which it is missing; None if
+        the shard key of the row has no shard yet.
     :param source_key: the shard key of the source's row; None if it is not known.
     """
 
@@ -77,19 +77,19 @@ class Difference:
         return f"{self.mirror.label}(pk={self.pk!r}){where} is {self.kind}"
 
 
-#: A difference, the row to write, and the version that the mirror's shard had before the source was
-#: read.
+#: A triple (difference, row, version). The row is what a repair writes. The version is the one that
+#: the mirror's shard had stored before the source was read; None if it had none.
 Finding = tuple[Difference, MirrorRow, StoredVersion | None]
 
 
 @dataclass
 class ComparisonReport:
-    """The outcome of a comparison.
+    """The outcome of a comparison of a mirror with its source.
 
     :param compared: number of rows that were read, from the source and from the mirror together.
-    :param pending: number of rows that differ because a relay has not delivered them yet.
+    :param pending: number of rows that differ only because a relay has not delivered them yet.
     :param repaired: number of differences that were repaired.
-    :param failures: the differences that could not be repaired, with the errors.
+    :param failures: maps each difference that could not be repaired to the error.
     """
 
     compared: int = 0
@@ -124,16 +124,17 @@ class Suspect:
 def settle(
     mirror: Mirror, suspects: list[Suspect], report: ComparisonReport, *, repair: bool
 ) -> None:
-    """Compare the rows ``suspects`` once more. Add those that really differ to ``report``.
+    """Compare ``suspects``, rows that seemed to differ from their source, again. Add to ``report``
+    those that still differ.
 
-    :param repair: whether to repair these rows.
+    :param repair: whether to repair them as well.
     """
     findings: dict[Any, list[Finding]] = {}
     states: dict[Any, Any] = {}
     for look in range(_LOOKS):
         present, differing = _look(mirror, suspects)
-        # Drop a row if its source was written since the previous look: a later run of the
-        # comparison checks the row.
+        # Drop a row if its source was written since the previous look, because the mirror may not
+        # have the write yet. A later run of the comparison will compare this row.
         findings = {
             suspect.pk: found
             for suspect in suspects
@@ -165,10 +166,10 @@ def settle(
 def _look(
     mirror: Mirror, suspects: Sequence[Suspect]
 ) -> tuple[dict[Any, Any], dict[Any, list[Finding]]]:
-    """Compare ``suspects`` (rows that may differ from their source) with the source once more.
+    """Compare each row of ``suspects`` with the source once.
 
-    :returns: the state of each row of the source, and the findings for each row: the difference,
-        the row to write, and the version that the mirror's shard had before the source was read.
+    :returns: two dicts, both by primary key. The first has the states of the source's rows. The
+        second has the findings (see :data:`Finding`) of the rows that differ.
     """
     wanted = source_rows(mirror, {s.pk: s.source_key for s in suspects})
     key = mirror.names.index(mirror.key.attname)
@@ -187,8 +188,8 @@ def _look(
     for alias, pks in by_alias.items():
         for pk, version in stored_versions(mirror, alias, pks).items():
             versions[alias, pk] = version
-    # Read the source after the mirror's versions, so that the source's rows are at least as new as
-    # these versions.
+    # Read the source after the versions. In the other order, a write in between could be
+    # delivered, and the repair would then overwrite it with the older rows of the source.
     wanted = source_rows(mirror, {s.pk: s.source_key for s in suspects})
     existing = _source_keys(mirror, suspects)
     differing: dict[Any, list[Finding]] = defaultdict(list)
@@ -236,9 +237,9 @@ def _look(
 
 
 def _source_keys(mirror: Mirror, suspects: Sequence[Suspect]) -> dict[Any, Any]:
-    """Return the shard key of each existing row of the source, by primary key.
+    """Return a dict that maps primary keys to the shard keys of the source's rows.
 
-    Rows that the mirror does not copy are included.
+    It also has rows that the mirror does not copy, because they do not match its condition.
     """
     source = mirror.source
     with unbound():
@@ -255,10 +256,9 @@ def _source_keys(mirror: Mirror, suspects: Sequence[Suspect]) -> dict[Any, Any]:
 def _recorded(
     mirror: Mirror, suspects: Sequence[Suspect], findings: dict[Any, list[Finding]]
 ) -> dict[Any, list[OutboxEntry]]:
-    """Return the outbox entries of ``suspects``, by primary key, without dead letters.
+    """Return a dict that maps primary keys to the outbox entries of ``suspects``.
 
-    Suspects are rows that may differ from their source. A dead letter is a write that relays have
-    given up.
+    Dead letters are left out: these are entries that relays have failed to deliver too often.
     """
     source = mirror.source
     texts = [text_of(source.pk, suspect.pk) for suspect in suspects]
@@ -285,10 +285,12 @@ def _recorded(
 
 
 def _is_pending(mirror: Mirror, entry: OutboxEntry, found: Sequence[Finding]) -> bool:
-    """Whether the outbox entry still has to be delivered to a shard on which the row differs.
+    """Whether ``entry`` has not been delivered yet to a shard on which the row differs.
 
-    The outbox is a table of writes to deliver. Delivered entries stay there for a while, so
-    versions decide whether an entry was delivered.
+    An entry stays in the outbox for a while after its delivery. So it is compared by version: it
+    was delivered if the shard has stored its version or a higher one.
+
+    :param found: the differences of the entry's row.
     """
     keys = entry.written.mirror_keys.get(mirror.key.attname, frozenset())
     aliases = set(aliases_of(mirror, keys).values())
@@ -305,15 +307,17 @@ def _may_be_newer(mirror: Mirror, entry: OutboxEntry, version: StoredVersion | N
         None,
         text_of(mirror.source.key, entry.written.key),
     ):
-        # Version numbers of different shard keys cannot be compared, so the entry may be newer.
+        # The stored version comes from another shard key of the source, whose outbox has other ids.
+        # The two versions cannot be compared, so the entry may be newer.
         return True
     return entry.version > version.number
 
 
 def mend(mirror: Mirror, suspects: list[Suspect]) -> None:
-    """Deliver the outbox entries of ``suspects``, which are rows that may differ from their source.
+    """Bring ``suspects``, rows that seem to differ from their source, up to date.
 
-    Then repair rows that still differ. Must be called outside of a transaction.
+    Delivers their entries of the outbox, and then repairs the rows that still differ. Must be
+    called outside of a transaction.
     """
     found: dict[Any, list[Finding]] = {
         s.pk: [
@@ -337,9 +341,10 @@ def mend(mirror: Mirror, suspects: list[Suspect]) -> None:
 def _repair(
     mirror: Mirror, difference: Difference, row: MirrorRow, version: StoredVersion | None
 ) -> bool:
-    """Repair one row, unless it has been delivered since it was compared.
+    """Repair one row that differs from its source.
 
-    :returns: False if the source's row was deleted meanwhile. A relay then delivers the deletion.
+    :returns: False if the source's row was deleted since the comparison. A relay then delivers the
+        deletion.
     """
     if row.values is None:
         assert difference.alias is not None
@@ -350,13 +355,14 @@ def _repair(
     keys = {mirror.key.attname: frozenset([key])}
     recorded = _record(mirror.source, WrittenRow(row.pk, difference.source_key, keys, epoch))
     if recorded is None:
-        # The row was deleted since the comparison. The deletion has an outbox row, too.
+        # The row was deleted since the comparison. The deletion has left a row in the outbox, which
+        # a relay delivers.
         return False
     alias, entry = recorded
     if not _may_be_newer(mirror, entry, version):
-        # The rows differ although the mirror has stored a version that is not lower than the
-        # source's. So the source was probably restored from a backup. The mirror ignores writes
-        # with a lower version, so lower the stored version before the row is delivered.
+        # The mirror has stored the version of the source or a higher one, and differs all the same.
+        # So the source was probably restored from a backup. The mirror would ignore the delivery,
+        # because its version is not higher. So first lower the version that the mirror has stored.
         assert difference.alias is not None
         reset = MirrorRow(row.pk, difference.source_key, entry.version - 1, row.values)
         write_rows(mirror, difference.alias, [reset], unchanged={row.pk: version})

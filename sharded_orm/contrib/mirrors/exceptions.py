@@ -24,8 +24,9 @@ class MirrorReadOnly(MirrorError, RuntimeError):
 
 
 class WriteNotFollowed(MirrorError, RuntimeError):
-    """It is not known which rows a write of a source changes, so the mirrors could not follow.
-    Nothing was written.
+    """A write of a source was refused, because it is not known which rows it changes.
+
+    The mirrors could not repeat the write. Nothing was written.
     """
 
 

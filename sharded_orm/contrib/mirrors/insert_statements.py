@@ -29,7 +29,8 @@ def insert_outbox_row(alias: str, *values: Any) -> Callable[[], int]:
     connection = connections[alias]
     sql = _sql(connection, OutboxRow)
     with connection.cursor() as cursor:
-        # The two values are for the columns attempts and error. The SQL sets written_at itself.
+        # The last two values are ``attempts`` and ``error``. The SQL itself sets ``written_at`` to
+        # the time of the server.
         cursor.execute(sql, [*values, 0, ""])
         if cursor.description is not None:
             number = int(cursor.fetchone()[0])
@@ -56,9 +57,10 @@ _compiled: dict[tuple[type, type[models.Model]], str] = {}
 
 
 def _sql(connection: Any, model: type[models.Model]) -> str:
-    """Return the INSERT of one row, as Django compiles it for this kind of database.
+    """Return the SQL of an INSERT of one row, compiled by Django once for each class of
+    connections.
 
-    All shards on databases of the same kind share the SQL, because it does not name the schema.
+    All shards with the same database backend share it, because it does not name the schema.
     """
     kind = (type(connection), model)
     sql = _compiled.get(kind)

@@ -26,8 +26,9 @@ from sharded_orm.contrib.mirrors.source_reads import aliases_of, rows_of_id
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 
 _writing: ContextVar[bool] = ContextVar("sharded_orm_writing_mirror", default=False)
-# The number of attempts to write rows while other processes write the same rows. Once the other
-# processes have committed, an attempt succeeds. So a second attempt rarely fails.
+# If other processes write the same rows at the same time, a writer tries this many times. An
+# attempt fails if another process inserts the version of a row first. The next attempt locks this
+# version, so it rarely fails.
 _ATTEMPTS = 5
 
 is_writing = _writing.get
@@ -43,9 +44,9 @@ def _writing_mirror() -> Iterator[None]:
 
 
 class StoredVersion(NamedTuple):
-    """The version of a mirror's row, as stored on the row's shard.
+    """The version of a mirror's row, as the table of versions on the mirror's shard has it.
 
-    :param key: the shard key that the source's row had when it got this version, as text; None if
+    :param key: the shard key of the source's row at the time of this version, as text; None if
         unknown.
     """
 
@@ -78,22 +79,23 @@ def write_rows(
     *,
     unchanged: Mapping[Any, StoredVersion | None] | None = None,
 ) -> None:
-    """Write ``rows`` of ``mirror`` on the shard ``alias``, unless the shard has newer versions of
-    them.
+    """Write ``rows`` of ``mirror`` on the shard ``alias``. Skip a row if the shard has a newer
+    version of it.
 
-    All rows are written in one transaction. May be called again with the same rows. Costs two
-    statements if all rows are new; otherwise a few more, and one for each row. The statements for a
-    single new row are sent with the COMMIT, if the backend can do so.
+    All rows are written in one transaction. The call may be repeated with the same rows. It costs
+    two statements if all rows are new. Otherwise it costs a few statements, and up to two more for
+    each row. If the backend can do so, the two statements for a single new row are sent in one
+    packet with the COMMIT.
 
     :param rows: at most one for each primary key.
-    :param unchanged: for repairs: the versions that the shard had before the source was read, by
-        primary key. A row is written only if the shard still has that version. None for deliveries:
-        a row is written only if its version is newer than the shard's version.
-    :raises MirrorRaced: other processes write the same rows all the time.
+    :param unchanged: None for a delivery. For a repair, a dict that maps each primary key to the
+        version that the shard had before the source was read. Then a row is written only if the
+        shard still has this version.
+    :raises MirrorRaced: in each of several attempts, other processes have written the same rows.
     :raises IdUsedTwice: the source has two rows with one of the ids.
     :raises django.db.IntegrityError: a constraint of the mirror refuses a row.
     """
-    # All writers lock rows in the order of the primary keys, so that they do not deadlock.
+    # All writers lock rows in the order of the primary keys, to avoid deadlocks.
     rows = sorted(rows, key=lambda row: _text(mirror, row))
     for attempt in range(_ATTEMPTS):
         try:
@@ -114,8 +116,8 @@ def write_rows(
             if attempt == _ATTEMPTS - 1:
                 raise
         except (OperationalError, ProgrammingError) as exc:
-            # The table is missing, perhaps because the shard is being moved. If the statements are
-            # sent one by one, the backend can find out.
+            # The table is missing, perhaps because the shard moves just now. The next attempt sends
+            # the statements one by one, so that the backend can find out whether the shard moves.
             if attempt > 0 or not is_missing_table(exc):
                 raise
 
@@ -174,15 +176,16 @@ def _write_locked(
 def _decided_by_source(
     mirror: Mirror, alias: str, row: MirrorRow, stored_key: str
 ) -> MirrorRow | None:
-    """Return the row to write if the stored version of ``row`` has a different shard key of the
+    """Return the row to write if the shard has a version of the row from another shard key of the
     source.
 
-    Versions of different shard keys cannot be compared, so the source is read to decide. The caller
-    holds the lock of the stored version, so no earlier delivery can have read a newer state of the
-    source.
+    This happens if, for example, a row of the source was deleted under one shard key, and created
+    with the same id under another. Each shard of the source numbers its writes by itself, so the
+    two versions cannot be compared. The source is read instead, to find the row that exists now.
+    The caller holds the lock of the stored version, so no other delivery writes the row meanwhile.
 
-    :returns: None if the stored row stays.
-    :raises IdUsedTwice: the source has rows with the id under both keys.
+    :returns: None if the row on the shard is to stay as it is.
+    :raises IdUsedTwice: the source has rows with this id under both keys.
     """
     source = mirror.source
     keys = value_of(source.key, stored_key), row.source_key
@@ -208,7 +211,7 @@ def _decided_by_source(
 def stored_versions(
     mirror: Mirror, alias: str, pks: Iterable[Any]
 ) -> dict[Any, StoredVersion | None]:
-    """Return the versions of rows on the shard ``alias``, by primary key.
+    """Return a dict that maps primary keys to the versions of rows on the shard ``alias``.
 
     The version is None for a row that the shard has never had.
     """
@@ -283,8 +286,9 @@ def _lock_versions(
     if connections[alias].features.has_select_for_update:
         versions = versions.select_for_update().order_by("row")
     else:
-        # This database has no row locks. Begin with a write that changes nothing: a transaction
-        # that begins with a read may fail at its first write.
+        # This database has no row locks; it is SQLite, for example. Begin with a write that changes
+        # nothing: a transaction that begins with a read may fail at its first write, because
+        # another one has written meanwhile.
         versions.update(version=F("version"))
     return _by_row(versions)
 

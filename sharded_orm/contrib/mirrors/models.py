@@ -11,14 +11,13 @@ from sharded_orm.models.fields.text import ExactCharField
 
 
 class OutboxRow(models.Model):
-    """A record that a row of a source was written, and that its mirrors may not have the change
-    yet.
+    """Records that a row of a source was written, and that its mirrors may not have the change yet.
 
-    The transaction of the write inserts the record, on the shard of the source. The record names
-    the row and not the new values: a delivery reads the row.
+    The transaction of the write inserts this record on the shard of the source. The record has the
+    id of the row and not the new values: a delivery reads the row.
 
-    Among the records of one row, ``id`` grows in the order of the commits: the write holds the lock
-    of the row when the database assigns the id.
+    If a row is written several times, the last commit has the highest ``id``, because the database
+    assigns the id while the write holds the lock of the row.
     """
 
     id: models.BigAutoField[int, int] = models.BigAutoField(primary_key=True)
@@ -26,18 +25,18 @@ class OutboxRow(models.Model):
     source: models.CharField[str, str] = ExactCharField(max_length=100)
     #: The primary key of the source's row that was written, as text.
     row: models.CharField[str, str] = ExactCharField(max_length=255)
-    #: The shard key of the row, as text. A relay needs it to find the row, which may have moved to
-    #: another shard with its key.
+    #: The shard key of the row, as text. A relay needs it to find the row, because the key may have
+    #: moved to another shard since.
     key: models.CharField[str, str] = ExactCharField(max_length=255)
-    #: JSON: for each attribute of the source that is the shard key of a mirror, the values that the
-    #: row may have had before the write, or has after it.
+    #: JSON that maps attributes of the source to lists of values, as text. The attributes are the
+    #: shard keys of mirrors. For example, ``{"author_id": ["3", "7"]}`` says that the write may
+    #: have changed ``author_id`` from 3 to 7.
     mirror_keys: models.TextField[str, str] = models.TextField(default="{}")
-    #: A number that grows each time the shard key moves to another shard. Versions begin with it,
-    #: because the values of ``id`` in the outbox of the new shard may be lower.
+    #: A number that grows each time the shard key moves to another shard. It is the upper part of a
+    #: version: after a move, the outbox of the new shard may have lower ids than the former one.
     epoch: models.BigIntegerField[int, int] = models.BigIntegerField(default=0)
     written_at: models.DateTimeField[datetime, datetime] = models.DateTimeField()
-    #: How many deliveries of the row by relays have failed. Failures because of an outage do not
-    #: count.
+    #: The number of times that relays have failed to deliver the row. Outages do not count.
     attempts: models.PositiveSmallIntegerField[int, int] = models.PositiveSmallIntegerField(
         default=0
     )
@@ -51,10 +50,11 @@ class OutboxRow(models.Model):
 
 
 class RowVersion(models.Model):
-    """The version of a row of a mirror on this shard. It is kept after the row was removed.
+    """The version of one row of a mirror on this shard. It stays after the row was removed, so that
+    a late delivery does not insert the row again.
 
-    A row of the mirror is written only while its RowVersion is locked, and only with a higher
-    version. Each shard of the source numbers its writes by itself, so versions of different shard
+    A writer of the mirror locks this version first, and writes the row only if its own version is
+    higher. Each shard of the source numbers its writes by itself, so versions of different shard
     keys cannot be compared.
     """
 
@@ -62,7 +62,7 @@ class RowVersion(models.Model):
     #: The label of the mirror.
     mirror: models.CharField[str, str] = ExactCharField(max_length=100)
     row: models.CharField[str, str] = ExactCharField(max_length=255)
-    #: The shard key that the row of the source had, as text; NULL if it was not known.
+    #: The shard key of the source's row at the time of the write, as text; NULL if not known.
     key: models.CharField[str | None, str | None] = ExactCharField(max_length=255, null=True)
     version: models.BigIntegerField[int, int] = models.BigIntegerField()
 

@@ -1,4 +1,7 @@
-"""The outbox of a shard: rows of sources that were written, but not copied to their mirrors yet."""
+"""The outbox of a shard, a table of rows of sources that were written.
+
+A row stays in the table until it was delivered to its mirrors.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,9 @@ from sharded_orm.contrib.mirrors.insert_statements import insert_outbox_row
 from sharded_orm.contrib.mirrors.models import OutboxRow
 from sharded_orm.database_clock import DatabaseClock
 
-# The upper bits of a version are the epoch, a number that grows when the shard key moves. The lower
-# bits are the id of the outbox row. So there may be 2**36 writes per shard, and 2**27 moves of
-# keys.
+# A version has 63 bits. The upper 27 bits are the epoch, which grows when the shard key moves. The
+# lower 36 bits are the id of the outbox row. So a shard can have 2**36 writes, and a key 2**27
+# moves.
 _NUMBER_BITS, _EPOCH_BITS = 36, 27
 #: The number of outbox rows that one statement reads, writes or deletes.
 BATCH = 500
@@ -30,11 +33,11 @@ class WrittenRow:
 
     :param pk: the primary key of the row.
     :param key: the shard key of the row.
-    :param mirror_keys: for each attribute that is the shard key of a mirror, the values that the
-        row has or may have had. Unknown values are left out.
+    :param mirror_keys: maps each attribute that is the shard key of a mirror to the values that the
+        row may have had before the statement or has after it, such as ``{"author_id": {3, 7}}``.
     :param epoch: the version of the placement of the shard key, which grows when the key moves.
     :param is_new: whether the statement was an INSERT. Not stored in the outbox.
-    :param inserted: the values that the INSERT has stored, by attribute; None if they are not
+    :param inserted: maps attributes to the values that the INSERT has stored; None if they are not
         known. Not stored in the outbox.
     """
 
@@ -64,13 +67,15 @@ Recorded = Callable[[], list[OutboxEntry]]
 
 
 def record(source: Source, alias: str, rows: Sequence[WrittenRow]) -> Recorded:
-    """Write ``rows`` into the outbox of the shard ``alias``, in the transaction that has changed them.
+    """Write ``rows`` into the outbox of the shard ``alias``, in the transaction that has changed
+    them.
 
-    Costs one statement per 500 rows.
+    Costs one statement per 500 rows. If the database cannot return the ids of many new rows, it
+    costs one statement per row.
 
-    :returns: a function to be called after the commit, which returns the entries of the outbox. The
-        id of an outbox row that is sent with the COMMIT is not known earlier. The function raises
-        VersionsExhausted if an id is too large for a version.
+    :returns: a function that returns the entries of the outbox. Call it after the commit, because a
+        database may assign the id of an outbox row only then. It raises VersionsExhausted if an id
+        has too many bits for a version.
     """
     if len(rows) == 1 or not connections[alias].features.can_return_rows_from_bulk_insert:
         recorded = [(_record_one(source, alias, row), row) for row in rows]
@@ -116,8 +121,8 @@ def entry_of(source: Source, row: OutboxRow) -> OutboxEntry:
         {
             name: frozenset(value_of(fields[name], text) for text in texts)
             for name, texts in keys.items()
-            # Skip names without a field: they are shard keys of mirrors that were removed from the
-            # project.
+            # Skip an attribute that no mirror uses as its shard key any more, because the mirror
+            # was removed from the project after the write.
             if name in fields
         },
         row.epoch,
@@ -130,8 +135,8 @@ def remove(alias: str, numbers: Iterable[int]) -> None:
     ordered = sorted(numbers)
     for start in range(0, len(ordered), BATCH):
         rows: Any = outbox_rows(alias).filter(pk__in=ordered[start : start + BATCH])
-        # _raw_delete() saves a read of the rows, which delete() needs to find rows that refer to
-        # them. Nothing refers to outbox rows.
+        # delete() would first look for rows with foreign keys to these rows. There are none, so
+        # _raw_delete() sends the DELETE alone.
         rows._raw_delete(alias)
 
 

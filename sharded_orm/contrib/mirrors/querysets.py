@@ -19,30 +19,34 @@ from sharded_orm.models.moves.confirmation import in_transaction
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.sharding.type_variables import M
 
-# Rows are compared at most this many times. After a comparison with differences, the rows are
-# repaired, read again and compared again. Then there are differences only if rows cannot be
-# repaired, or are written all the time.
+# If rows of a page differ from the source, they are repaired, and the page is read and compared
+# again. After this many comparisons it is given up: then rows cannot be repaired, or other
+# processes write them all the time.
 _LOOKS = 3
-# Whether a deferred shard key is being loaded, to verify its row.
+# True while a deferred shard key is loaded in order to verify its row. The query that loads the key
+# is not verified itself, because that would need the key.
 _loads_key: ContextVar[bool] = ContextVar("loads_key_of_mirror", default=False)
 
 
 class MirrorQuerySet(ShardedQuerySet[M]):
     """A queryset of a mirror whose ``ShardMeta`` has ``verify_reads = True``.
 
-    When it reads instances, it also reads their rows of the source: one query per source shard and
-    page, in one round trip per node (a database server). If a row of the source is gone or differs,
-    the mirror is repaired, and the query runs again. So pages are full, and filters and order are
-    right for the current values. A row that cannot be repaired now, such as inside a transaction,
-    gets the source's values, or is left out if its source is gone.
+    When it reads instances, it also reads the rows of the source, and compares. This costs one
+    query per shard of the source and page, in one round trip per node (a database server). If a row
+    of the source is gone or differs, the mirror is repaired, and the query runs again. So pages are
+    full, and filters and order are right for the current values. Some rows cannot be repaired now,
+    for example inside a transaction. Such a row gets the source's values in memory, or is left out
+    if its source is gone.
 
-    If a row has None in a JSONField, one more query of the page finds out whether it is the NULL of
-    SQL or the null of JSON. Instances have None for both.
+    Instances have None for the NULL of SQL and for the null of JSON. So if a JSONField of a page
+    has None, one more query finds out which of the two is stored.
 
-    Not verified: ``values()``, ``count()``, ``exists()``, aggregates and ``iterator()``. Django reads
-    deferred fields, ``refresh_from_db()`` and the rows of foreign keys by the base manager of the
-    model. It verifies only if ``Meta.base_manager_name`` names a manager that does. Reading the
-    mirror cannot show rows that it lacks.
+    Not verified are ``values()``, ``count()``, ``exists()``, aggregates and ``iterator()``. A row
+    that the mirror lacks is not found, because only rows of the mirror are compared.
+
+    Django uses the base manager of the model to load deferred fields and the objects of foreign
+    keys, and for ``refresh_from_db()``. These reads are verified only if ``Meta.base_manager_name``
+    names a manager that verifies.
     """
 
     _is_verified = False
@@ -77,19 +81,20 @@ class MirrorQuerySet(ShardedQuerySet[M]):
                 return
             try:
                 mend(mirror, suspects)
-            # A row cannot be repaired, because a shard is down or refuses the row. So leave wrong
-            # rows out, or give them the source's values in memory only.
+            # The repair has failed, for example because a shard is down. The query must not fail
+            # for that reason: rows without a source are left out, and the others get the source's
+            # values.
             except Exception:
                 self._leave_out(mirror, suspects, wanted)
                 return
             self._read_again()
 
     def _nulls(self, mirror: Mirror, rows: Sequence[Any]) -> dict[Any, dict[str, Any]] | None:
-        """For each JSON field that is None in an instance, return its null: NULL of SQL or null of
-        JSON.
+        """Find out for each None in a JSON field whether the database has the NULL of SQL or the
+        null of JSON. Instances have None for both.
 
-        :returns: the nulls by primary key and attribute. None if the page's query now finds other
-            rows, because a null has changed meanwhile.
+        :returns: a dict by primary key, of dicts that map attributes to None or :data:`JSON_NULL`.
+            None if the page's query now finds other rows, because a value has changed meanwhile.
         """
         names = [mirror.attributes[position] for position in mirror.json_positions]
         if self.query.combinator or not any(
@@ -97,9 +102,9 @@ class MirrorQuerySet(ShardedQuerySet[M]):
         ):
             return {}
         with uncached():
-            # Run the page's query again, and not a query for the primary keys of ``rows``. The
-            # query may have a condition on a null, so a row whose null has changed may not belong
-            # to the page any more.
+            # Run the query of the page again, and not a query for the primary keys of ``rows``. The
+            # page's query may have a condition on a null: then a row whose null has changed does
+            # not belong to the page any more.
             page = list(self._chain().values_list("pk", *are_null(names)))
         if [pk for pk, *_ in page] != [row.pk for row in rows]:
             return None
@@ -116,8 +121,10 @@ class MirrorQuerySet(ShardedQuerySet[M]):
     def _leave_out(
         self, mirror: Mirror, suspects: Sequence[Suspect], wanted: dict[Any, Any]
     ) -> None:
-        """Read the page again. Leave out rows that the source lacks, and set the source's values in
-        the other rows.
+        """Mend the page in memory, because the mirror cannot be repaired now.
+
+        If the source lacks some of the rows, read the page again without them. Set the source's
+        values in all rows.
         """
         position = mirror.names.index(mirror.key.attname)
         gone = [
@@ -152,7 +159,9 @@ class MirrorQuerySet(ShardedQuerySet[M]):
 
 
 def _wanted(mirror: Mirror, rows: Sequence[Any]) -> dict[Any, Any]:
-    """Return the shard key and values that the source has for ``rows``, by primary key."""
+    """Return a dict that maps the primary keys of ``rows`` to pairs (shard key, values of the
+    source).
+    """
     if not rows:
         return {}
     # Never None here: a system check requires this field of mirrors with verified reads.
@@ -170,12 +179,13 @@ def _differs(
     _, values = wanted[row.pk]
     key = mirror.options.key
     assert key is not None
-    # Load the shard key if it is deferred: rows with different shard keys are different rows.
+    # Load a deferred shard key, because it must be compared like the other values: if it has
+    # changed, the row belongs on another shard.
     _key_value(row, key.attname)
     loaded, known = row.__dict__, nulls.get(row.pk, {})
     stored = []
     for name, value in zip(mirror.attributes, values, strict=True):
-        # A deferred value counts as equal to the source's value.
+        # A deferred field has no value to compare, so it counts as equal.
         own = loaded.get(name, value)
         if own is None:
             own = known.get(name, value if value is JSON_NULL else None)
@@ -196,9 +206,8 @@ def _suspect(mirror: Mirror, row: Any) -> Suspect:
 
 
 def _key_value(row: Any, attname: str) -> Any:
-    """Return the value of a shard key, which is loaded if it is deferred.
-
-    The value is not verified then, because its verification would need the value.
+    """Return the value of a shard key. If it is deferred, load it without verifying the row: the
+    verification would need this value.
     """
     token = _loads_key.set(True)
     try:

@@ -1,7 +1,8 @@
-"""The relay, which delivers writes that are left in the outboxes of shards.
+"""The relay delivers writes of sources that the writers themselves could not deliver.
 
-Any number of relays may run. If two deliver the same row, an older version still never overwrites a
-newer one. A relay takes a lease only to prevent double work.
+Such writes are left in the outboxes of shards. Any number of relays may run, because a row may be
+delivered twice: an older version never overwrites a newer one. A relay takes a lease on the outbox
+of a shard only to save other relays the same work.
 """
 
 from __future__ import annotations
@@ -28,21 +29,21 @@ from sharded_orm.operations.runs import journal
 logger = logging.getLogger("sharded_orm.mirrors")
 
 KIND = "mirrors relay"
-#: The number of failures after which an outbox row is a dead letter: only ``relay --retry-dead``
-#: tries to deliver it again.
+#: A row of the outbox becomes a dead letter after this many failures. Only ``relay --retry-dead``
+#: lets relays try it again.
 MOST_ATTEMPTS = 10
-#: Relays skip outbox rows that are younger than this number of seconds: their writers are probably
-#: still delivering them.
+#: Relays skip rows of the outbox that are younger than this number of seconds, because their
+#: writers are probably just delivering them.
 MIN_AGE = 1.0
 
 
 @dataclass
 class RelayReport:
-    """The work that one round of a relay has done.
+    """What one round of a relay has done.
 
     :param delivered: number of outbox rows that were delivered and removed.
     :param failed: number of outbox rows that could not be delivered.
-    :param held: aliases of shards on whose outboxes another relay works.
+    :param held: aliases of shards that were skipped, because another relay delivers their rows.
     :param problems: sentences about shards and rows.
     """
 
@@ -115,8 +116,8 @@ def _relay_shard(
             deliver_batch(alias, batch, report)
     finally:
         try:
-            # Delete the row of the lease from the journal of operations: rows that stay there are
-            # operations to be resumed after a crash, and a relay is not resumed.
+            # Delete the row of the lease from the journal of operations. A row that stays there
+            # means that the operation must be resumed after a crash, but a relay only begins anew.
             lease.own_row().delete()
         finally:
             lease.release()
@@ -130,7 +131,8 @@ def deliver_batch(alias: str, batch: Iterable[OutboxRow], report: RelayReport) -
     for label, rows in by_source.items():
         source = source_of(label)
         if source is None:
-            # Keep the rows, because a process with newer code may know mirrors of their model.
+            # Keep the rows: this process may run old code, and newer code may know mirrors of the
+            # model.
             report.failed += len(rows)
             report.problems.append(
                 f"{alias}: {len(rows)} rows of {label!r}, which has no mirrors in this process. If it has"

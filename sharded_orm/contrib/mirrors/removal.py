@@ -1,4 +1,4 @@
-"""Removes rows from outboxes, the records of writes for mirrors, after their delivery, in batches."""
+"""Removes rows from the outboxes of sources after they were delivered, many at a time."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from sharded_orm.exceptions import ShardedOrmError
 
 logger = logging.getLogger("sharded_orm.mirrors")
 
-#: The number of delivered rows of a shard after which a process removes them from the outbox. A
-#: relay finds that the remaining rows were delivered, and removes them.
+#: A thread removes delivered rows of a shard from the outbox when it has this many of them. A relay
+#: may come first: it finds that the rows were delivered, and removes them.
 REMOVED_AT_ONCE = 100
 
 _of_thread = threading.local()
 
 
 class Delivered:
-    """The ids of outbox rows of one shard that a thread has delivered, but not removed yet."""
+    """The ids of outbox rows of one shard that this thread has delivered, but not removed yet."""
 
     def __init__(self, alias: str) -> None:
         self._alias = alias
@@ -33,7 +33,9 @@ class Delivered:
         return by_alias.setdefault(alias, cls(alias))
 
     def add(self, numbers: Iterable[int]) -> None:
-        """Record that rows were delivered. Remove all delivered rows if there are many. Raises no error."""
+        """Add the ids of delivered rows. If there are many, remove all of them from the outbox. A
+        database error is only logged: a relay removes the rows later.
+        """
         self._numbers += numbers
         if len(self._numbers) < REMOVED_AT_ONCE or connections[self._alias].in_atomic_block:
             return

@@ -1,4 +1,4 @@
-"""Reads the rows of a mirror and of its source, and the shards on which the rows belong."""
+"""Reads rows of a mirror and of its source, and finds the shards of their keys."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sharded_orm.contrib.mirrors.declaration import Mirror, text_of
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.sharding.bound_key import unbound
 
-#: The null of JSON, as the ORM writes it. The ORM reads it as None, like the NULL of SQL.
+#: The null of JSON. In instances it is None, like the NULL of SQL, so comparisons use this value.
 JSON_NULL: Final = Value(None, JSONField())
 
 
@@ -50,8 +50,8 @@ def is_same(row: Sequence[Any], other: Sequence[Any], json_positions: Iterable[i
         for a, b in zip(row, other, strict=True)
     ):
         return False
-    # Compare JSON values as texts: in Python, True equals 1, and 1 equals 1.0, but in JSON these
-    # are three values.
+    # Compare JSON values as texts. In Python, True, 1 and 1.0 are equal, but in JSON they are three
+    # different values.
     return all(
         row[position] is other[position]
         or _text_of_json(row[position]) == _text_of_json(other[position])
@@ -64,17 +64,18 @@ def _text_of_json(value: Any) -> str:
 
 
 def wanted_rows(mirror: Mirror) -> Any:
-    """Return a queryset of the source's rows that belong in the mirror."""
+    """Return a queryset of the source's rows that the mirror copies."""
     rows: Any = ShardedQuerySet(mirror.source.model).uncached().order_by()
     rows = rows.exclude(**{f"{mirror.key.attname}__isnull": True})
     return rows if mirror.condition is None else rows.filter(mirror.condition)
 
 
 def source_rows(mirror: Mirror, source_keys: dict[Any, Any]) -> dict[Any, tuple[Any, Any]]:
-    """Return the shard key and values of the rows that the mirror is to have, by primary key.
+    """Return a dict that maps primary keys to pairs (shard key of the source, values). It lacks
+    rows that the mirror does not copy.
 
-    :param source_keys: the shard keys of the source, by primary key. If the shard key of any row is
-        None, all shards are queried.
+    :param source_keys: maps primary keys to shard keys of the source. If one of the shard keys is
+        None, all shards of the source are queried.
     """
     source = mirror.source
     texts = {
@@ -97,7 +98,10 @@ def source_rows(mirror: Mirror, source_keys: dict[Any, Any]) -> dict[Any, tuple[
 
 
 def aliases_of(mirror: Mirror, keys: Iterable[Any]) -> dict[Any, str]:
-    """Return the alias of the mirror's shard for each shard key. Keys without a shard are left out."""
+    """Return a dict that maps shard keys of the mirror to aliases of shards.
+
+    Keys that have no shard yet are left out.
+    """
     group, field = mirror.options.group, mirror.options.key
     assert field is not None
     prepared = {key: field.get_prep_value(key) for key in keys}
@@ -110,12 +114,13 @@ def aliases_of(mirror: Mirror, keys: Iterable[Any]) -> dict[Any, str]:
 
 
 def rows_of_id(mirror: Mirror, pk: Any, source_keys: Iterable[Any]) -> dict[str, tuple[Any, ...]]:
-    """Return the values of the source's rows with the id ``pk``, by the text of their shard key.
+    """Return the rows of the source with the id ``pk``, as a dict from shard keys (as text) to
+    values.
 
-    Only rows that belong in the mirror are returned. There are several if rows with different shard
-    keys have the id. One query per shard.
+    There are several if the same id exists under different shard keys. Rows that the mirror does
+    not copy are left out. Costs one query per shard.
 
-    :param source_keys: the shard keys of the source under which the id may exist.
+    :param source_keys: the shard keys of the source to look under.
     """
     field = mirror.source.key
     with unbound():

@@ -26,7 +26,7 @@ logger = logging.getLogger("sharded_orm.mirrors")
 class SourceChange(StatementChange):
     """The rows of a source that one statement has changed.
 
-    The change is complete if ``rows`` has each changed row, or if the statement was not sent yet.
+    The change is complete if all these rows are in ``rows``, or if the statement was not sent yet.
     """
 
     is_complete = True
@@ -34,21 +34,20 @@ class SourceChange(StatementChange):
     def __init__(self, source: Source) -> None:
         self.source = source
         self.rows: Sequence[WrittenRow] = ()
-        #: A function that returns the outbox entries of the rows; None until the rows are in the
-        #: outbox.
+        #: The function that :func:`record` has returned; None until the rows are in the outbox.
         self.recorded: Recorded | None = None
-        #: A transaction may write to the outbox several times. This is the number of the write that
-        #: recorded the rows, counted from 1; 0 until the rows are recorded.
+        #: A transaction may write to the outbox several times. This is the number of the time at
+        #: which these rows were written there, from 1 on; 0 until then.
         self.recording = 0
         self.is_delivered = False
 
 
 class TransactionChanges(StatementWatcher[SourceChange]):
-    """The changes of sources in one transaction: recorded before its commit, and delivered after
-    it.
+    """The changes of sources in one transaction. They are recorded in the outbox before the commit,
+    and delivered to mirrors after it.
 
-    The transaction locks the changed rows until its end, so they may be recorded at any time before
-    the commit. The next transaction that changes one of them records it in an outbox row with a
+    The transaction locks the changed rows until its end, so any time before the commit is early
+    enough to record them. If another transaction changes the same row next, its outbox row gets a
     higher id.
 
     :param connection: the connection object of the shard, in a transaction.
@@ -59,16 +58,16 @@ class TransactionChanges(StatementWatcher[SourceChange]):
         self._hook: Callable[[], None] | None = None
         #: The changes whose rows are not in the outbox yet.
         self._pending: list[SourceChange] = []
-        # _recordings is the number of writes to the outbox so far. _recordings_at has the value of
-        # _recordings at the time when each savepoint was set, keyed by savepoint.
+        # _recordings counts how often this transaction has written to the outbox. _recordings_at
+        # maps each savepoint to the count when it was set, to know which writes its rollback
+        # undoes.
         self._recordings = 0
         self._recordings_at: dict[str, int] = {}
-        # Whether an error, such as a deadlock, may have undone earlier statements of this
-        # transaction. The rows of these statements may then be missing in the database.
+        # Whether the server may have undone earlier statements of this transaction because of an
+        # error, such as a deadlock. Then changed rows may be missing in the database.
         self._may_lack_rows = False
-        #: Whether changes may be delivered to mirrors. Becomes False if the transaction was not
-        #: committed. True while the transaction is open, because in tests the delivery runs inside
-        #: it.
+        #: Whether to deliver the changes. False if the transaction ended without a commit. True
+        #: while it is open, because in a TestCase the delivery runs inside the transaction.
         self._may_deliver = True
 
     def add(self, source: Source) -> SourceChange:
@@ -98,20 +97,21 @@ class TransactionChanges(StatementWatcher[SourceChange]):
             if not change.is_undone and change.recorded is None:
                 change.recorded = record(change.source, self._connection.alias, change.rows)
                 change.recording = self._recordings
-        # Empty the list only after all rows are recorded: if record() raises an error and the
-        # program catches it, the remaining rows must be recorded later.
+        # Empty the list at the end, and not earlier: if record() raises an error that the program
+        # catches, the rows that are not recorded yet must stay in the list.
         self._pending = []
 
     def deliver_after_commit(self) -> None:
-        """Deliver all changes after the transaction is committed.
+        """Deliver all changes as soon as the transaction is committed.
 
-        So the writer and later readers usually find the mirrors up to date. If the mirrors cannot
-        be written, the writer gets no error: a relay delivers the changes later.
+        So the program usually finds the mirrors up to date afterwards. If the mirrors cannot be
+        written, the program gets no error: a relay delivers the changes later.
         """
         connection = self._connection
         hooks = connection.run_on_commit
-        # Add no second on-commit hook if this transaction's hook is the last in Django's list, and
-        # all savepoints in which it was added are still open.
+        # One on-commit hook is enough for many changes, but a rollback to a savepoint would remove
+        # a hook that was added inside. So the hook is reused only if it is the last in Django's
+        # list, and all savepoints in which it was added are still open.
         if self._hook is not None and hooks:
             savepoints, last = hooks[-1][:2]
             if last is self._hook and savepoints <= set(connection.savepoint_ids):
@@ -139,9 +139,10 @@ class TransactionChanges(StatementWatcher[SourceChange]):
             _Delivery(source, self._connection.alias, entries)()
 
     def _confirmed(self, entry: OutboxEntry) -> OutboxEntry:
-        """Return ``entry``, but without the row's values if the database may not have stored them.
+        """Return ``entry``, without the values of its INSERT if the database may have undone the
+        INSERT.
 
-        If the entry has no values, the delivery reads them from the database.
+        Without these values, the delivery reads the row from the database.
         """
         if not self._may_lack_rows:
             return entry
@@ -169,8 +170,8 @@ class TransactionChanges(StatementWatcher[SourceChange]):
             self._record()
 
     def may_commit(self) -> None:
-        # Record the rows now, because the next statement may commit implicitly. If they were
-        # committed without a record, no relay would find them.
+        # The next statement may commit implicitly. Record the rows before: if they were committed
+        # without a row in the outbox, no relay would find them.
         self._record()
 
     def savepoint(self, sid: str) -> None:
@@ -180,24 +181,24 @@ class TransactionChanges(StatementWatcher[SourceChange]):
     def savepoint_rolled_back(self, sid: str) -> None:
         super().savepoint_rolled_back(sid)
         since = self._recordings_at.get(sid, self._recordings)
-        # The rollback to the savepoint has removed the outbox rows that may_commit() wrote since
-        # then.
+        # The rollback to the savepoint has also undone the rows of the outbox that were written
+        # after it. Record these changes again before the commit.
         gone = [c for c in self._changes if c.recording > since and not c.is_undone]
         for change in gone:
             change.recorded, change.recording = None, 0
         self._pending += gone
 
     def ended(self, committed: bool | None) -> None:
-        # Deliver nothing if it is unknown whether the transaction was committed: it may be
+        # Deliver only if the transaction was committed for certain. If it is unknown, it may be
         # committed later, and a delivery now would write the old state to the mirrors. A relay sees
-        # the outbox row only after the commit.
+        # the outbox row only after the commit, so it delivers the new state.
         self._may_deliver = committed is True
 
 
 class DeferrableDelivery:
-    """A delivery that waits until this thread has no transaction open on the shards of ``groups``.
+    """A delivery that waits if this thread has a transaction open on a shard of ``groups``.
 
-    :param groups: the groups of the shards to which the delivery writes.
+    :param groups: the names of the groups to whose shards the delivery writes.
     """
 
     def __init__(self, groups: Iterable[str]) -> None:
@@ -207,9 +208,9 @@ class DeferrableDelivery:
     def __call__(self) -> None:
         in_use = sorted(filter(in_transaction, self._groups))
         if in_use and not self._is_deferred:
-            # This thread has a transaction open on a shard, and the delivery would become a part of
-            # that transaction. So wait until it ends. Wait only once, because in a TestCase a
-            # transaction is always open.
+            # The delivery would become a part of the open transaction. So run it after that
+            # transaction's commit. It waits only once, because in a TestCase a transaction is
+            # always open.
             self._is_deferred = True
             wrapper: Any = connections[in_use[0]]
             open_aliases = sorted(wrapper.open_transactions())
@@ -223,10 +224,6 @@ class DeferrableDelivery:
 
 
 class _Delivery(DeferrableDelivery):
-    """Delivers the written rows of a source to its mirrors, after the commit of the transaction
-    that has written them.
-    """
-
     def __init__(self, source: Source, alias: str, entries: Sequence[OutboxEntry]) -> None:
         super().__init__({mirror.options.group for mirror in source.mirrors})
         self._source, self._alias, self._entries = source, alias, entries
@@ -234,7 +231,8 @@ class _Delivery(DeferrableDelivery):
     def deliver(self, *, may_be_rolled_back: bool) -> None:
         failures = deliver(rows_to_deliver(self._entries), self._source.mirrors)
         for pk, exc in failures.items():
-            # The outbox still has the row. The writer gets no error, because it has committed.
+            # The program gets no error, because its transaction is committed. The row is still in
+            # the outbox, from where a relay delivers it.
             logger.warning(
                 "row %r of %s reaches its mirrors later, by a relay: %s",
                 pk,

@@ -31,9 +31,11 @@ from sharded_orm.contrib.objects.forms import ObjectForm
 
 
 class ObjectChangeList(ShardedChangeList):
-    """The list of the admin, which ignores an order by a field of the body in its address.
+    """The list of objects in the admin.
 
-    Objects that cannot be read are listed, too: their columns say "damaged", and a note has the error.
+    Rows cannot be sorted by fields of the body. If the address of the list asks for such an order,
+    it is ignored. Objects whose bodies cannot be read are listed, too: their columns say "damaged",
+    and a note on the page has the error.
     """
 
     def get_ordering_field(self, field_name: Any) -> Any:
@@ -54,7 +56,10 @@ class ObjectChangeList(ShardedChangeList):
             self.list_display_links = [columns.get(each, each) for each in self.list_display_links]
 
     def _damage(self, row: Any) -> DamagedObject | None:
-        """Return the error of an object, or of one that a column refers to; None if they can be read."""
+        """Return the error of an object whose body cannot be read; None if it can be read.
+
+        If a column shows a reference, the object to which it leads is read, too.
+        """
         if "data" in row.get_deferred_fields():
             return None
         try:
@@ -68,7 +73,9 @@ class ObjectChangeList(ShardedChangeList):
         return None
 
     def _column(self, name: Any) -> Any:
-        """Return a column that shows what ``name`` does, which is part of ``list_display``, or "damaged"."""
+        """Return a column for ``list_display`` that shows what the column ``name`` shows, or
+        "damaged" if the object cannot be read.
+        """
         model_admin: Any = self.model_admin
 
         def column(row: Any) -> Any:
@@ -93,7 +100,9 @@ def _names_in_body(model: Any) -> set[str]:
 
 
 class DeletedFilter(admin.SimpleListFilter):
-    """The filter with which the list shows deleted objects instead of the others."""
+    """The filter "deleted" of the list. With "yes", the list shows the deleted objects; without it,
+    only the others.
+    """
 
     title = _lazy("deleted")
     parameter_name = "deleted"
@@ -102,7 +111,8 @@ class DeletedFilter(admin.SimpleListFilter):
         return [("yes", _("Yes"))]
 
     def choices(self, changelist: Any) -> Iterator[Any]:
-        # Overrides SimpleListFilter.choices(): the first choice, without the filter, is not "All".
+        # Overrides SimpleListFilter.choices(). Django calls the choice without a filter "All". Here
+        # it is "No", because the list then shows only objects that are not deleted.
         shows_deleted = self.value() == "yes"
         yield {
             "selected": not shows_deleted,
@@ -116,7 +126,8 @@ class DeletedFilter(admin.SimpleListFilter):
         }
 
     def queryset(self, request: HttpRequest, queryset: Any) -> Any:
-        # ObjectAdmin.get_queryset() has chosen the objects: a filter cannot add any.
+        # ObjectAdmin.get_queryset() applies the filter: it starts either with the deleted objects
+        # or with the others.
         return queryset
 
 
@@ -124,13 +135,12 @@ class ObjectAdmin(ShardedModelAdmin):
     """``ShardedModelAdmin`` for objects: ``list_display`` and ``fields`` may name fields of the
     body.
 
-    Deleting sets ``active`` to False. The filter "deleted" lists deleted objects, and an action
-    restores them: it needs the permission to change objects, and makes an entry in the log of the
-    admin. Rows cannot be sorted, filtered or searched by fields of the body, nor edited in the
-    list.
+    Deleting sets ``active`` to False. The filter "deleted" lists deleted objects, and the action
+    "restore" undeletes them. It needs the permission to change objects, and makes an entry in the
+    log of the admin. The list cannot be sorted, filtered, searched or edited by fields of the body.
 
-    Objects whose bodies cannot be read are listed with their errors. They can be deleted. Their
-    pages lead back to the list.
+    Objects whose bodies cannot be read are listed with their errors, and can be deleted. A visitor
+    who opens such an object is sent back to the list.
 
     :raises InvalidObjectType: ``list_editable`` is set, or ``form`` does not compare versions.
     """

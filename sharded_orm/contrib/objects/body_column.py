@@ -15,28 +15,32 @@ from django.db.models import signals
 from sharded_orm.contrib.objects.exceptions import BodyTooLarge, DamagedObject, InvalidValue
 from sharded_orm.models.sharding.key_errors import describe
 
-# The escape of the character NUL in a JSON text. An escaped backslash before "u0000" is no NUL.
+# Finds the character NUL in a JSON text, where it is written ``\u0000``. In ``\\u0000``, the first
+# backslash escapes the second, so this is no NUL.
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
-# The function in C that raw_decode() calls. It raises StopIteration at the end of the text.
+# The scanner in C behind json.JSONDecoder.raw_decode(). Calling it directly saves time. It raises
+# StopIteration if a text ends too early.
 _read_json = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # missing in the stubs
 
 
 class BodyColumn(models.JSONField):
-    """The column with the JSON of all fields of an object (Pinterest, P5). New fields change no table.
+    """The column with all fields of an object as JSON (Pinterest, P5). So a new field changes no
+    table.
 
-    The attribute of an instance is a dict. If the stored body is damaged, it is a text or another
-    kind of value, which :func:`body_of` refuses.
+    The attribute of an instance is a dict. If the stored text is damaged, it is another type of
+    value, and :func:`body_of` raises an error.
     """
 
     def deconstruct(self) -> Any:
-        # Migrations contain a plain JSONField, so that they stay valid if this class moves.
+        # Migrations name JSONField and not this class, so that they stay valid if this class moves
+        # to another module.
         name, _, args, kwargs = super().deconstruct()
         return name, "django.db.models.JSONField", args, kwargs
 
     def from_db_value(self, value: Any, expression: Any, connection: Any) -> Any:
-        # Overrides JSONField.from_db_value(), which takes twice the time. The time matters, because
-        # a page decodes a body for each of its objects.
+        # Overrides JSONField.from_db_value(), which takes twice the time. A page decodes the body
+        # of each of its objects.
         if type(value) is str and value[:1] == "{":
             try:
                 body, end = _read_json(value, 0)
@@ -47,8 +51,8 @@ class BodyColumn(models.JSONField):
         return super().from_db_value(value, expression, connection)
 
     def pre_save(self, model_instance: Any, add: bool) -> Any:
-        # save() has prepared the body already. But receivers of ``pre_save`` may have changed it
-        # since.
+        # save() has prepared the body already. But a receiver of ``pre_save`` may have changed it
+        # after that, so then it is prepared again.
         prepared = "_prepared" in model_instance.__dict__
         if not prepared or signals.pre_save.has_listeners(type(model_instance)):
             prepare_body(model_instance, add)
@@ -56,10 +60,12 @@ class BodyColumn(models.JSONField):
 
 
 def prepare_body(instance: Any, add: bool) -> None:
-    """Complete the body of an object for the database, and check it.
+    """Prepare the body of an object for the database: set defaults, move values to the new names of
+    fields, drop removed fields, and validate.
 
     :param add: whether the object is new.
-    :raises InvalidValue: a value is missing, cannot be JSON, or is refused by a validator of its field.
+    :raises InvalidValue: a value is missing, cannot be JSON, or is refused by a validator of its
+        field.
     :raises BodyTooLarge: the body is larger than ``ObjectMeta.max_body``.
     """
     body, options = body_of(instance), instance._object
@@ -71,14 +77,15 @@ def prepare_body(instance: Any, add: bool) -> None:
 
 
 def check_body(instance: Any) -> None:
-    """Check that the body of an object can be stored: its size, and that it is JSON. Changes nothing.
+    """Check that the body of an object can be stored as JSON, and is not too large. Changes
+    nothing.
 
     :raises InvalidValue: the body cannot be JSON.
     :raises BodyTooLarge: the body is larger than ``ObjectMeta.max_body``.
     """
     stored = copy.copy(instance)
     for field in stored.body_fields():
-        # Other checks are made for the values themselves, and a value may still be missing.
+        # Ignore values that are invalid or still missing: full_clean() reports them by field.
         with suppress(ValidationError):
             field.prepare(stored, stored._state.adding)
     for name in stored._object.removed:
@@ -103,7 +110,8 @@ def body_of(instance: Any) -> dict[str, Any]:
 def _check_size(instance: Any, body: dict[str, Any], limit: int) -> None:
     try:
         text = json.dumps(body, allow_nan=False)
-        # Refuse single surrogates and NUL on all databases, because PostgreSQL cannot store them.
+        # PostgreSQL cannot store single surrogates and NUL, so refuse them on all databases.
+        # encode() raises an error for a single surrogate.
         if "\\ud" in text:
             json.dumps(body, ensure_ascii=False).encode()
         if "\\u0000" in text and _NUL.search(text):
@@ -122,9 +130,9 @@ def _check_size(instance: Any, body: dict[str, Any], limit: int) -> None:
 
 
 class VersionColumn(models.PositiveBigIntegerField):  # type: ignore[type-arg]  # only the stubs are generic
-    """Counts the changes of an object.
+    """The version of an object, a number that each save raises by 1.
 
-    Each UPDATE of an object has as a condition that the stored version is the one that was read.
+    A save stores the object only if the version in the database is still the one that was read.
     """
 
     def deconstruct(self) -> Any:

@@ -26,7 +26,7 @@ from sharded_orm.contrib.objects.sharded_object import ShardedObject
 def check_objects(
     app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
 ) -> list[checks.CheckMessage]:
-    """Check the fields of objects and the sides of mappings."""
+    """Check the fields of objects and the classes that mappings relate."""
     return [message for model in models_to_check(app_configs) for message in _check(model)]
 
 

@@ -29,7 +29,7 @@ class DamagedObject(ObjectError, DatabaseError):
 
 
 class WrongObjectType(ObjectError, ValueError):
-    """An id or an object is of another type than the expected one."""
+    """An id or an object is of another type, for example a ``Board`` where a ``Pin`` is expected."""
 
 
 class ConcurrentEdit(ObjectError, DatabaseError):
@@ -37,7 +37,10 @@ class ConcurrentEdit(ObjectError, DatabaseError):
 
 
 class UnsavedChanges(ObjectError, RuntimeError):
-    """An edit or a reload would drop assignments to the object that were not saved, or the object is new."""
+    """Reading the object again would discard assigned values that were not saved.
+
+    Also raised by ``edit()`` for a new object, which has no stored values yet.
+    """
 
 
 class UnstoredObject(ObjectError, ValueError):
@@ -49,14 +52,16 @@ class BodyFieldInQuery(ObjectError, RuntimeError):
 
 
 class ObjectWriteRefused(ObjectError, RuntimeError):
-    """A statement would write objects without comparing versions, or change the two objects of an entry.
+    """A statement would write objects without comparing versions, or change the source or target of
+    an entry.
 
-    An entry is a row of a mapping. It relates a source object to a target object, and always keeps both.
+    An entry is a row of a mapping. It relates a source object to a target object. Its two objects
+    never change; to relate others, remove the entry and add a new one.
     """
 
 
 class InvalidPageSize(ObjectError, ValueError):
-    """A page cannot have this number of objects."""
+    """The number of objects that a page should have is too small or too large."""
 
 
 class InvalidCursor(ObjectError, ValueError):

@@ -1,8 +1,7 @@
 """The fields of objects: Django's own field classes, whose values are kept in the object's JSON.
 
-Their arguments are Django's: ``null``, ``default``, ``max_length``, ``choices``, ``validators``,
-``blank``, ``verbose_name`` and so on. One argument is added: ``was``, the former names of the
-field.
+They take Django's arguments, such as ``null``, ``default``, ``max_length``, ``choices`` and
+``validators``. One argument is added: ``was``, the former names of the field.
 """
 
 from __future__ import annotations
@@ -33,13 +32,14 @@ if TYPE_CHECKING:
 else:
     _FieldBase = object
 
-# The Python types that JSON has. Other values are stored as the text that value_to_string()
-# returns.
+# Values of these types are stored in JSON as they are. Others, such as a date, are stored as the
+# text that value_to_string() returns.
 _OF_JSON = (str, int, float, dict, list, type(None))
 # The types whose values can be changed in place, without an assignment to the object's attribute.
 _MUTABLE = (dict, list)
 _NOTHING = object()
-# The types of values that methods to_python() of Django's fields return unchanged, by method.
+# For some methods to_python() of Django, the types of values that the method returns unchanged. For
+# example, CharField.to_python() returns a str as it is. For such a value, the call can be left out.
 _KEPT: dict[Any, frozenset[type]] = {
     models.Field.to_python: frozenset({str, int, float, bool}),
     models.CharField.to_python: frozenset({str}),
@@ -58,9 +58,9 @@ _OF_COLUMNS = (
 class BodyField(_FieldBase):
     """A mixin that keeps the values of a Django field in the JSON of an object.
 
-    :param was: the former names of the field, one text or several. If an object has no value under
-        the new name, the value under a former name is used. The next save of the object stores it
-        under the new name.
+    :param was: the former names of the field: a text, or a tuple of texts. If an object has no
+        value under the new name, its value under a former name is used. The next save of the object
+        stores it under the new name.
     """
 
     was: tuple[str, ...]
@@ -92,8 +92,8 @@ class BodyField(_FieldBase):
         setattr(cls, self.attname, BodyAttribute(self))
 
     def get_col(self, alias: Any, output_field: Any = None) -> Any:
-        # Refuses all queries that filter, order or select by the field: Django calls this method for
-        # each of them.
+        # Django calls this method if a query filters, orders or selects by the field. No such query
+        # is possible.
         raise BodyFieldInQuery(
             f"{self.model.__name__}.{self.name} is in the bodies of the objects, which a query does not"
             " search. Find objects by their ids or through a mapping, and filter in Python; or store"
@@ -103,9 +103,9 @@ class BodyField(_FieldBase):
     # -- Values -------------------------------------------------------------------------
 
     def read(self, instance: Any) -> Any:
-        """Return the field's value of an object; the default if the object's JSON has none.
+        """Return the field's value of an object. If the body has none, return the default.
 
-        :raises DamagedObject: the JSON, or the value in it, cannot be read.
+        :raises DamagedObject: the body, or the value in it, cannot be read.
         """
         body = body_of(instance)
         stored = self._stored(body)
@@ -114,17 +114,17 @@ class BodyField(_FieldBase):
             return self._from_json(instance, stored)
         value = self.get_default()
         if self.has_default() and callable(self.default):
-            # The default is stored in the body, because the next call of a callable default may
-            # return another value, and a list or dict may be changed in place.
+            # Store the default in the body, because the next call of a callable default may return
+            # another value. If it is a list or dict, changes in place must also reach the body.
             body[self.name] = self.to_json(value)
             return self.read(instance)
         if instance._state.adding:
             return value
-        # The default may be given in another form than that of stored values, such as 0 for a Decimal.
+        # Convert the default as if it had been stored: for a DecimalField, it may be given as 0.
         return self._from_json(instance, self.to_json(value))
 
     def write(self, instance: Any, value: Any) -> None:
-        """Set the field's value of an object in memory.
+        """Assign a value to the field of an object, in memory only.
 
         :raises ValidationError: the value is of a wrong type.
         """
@@ -136,7 +136,9 @@ class BodyField(_FieldBase):
         self._watch(instance, stored)
 
     def is_changed(self, instance: Any) -> bool:
-        """Return whether the value was assigned, or changed in place, since it was read or saved."""
+        """Return whether the field was assigned another value since the object was read or saved,
+        or its list or dict was changed in place.
+        """
         if self.name in instance.__dict__.get("_assigned", ()):
             return True
         seen = instance.__dict__.get("_seen", {})
@@ -148,7 +150,9 @@ class BodyField(_FieldBase):
         return next((body[name] for name in self.was if name in body), _NOTHING)
 
     def _watch(self, instance: Any, stored: Any) -> None:
-        """Remember the JSON of a list or dict, to notice later that it was changed in place."""
+        """Remember the present content of a list or dict as JSON. is_changed() compares it later,
+        to notice changes in place.
+        """
         if isinstance(stored, _MUTABLE):
             seen = instance.__dict__.setdefault("_seen", {})
             if self.name not in seen:
@@ -188,10 +192,11 @@ class BodyField(_FieldBase):
             ) from exc
 
     def prepare(self, instance: Any, add: bool) -> None:
-        """Make the field's value of an object ready to be stored.
+        """Prepare the field's value of an object for a save: set a default, use the new name,
+        validate.
 
-        All values of a new object are validated, but only the changed ones of a stored object: an
-        object from before a validator existed can still be saved.
+        All values of a new object are validated. Of a stored object, only the changed ones are: so
+        an object that is older than a validator can still be saved.
 
         :raises InvalidValue: the value is missing, or a validator refuses it.
         """
@@ -223,7 +228,7 @@ def _is_same(present: Any, stored: Any) -> bool:
 
 
 def _text(value: Any) -> str | None:
-    # Values are compared by their JSON texts, because [1] == [True] is true in Python.
+    # Compare values by their JSON texts: in Python, [1] == [True], but their JSON differs.
     try:
         return json.dumps(value, default=repr)
     except (TypeError, ValueError):
@@ -231,16 +236,16 @@ def _text(value: Any) -> str | None:
 
 
 def values_were_read(instance: Any) -> None:
-    """Record that the values of an object in memory are those of the database, after a read."""
+    """Note that the object was just read from the database, so no field counts as changed."""
     instance.__dict__.pop("_assigned", None)
     instance.__dict__.pop("_seen", None)
 
 
 def values_were_saved(instance: Any) -> None:
-    """Record that the values of an object in memory are those of the database, after a write.
+    """Note that the object was just saved, so no field counts as changed.
 
-    The caller may still hold lists and dicts of the object, so their current contents are
-    remembered.
+    The program may still hold a list or dict of the object and change it in place later. So the
+    present contents are remembered for comparison.
     """
     instance.__dict__.pop("_assigned", None)
     if seen := instance.__dict__.get("_seen"):
@@ -249,7 +254,7 @@ def values_were_saved(instance: Any) -> None:
 
 
 class BodyAttribute:
-    """The descriptor that makes a field in the body an attribute of the object."""
+    """The descriptor through which a field of the body is read and assigned, as in ``pin.note``."""
 
     def __init__(self, field: BodyField) -> None:
         self.field = field
@@ -258,7 +263,8 @@ class BodyAttribute:
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         if instance is None:
             return self
-        # No look into __dict__: Python would make the dict, for each object whose fields are read.
+        # Do not look into instance.__dict__: Python would first have to make this dict for each
+        # object, which takes time.
         body = instance.data
         if type(body) is dict:
             value = body.get(self._name)
@@ -268,7 +274,7 @@ class BodyAttribute:
 
     @cached_property
     def _kept(self) -> frozenset[type]:
-        """The types of stored values that are the field's values, without a conversion."""
+        """The types of stored values that can be returned as they are, without to_python()."""
         return _KEPT.get(type(self.field).to_python, frozenset())
 
     def __set__(self, instance: Any, value: Any) -> None:
@@ -343,12 +349,13 @@ class JSON(BodyField, models.JSONField):
 
 
 class Ref(BodyField, models.BigIntegerField):
-    """A reference to an object on any shard. ``pin.board_id`` is its id, ``pin.board`` the object itself.
-
-    :param to: the class of the object, its label, or ``"self"``.
+    """A reference to an object on any shard. ``pin.board_id`` is its id, ``pin.board`` the object
+    itself.
 
     The first read of ``pin.board`` costs one query, or one request to the cache. It raises
-    ``DoesNotExist`` if the object was deleted: no database enforces references between shards.
+    ``DoesNotExist`` if that object was deleted: no database enforces references between shards.
+
+    :param to: the class of the object, its label, or ``"self"``.
     """
 
     def __init__(self, to: Any, *args: Any, **kwargs: Any) -> None:
@@ -411,7 +418,7 @@ class Ref(BodyField, models.BigIntegerField):
 
 
 class ReferenceAttribute(BodyAttribute):
-    """The descriptor that returns the object to which a reference leads."""
+    """The descriptor that reads the object to which a reference leads, such as ``pin.board``."""
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         if instance is None:
@@ -420,8 +427,8 @@ class ReferenceAttribute(BodyAttribute):
         pk = field.read(instance)
         if pk is None:
             return None
-        # The object is not stored in _state.fields_cache: sharded_orm assumes that objects there
-        # are on the same shard.
+        # The object is not kept in _state.fields_cache, where Django keeps related objects:
+        # sharded_orm assumes that objects in it are on the same shard.
         known = instance.__dict__.setdefault("_referred", {})
         if field.name not in known or known[field.name].pk != pk:
             known[field.name] = field.target.objects.get(pk)

@@ -15,7 +15,7 @@ else:
 
 
 class ObjectForm(_ModelForm):
-    """A ``ModelForm`` of an object, which also submits the version that the visitor has seen.
+    """A ``ModelForm`` of an object, with a hidden field for the version that the visitor has seen.
 
     Declare it as any ``ModelForm``, with ``Meta.model`` and ``Meta.fields``. If somebody else has
     changed the object since the form was shown, the form has an error. If the object is changed

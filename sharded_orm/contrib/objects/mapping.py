@@ -22,13 +22,16 @@ from sharded_orm.models.base import ShardedModel, ShardedModelBase
 
 @dataclass(frozen=True, eq=False)
 class MappingSides:
-    """The two sides of a mapping: from an object of the near side, it leads to objects of the far side.
+    """The two classes that a mapping relates. For each object of ``near``, the mapping has a list
+    of objects of ``far``.
 
-    The entries of the mapping are on the shards of the near side.
+    For example, a mapping from boards to their pins has ``near=Board`` and ``far=Pin``. Its rows,
+    the entries, are on the shards of the boards.
 
-    :param app_label: the app of the mapping. A class that is named without an app belongs to it.
-    :param near, far: the classes of objects, or their labels.
-    :param near_column, far_column: the columns of an entry with the ids of the two objects.
+    :param app_label: the app of the mapping, for a class that is named without an app.
+    :param near, far: classes of objects, or their labels.
+    :param near_column, far_column: the columns with the ids of the two objects, such as
+        ``source_id`` and ``target_id``.
     """
 
     app_label: str
@@ -52,7 +55,9 @@ class MappingSides:
 
 
 class MappingBase(ShardedModelBase):
-    """The metaclass of mappings. Makes ``ShardMeta`` from the two sides and ``class MappingMeta``."""
+    """The metaclass of mappings. Makes ``ShardMeta`` from the two related classes and ``class
+    MappingMeta``.
+    """
 
     def __new__(
         mcs, name: str, bases: tuple[type, ...], attrs: dict[str, Any], **kwargs: Any
@@ -70,9 +75,9 @@ class MappingBase(ShardedModelBase):
 
 
 def _with_paging_index(meta: Any, bases: tuple[type, ...]) -> Any:
-    """Return the mapping's ``class Meta`` with the index by which pages are read.
+    """Return the mapping's ``class Meta``, with the index that reads of pages use.
 
-    A ``class Meta`` that a project declares does not inherit the index.
+    A project's ``class Meta`` need not derive from the base's, so it may lack the index.
     """
     paging = next((base._paging for base in bases if hasattr(base, "_paging")), None)
     indexes = tuple(getattr(meta, "indexes", ()))
@@ -82,7 +87,7 @@ def _with_paging_index(meta: Any, bases: tuple[type, ...]) -> Any:
 
 
 class MappingEntry(ShardedModel, metaclass=MappingBase):
-    """The common base of mappings and mirror mappings: the columns of an entry, and the manager."""
+    """The common base of :class:`Mapping` and :class:`MirrorMapping`."""
 
     _sides: ClassVar[MappingSides]
 
@@ -103,7 +108,7 @@ class MappingEntry(ShardedModel, metaclass=MappingBase):
     def _mapping_meta(cls, name: str, attrs: dict[str, Any], side: Any) -> dict[str, Any]:
         """Return the options ``cache`` and ``group`` of the mapping class ``name``.
 
-        :param side: the class of objects, or its label, on whose shards the entries are.
+        :param side: the class of objects on whose shards the entries are, or its label.
         """
         meta = attrs.get("MappingMeta", getattr(cls, "MappingMeta", None))
         values = read_meta(f"{name}.MappingMeta", meta, ("cache", "group"), ())
@@ -116,7 +121,8 @@ class MappingEntry(ShardedModel, metaclass=MappingBase):
 
 
 class Mapping(MappingEntry):
-    """A table that records which target objects belong to a source object, in order (Pinterest, P7).
+    """A table that records which target objects belong to a source object, in order (Pinterest,
+    P7).
 
     ::
 
@@ -126,9 +132,9 @@ class Mapping(MappingEntry):
         BoardPins.objects.add(board, pin)
         page = BoardPins.objects.page(board, size=50)
 
-    Its table has a row for each pair, on the shard of the source. A class that is declared later is named
-    by a text: ``target = "pins.Pin"``. ``MappingMeta`` may set ``cache = True``, and must set ``group`` if
-    ``source`` is a text.
+    Each row, an entry, relates one source to one target. It is on the shard of the source. A class
+    that is declared later is named by a text, such as ``target = "pins.Pin"``. ``MappingMeta`` may
+    set ``cache = True``. It must set ``group`` if ``source`` is a text.
     """
 
     source: ClassVar[Any]

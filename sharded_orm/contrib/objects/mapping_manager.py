@@ -25,7 +25,9 @@ _MOST = 1000
 
 
 class MappingQuerySet(ShardedQuerySet[M]):
-    """The queryset of mappings. The primary key of an entry is made of the ids of its two objects."""
+    """The queryset of mappings. Computes the primary keys of new entries, and checks what is
+    written.
+    """
 
     def update(self, **kwargs: Any) -> int:
         if not {"id", "pk", "source_id", "target_id"}.isdisjoint(kwargs):
@@ -46,17 +48,18 @@ _Manager: Any = ShardedManager.from_queryset(MappingQuerySet)  # type: ignore[at
 
 
 class MappingManager(_Manager):  # type: ignore[misc]  # the base class is Any for mypy
-    """The manager of mappings. Each method that takes an object also accepts its id."""
+    """The manager of mappings. Its methods take objects or their ids."""
 
     def add(self, source: Any, target: Any, sequence: int | None = None) -> bool:
-        """Add an object to a mapping, and return whether it is new there.
+        """Add the object ``target`` to the objects that belong to ``source``.
 
-        Two statements on the shard of the source.
+        Costs two statements on the shard of the source.
 
-        :param source: the object to which ``target`` is added, or its id.
-        :param target: the object to add, or its id.
-        :param sequence: the position; by default the time in microseconds since 1970. If the target
-            is in the mapping already, its position stays.
+        :param source: an object or its id.
+        :param target: an object or its id.
+        :param sequence: the position of ``target``; by default the time in microseconds since 1970.
+            If ``target`` was added before, it keeps its position.
+        :returns: whether ``target`` was added now.
         :raises WrongObjectType: an id or object is of another type than the mapping declares.
         :raises InvalidValue: the position has more than 64 bits.
         """
@@ -68,22 +71,25 @@ class MappingManager(_Manager):  # type: ignore[misc]  # the base class is Any f
         return bool(created)
 
     def remove(self, source: Any, target: Any) -> bool:
-        """Remove an object from a mapping, and return whether it was in the mapping. One statement."""
+        """Remove ``target`` from the objects that belong to ``source``. Return whether it was one
+        of them. One statement.
+        """
         return bool(self._entry(source, target).delete()[0])
 
     def move(self, source: Any, target: Any, sequence: int) -> bool:
-        """Set the position of an object in a mapping. One statement.
+        """Give ``target`` another position among the objects that belong to ``source``. One
+        statement.
 
-        :returns: whether the object is in the mapping.
+        :returns: whether ``target`` belongs to ``source``.
         """
         return bool(self._entry(source, target).update(sequence=sequence))
 
     def contains(self, source: Any, target: Any) -> bool:
-        """Return whether an object is in a mapping. One statement."""
+        """Return whether ``target`` belongs to ``source``. One statement."""
         return bool(self._entry(source, target).exists())
 
     def count(self, source: Any) -> int:
-        """Return the number of objects that a mapping has for ``source``. One statement.
+        """Return the number of objects that belong to ``source``. One statement.
 
         Deleted objects are counted as well.
         """
@@ -97,11 +103,12 @@ class MappingManager(_Manager):  # type: ignore[misc]  # the base class is Any f
         size: int = 50,
         newest_first: bool = False,
     ) -> Page:
-        """Return some objects of a mapping, in the order of their positions.
+        """Return one page of the objects that belong to ``source``, in the order of their
+        positions.
 
-        The entries are read on the shard of the source. Then the objects are read, in one round
-        trip per node (database server). Deleted objects are left out, and the page is filled up
-        with the objects that follow: each time one more read of entries and objects.
+        First the entries are read on the shard of the source. Then their objects are read, in one
+        round trip per node (database server). Deleted objects are left out. If the page has too few
+        objects then, more entries and their objects are read, until the page is full.
 
         :param after: the cursor ``next`` of the previous page, or its text; None for the first
             page.
@@ -116,8 +123,8 @@ class MappingManager(_Manager):  # type: ignore[misc]  # the base class is Any f
         sides = self.model._sides
         near = id_of(sides.near_class, source)
         read: list[tuple[int, int]] = []
-        # The object of each target. If an entry is moved between two reads, both may find it. Its
-        # first position counts, so no page has an object twice.
+        # Maps ids to objects. If an entry is moved between two reads, both reads may find it. The
+        # dict keeps its first place, so no page has an object twice.
         rows: dict[int, Any] = {}
         damaged: dict[int, DamagedObject] = {}
         wanted = chunk = size + 1
@@ -149,9 +156,9 @@ class MappingManager(_Manager):  # type: ignore[misc]  # the base class is Any f
     def _positions(
         self, near: int, cursor: Cursor | None, newest_first: bool, count: int
     ) -> list[tuple[int, int]]:
-        """Return the sequence and the far id of some entries, in order.
+        """Return pairs (sequence, id of the object) of some entries, in order.
 
-        A cached mapping keeps all of them as one list of numbers, which is read in one piece.
+        The cache keeps such a result as one flat list of numbers, which it reads in one piece.
         """
         column = self.model._sides.far_column
 
@@ -169,7 +176,8 @@ class MappingManager(_Manager):  # type: ignore[misc]  # the base class is Any f
         entries = self.uncached().filter(**{sides.near_column: near})
         sign, reached, passed = ("-", "lte", "gte") if newest_first else ("", "gte", "lte")
         if cursor is not None:
-            # No Q object: reads by filter() and exclude() have a plan (SQL that is compiled once).
+            # filter() and exclude() are used instead of a Q object, because then the queryset has a
+            # plan: its SQL is compiled only once.
             entries = entries.filter(**{f"sequence__{reached}": cursor.sequence}).exclude(
                 **{"sequence": cursor.sequence, f"{column}__{passed}": cursor.target}
             )
@@ -183,7 +191,9 @@ class MappingManager(_Manager):  # type: ignore[misc]  # the base class is Any f
         return self.filter(**self._key(source, target))
 
     def _key(self, source: Any, target: Any) -> dict[str, Any]:
-        """Return the conditions on the shard key and the primary key of an entry."""
+        """Return the conditions by which filter() finds the entry of two objects: shard key and
+        primary key.
+        """
         sides = self.model._sides
         ids = {
             sides.near_column: id_of(sides.near_class, source),
@@ -194,10 +204,11 @@ class MappingManager(_Manager):  # type: ignore[misc]  # the base class is Any f
 
 
 def entry_id(source: int, target: int) -> UUID:
-    """Return the primary key of an entry: the two ids of 64 bits, one after the other.
+    """Return the primary key of the entry of two objects: the bits of both ids, one after the
+    other.
 
-    So each pair of objects has one entry at most, which is found by its primary key. Entries of
-    different pairs have different keys, even on different shards.
+    So two objects have at most one entry, and it is found by its primary key. The keys are unique
+    over all shards.
     """
     return UUID(int=source << 64 | target)
 
@@ -224,7 +235,7 @@ def _check_sequence(model: Any, sequence: Any) -> None:
 
 
 def sides_changed(model: Any) -> ObjectWriteRefused:
-    """Return the error to raise if the source or target of a stored entry would change."""
+    """Return the error for an attempt to change the source or target of a stored entry."""
     return ObjectWriteRefused(
         f"The source and the target of an entry of {model.__name__} never change: remove() it, and add()"
         " another one."

@@ -23,7 +23,7 @@ _Manager: Any = ShardedManager
 
 
 class ObjectLookupManager(_Manager):  # type: ignore[misc]  # the base class is Any for mypy
-    """The manager of a lookup table. The table stores for each value the one object that it leads to."""
+    """The manager of a lookup table. Its rows map values, such as Facebook ids, to objects."""
 
     def find(self, value: str) -> Any:
         """Return the object to which ``value`` leads.
@@ -43,10 +43,11 @@ class ObjectLookupManager(_Manager):  # type: ignore[misc]  # the base class is 
         return self.model.target.objects.get(row.target_id)
 
     def find_many(self, values: Iterable[str]) -> Batch:
-        """Return a dict from values to the objects to which they lead.
+        """Return a dict that maps ``values`` to the objects to which they lead.
 
-        Two round trips per node (database server). Objects with damaged bodies are left out. Their
-        values are the keys of ``damaged`` of the result.
+        Values that lead to no object are left out. If the body of an object is damaged, its value
+        is left out, too: it is a key of the attribute ``damaged`` of the dict, with the error.
+        Costs two round trips per node (database server).
         """
         rows = self.in_bulk([value for value in values if self._is_valid(value)])
         objects = self.model.target.objects.get_many(row.target_id for row in rows.values())
@@ -81,17 +82,17 @@ class ObjectLookupManager(_Manager):  # type: ignore[misc]  # the base class is 
             return False
         rows = self.filter(pk=value, target_id=pk)
         with transaction.atomic(using=rows.db):
-            # The UPDATE changes nothing, and locks the row. If signals of deletions have receivers,
-            # QuerySet.delete() reads the row first, and deletes it by its value, even if the value
-            # leads to another object by then.
+            # The UPDATE changes nothing, but locks the row. Without the lock, another process could
+            # give the value to another object: with receivers of signals, QuerySet.delete() first
+            # reads the row, and then deletes it by its primary key, the value.
             return bool(rows.update(target_id=pk) and rows.delete()[0])
 
     def find_or_create(self, value: str, **fields: Any) -> tuple[Any, bool]:
-        """Return the object to which a value leads; create it with ``fields`` if there is none.
+        """Return the object to which a value leads. If there is none, create it with ``fields``.
 
-        If several processes call this at once, all get the same object. If the object of the value
-        was deleted, a new one is created for the value. A process that dies in the middle may leave
-        an object to which no value leads.
+        If several processes call this at once, all get the same object. If the object was deleted,
+        a new one is created, and the value leads to the new one. A process that dies between the
+        two writes may leave an object to which no value leads.
 
         :returns: the object, and whether it was created.
         :raises DamagedObject: the object exists, and its body cannot be read.
@@ -136,9 +137,9 @@ class ObjectLookupManager(_Manager):  # type: ignore[misc]  # the base class is 
             ) from exc
 
     def _claimed(self, value: str, pk: int, former: int | None = None) -> int:
-        """Let ``value`` lead to the id ``pk``, unless it leads to another id than ``former``.
+        """Let ``value`` lead to the id ``pk``, if it leads to no id yet or to ``former``.
 
-        :returns: the id of the object to which the value leads afterwards.
+        :returns: the id to which the value leads afterwards, which may be that of another process.
         """
         if former is not None and self.filter(pk=value, target_id=former).update(target_id=pk):
             return pk
@@ -175,7 +176,8 @@ class ObjectLookupBase(ShardedModelBase):
 
 
 class ObjectLookup(ShardedModel, metaclass=ObjectLookupBase):
-    """A lookup table, which finds an object by an external value such as a Facebook id (Pinterest, P11).
+    """A lookup table, which finds an object by an external value such as a Facebook id (Pinterest,
+    P11).
 
     ::
 
@@ -188,8 +190,9 @@ class ObjectLookup(ShardedModel, metaclass=ObjectLookupBase):
         user, created = FacebookUsers.objects.find_or_create("4711", name="Ada")
         FacebookUsers.objects.find("4711")
 
-    The group's strategy is ``"modulo"``: the shard of a value is its md5 modulo the number of shards, so all
-    shards have to exist from the start. A value is text, compared exactly.
+    The strategy of the group is ``"modulo"``: the shard of a value is its md5 modulo the number of
+    shards. So all shards must exist from the start. A value is text. It is compared exactly, with
+    upper and lower case.
     """
 
     target: ClassVar[Any]

@@ -24,17 +24,17 @@ from sharded_orm.models.sharding.type_variables import M
 
 logger = logging.getLogger("sharded_orm.objects")
 
-# The number of rows that are read and deleted together if a deletion has to read them.
+# purge() reads and deletes this many rows at a time, if it has to read the rows first.
 _BATCH = 1000
 
 
 class Batch(dict[Any, Any]):
-    """A dict of objects, keyed by their ids, or by the values that lead to them."""
+    """A dict that maps ids to objects. Lookup tables return one that maps values to objects."""
 
     def __init__(self) -> None:
         super().__init__()
-        #: The errors of the objects whose bodies cannot be read, by the key that the object would
-        #: have in this dict. The errors are also logged.
+        #: Maps the ids (or values) of objects whose bodies cannot be read to the errors. These
+        #: objects are not in the dict itself. The errors are also logged.
         self.damaged: dict[Any, DamagedObject] = {}
 
 
@@ -42,7 +42,7 @@ class ObjectQuerySet(ShardedQuerySet[M]):
     """The queryset of objects. ``delete()`` sets ``active`` to False; ``purge()`` deletes the rows."""
 
     def get(self, *args: Any, **kwargs: Any) -> M:
-        """Return the only row that matches. A positional argument may be an id: ``with_deleted().get(id)``.
+        """Return the only row that matches. ``with_deleted().get(id)`` finds an object by its id.
 
         :raises WrongObjectType: the id is of another type.
         :raises InvalidID: the value is no id.
@@ -63,12 +63,12 @@ class ObjectQuerySet(ShardedQuerySet[M]):
     delete.queryset_only = True  # type: ignore[attr-defined]  # a function type has no such attribute
 
     def purge(self) -> tuple[int, dict[str, int]]:
-        """Delete the rows from their shards for good, shard by shard, as ``delete()`` of Django does.
+        """Delete the rows for good, shard by shard, as ``delete()`` of Django does.
 
-        An object that another process undeletes meanwhile stays. One DELETE per shard. If signals of
-        deletions have receivers, or other models refer to the objects, the rows are locked and read
-        first. If a row of any shard is protected or restricted, an error is raised before the first
-        shard deletes a row.
+        An object that another process undeletes meanwhile is kept. Usually costs one DELETE per
+        shard. If signals of deletions have receivers, or other models refer to the objects, the
+        rows are first locked and read. If a row of any shard is protected (``PROTECT`` or
+        ``RESTRICT``), an error is raised before anything is deleted on any shard.
         """
         is_fast = Collector(using=self._options.group, origin=self).can_fast_delete
         if self._is_deletion_refused() or is_fast(self):
@@ -87,8 +87,9 @@ class ObjectQuerySet(ShardedQuerySet[M]):
     purge.queryset_only = True  # type: ignore[attr-defined]  # a function type has no such attribute
 
     def _purge_locked(self) -> Counter[str]:
-        # QuerySet.delete() of Django reads the rows without a lock, and deletes by primary key then:
-        # also rows that do not match any more. So they are locked, and only locked rows are deleted.
+        # QuerySet.delete() of Django reads the rows without a lock, and then deletes them by
+        # primary key, even if they have been undeleted in between. So lock the rows first, and
+        # delete only these.
         counts: Counter[str] = Counter()
         with transaction.atomic(using=self.db):
             if not connections[self.db].features.has_select_for_update:
@@ -100,7 +101,10 @@ class ObjectQuerySet(ShardedQuerySet[M]):
         return counts
 
     def take_write_lock(self) -> None:
-        """Lock the rows until the end of the transaction, even if SELECT takes no locks (on SQLite)."""
+        """Lock the rows until the end of the transaction, by an UPDATE that changes nothing.
+
+        For databases without SELECT FOR UPDATE, such as SQLite.
+        """
         super().update(version=F("version"))
 
     def update(self, **kwargs: Any) -> int:
@@ -220,8 +224,9 @@ class ObjectManager(_Manager):  # type: ignore[misc]  # the base class is Any fo
 
 
 def _is_id(argument: Any) -> bool:
-    """Whether a positional argument of ``get()`` is meant to be an id: it is no condition (``Q(…)``, or
-    a pair of a lookup and its value).
+    """Whether a positional argument of ``get()`` is an id.
+
+    Otherwise it is a condition of Django: ``Q(…)``, or a pair such as ``("active", True)``.
     """
     return not (isinstance(argument, tuple) or getattr(argument, "conditional", False))
 

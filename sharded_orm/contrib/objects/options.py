@@ -19,8 +19,9 @@ MAX_BODY = 1_000_000
 class ObjectOptions:
     """The options that ``class ObjectMeta`` of an object declares.
 
-    :param group: the group of shards, whose strategy is ``"embedded"``.
-    :param type_id: the number of the type among the models of the group. It must never change.
+    :param group: the group of shards; its strategy must be ``"embedded"``.
+    :param type_id: a number that no other model of the group has. Ids contain it, so it must never
+        change.
     :param layout: the parts of an id and their sizes; see
         :class:`~sharded_orm.models.PackedIDField`.
     :param max_body: the largest size of a body, in bytes of its JSON.
@@ -58,7 +59,9 @@ class ObjectOptions:
         return ids if self._are_own(ids) else [self.check_id(name, value) for value in ids]
 
     def _are_own(self, values: list[Any]) -> bool:
-        """Whether all values are integers that are ids of this type."""
+        """Whether all values are ids of this type. A quick test: ids that are texts give False,
+        too.
+        """
         shift, mask = self._position_of_type
         return (
             {int}.issuperset(map(type, values))
@@ -74,9 +77,10 @@ class ObjectOptions:
 def read_meta(
     label: str, meta: Any, known: Iterable[str], required: Iterable[str]
 ) -> dict[str, Any]:
-    """Return the attributes of the class ``meta``, including those of its bases.
+    """Return the attributes of ``meta``, such as ``class ObjectMeta``, as a dict. Includes those of
+    its bases.
 
-    :param label: the class to which ``meta`` belongs, for the error message.
+    :param label: the name of ``meta`` in error messages, such as ``Pin.ObjectMeta``.
     :raises InvalidObjectType: an attribute is unknown or missing.
     """
     values = {

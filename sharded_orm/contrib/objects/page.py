@@ -1,4 +1,4 @@
-"""Pages of mappings (objects that belong to an object), and cursors, the positions between pages."""
+"""A page has some of the objects that belong to an object. A cursor says where a page ends."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from sharded_orm.contrib.objects.exceptions import DamagedObject, InvalidCursor
 
 @dataclass(frozen=True, order=True)
 class Cursor:
-    """A position in a mapping: after the entry with this sequence and this target.
+    """The end of a page of a mapping: the next page begins after the entry with this sequence and
+    target.
 
-    ``str(cursor)`` is a text for URLs, and :meth:`parse` turns it into the cursor again. The cursor
-    stays valid if objects are added, moved or removed: the next page begins after this position.
+    ``str(cursor)`` is a text for URLs, and :meth:`parse` turns it into the cursor again. A cursor
+    stays valid if objects are added, moved or removed.
     """
 
     sequence: int
@@ -42,12 +43,13 @@ class Cursor:
 
 @dataclass(frozen=True)
 class Page:
-    """Some objects of a mapping, in order.
+    """One page of the objects that belong to an object.
 
-    :param objects: the objects; as many as the caller asked for, unless the mapping ends.
-    :param next: the cursor of the next page; None if no object follows.
-    :param damaged: the errors of objects that were left out because their bodies cannot be read, by
-        id.
+    :param objects: the objects in order: as many as the caller asked for, or fewer on the last
+        page.
+    :param next: the cursor of the next page; None if this is the last page.
+    :param damaged: maps the ids of objects that were left out, because their bodies cannot be read,
+        to the errors.
     """
 
     objects: list[Any]

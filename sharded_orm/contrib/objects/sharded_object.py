@@ -36,7 +36,7 @@ from sharded_orm.models.sharding.key_errors import describe
 
 # The columns of the table of an object.
 _COLUMNS = {"id", "data", "ts", "version", "active"}
-# The names of the positional arguments that save() accepts until Django 6.
+# Until Django 6, save() accepts these arguments by position.
 _SAVE = ("force_insert", "force_update", "using", "update_fields")
 
 
@@ -52,7 +52,8 @@ class ObjectBase(ShardedModelBase):
             options = _options(name, bases, attrs)
             _refuse_ambiguous_names(name, bases, attrs, options)
             pk = PackedIDField(primary_key=True, type_id=options.type_id, layout=options.layout)
-            # The column of the id comes first in the table, before those of the base class.
+            # Make the id the first column of the table: the columns of the base class have higher
+            # counters.
             pk.creation_counter = -1
             attrs |= {
                 "_object": options,
@@ -70,8 +71,10 @@ class ObjectBase(ShardedModelBase):
 
 
 def _refuse_columns(name: str, cls: Any) -> None:
-    """Check that the table has no other columns: edit() would overwrite the writes of others to
-    them.
+    """Raise an error if the class declares an ordinary column.
+
+    edit() takes over only the columns of ShardedObject from the locked row, and then saves all
+    columns. So it would overwrite an ordinary column with an old value.
     """
     if own := sorted({field.name for field in cls._meta.concrete_fields} - _COLUMNS):
         raise InvalidObjectType(
@@ -92,7 +95,9 @@ def _refuse_concrete_base(name: str, bases: tuple[type, ...]) -> None:
 def _refuse_ambiguous_names(
     name: str, bases: tuple[type, ...], attrs: dict[str, Any], options: ObjectOptions
 ) -> None:
-    """Check that no two fields may store values under one name: a save would drop those of one of them."""
+    """Raise an error if two fields use one name in the body, for example the ``was`` of a field and
+    the name of another. A save would drop one of the two values.
+    """
     own = {field.name: field for base in bases for field in _private_fields(base)} | attrs
     fields = {key: field for key, field in own.items() if isinstance(field, BodyField)}
     former = [*options.removed, *(each for field in fields.values() for each in field.was)]
@@ -159,9 +164,9 @@ class ShardedObject(ShardedModel, metaclass=ObjectBase):
         return sorted(own, key=lambda field: field.creation_counter)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the id and the values of all fields, in the form in which JSON has them.
+        """Return a dict of the id and the values of all fields, as JSON has them.
 
-        References to other objects are ids. No query is sent.
+        For example, a date is a text, and a reference to another object is an id. No query is sent.
 
         :raises DamagedObject: the body, or a value in it, cannot be read.
         """
@@ -171,8 +176,8 @@ class ShardedObject(ShardedModel, metaclass=ObjectBase):
         return {"id": self.pk, **values}
 
     def __getstate__(self) -> dict[str, Any]:
-        # Overrides Model.__getstate__(), which copy.copy() uses. The copy gets a body of its own, because
-        # an assignment to a field of the copy changes the body in place.
+        # copy.copy() calls this method of Model. The copy gets a body of its own: otherwise an
+        # assignment to a field of the copy would also change the original.
         state: dict[str, Any] = super().__getstate__()
         own = ("data", "_assigned", "_seen")
         return state | {name: copy.deepcopy(state[name]) for name in own if name in state}
@@ -182,7 +187,7 @@ class ShardedObject(ShardedModel, metaclass=ObjectBase):
     def save(self, *args: Any, **kwargs: Any) -> None:
         """Store the object. One INSERT or one UPDATE.
 
-        If the object was read before, the stored version must still be the version that was read.
+        If the object was read before, it is stored only if nobody else has changed it since.
 
         :raises ConcurrentEdit: somebody else has changed or purged the object since it was read.
         :raises InvalidValue: a value is missing, or a validator of its field refuses it.
@@ -195,14 +200,15 @@ class ShardedObject(ShardedModel, metaclass=ObjectBase):
                 return  # as Django does
             own = {name for field in self.body_fields() for name in (field.name, field.attname)}
             kwargs["update_fields"] = (names - own) | {"data", "ts", "version"}
-        # The body is prepared before the transaction begins, because an error inside of the
-        # transaction would make it unusable.
+        # Prepare the body before Django begins a transaction. An error inside the transaction would
+        # make an outer transaction of the program unusable.
         prepare_body(self, self._state.adding)
         if not self._state.adding and "ts" in self.__dict__:
-            # Remember the stored time, because the UPDATE replaces it in memory even if it fails.
+            # Remember the time that was read, to compare it in the UPDATE. Model.save() replaces
+            # self.ts by the present time, even if the UPDATE fails.
             self.__dict__.setdefault("_stored_ts", self.ts)
-        # A receiver of pre_save may save the object as well. _do_update() of the outer save() then
-        # needs the time that the inner save() has stored.
+        # A receiver of pre_save may call save() of the same object. Then the outer save() compares
+        # with the time that the inner save() has stored.
         is_inner = "_prepared" in self.__dict__
         self.__dict__["_prepared"] = True
         try:
@@ -223,18 +229,20 @@ class ShardedObject(ShardedModel, metaclass=ObjectBase):
         values: Any,
         *rest: Any,
     ) -> Any:
-        # Overrides Model._do_update(). The version is compared and set in one statement (Pinterest,
-        # P6). The time is compared as well: after a rollback, the instance has a version that was
-        # not stored. Somebody else may have stored another change under the same version since.
+        # Overrides Model._do_update(). The UPDATE has the version that was read as a condition
+        # (Pinterest, P6), and also the time. Comparing the version alone is not enough: after a
+        # rollback, the instance has a version that was never stored, and since then somebody else
+        # may have stored another change under the same number.
         stored = next((value for field, _, value in values if field.attname == "version"), None)
         if "version" in self.get_deferred_fields():
             raise self._read_partly()
         if stored != self.version + 1:
-            # The version was not counted up by save(): the deserializer of fixtures stores rows as
-            # they are.
+            # The new version is not the old one plus 1, so this is not save() of a program.
+            # loaddata writes the row exactly as the fixture has it.
             return super()._do_update(base_qs, using, pk_val, values, *rest)
         if self._state.adding:
-            # A new object with an id replaces no stored object, so it is inserted.
+            # The object is new and has an id already. Return that no row was updated, so that
+            # Django inserts it, and never overwrites a stored object.
             return update_result(False)
         if "_stored_ts" not in self.__dict__:
             raise self._read_partly()
@@ -261,10 +269,10 @@ class ShardedObject(ShardedModel, metaclass=ObjectBase):
     ) -> None:
         """Read the object again, as ``refresh_from_db()`` of Django does.
 
-        The body, version and time are always read together: with a new version and an old body,
+        The body, version and time are always read together. With a new version and an old body,
         ``save()`` would overwrite what somebody else has stored.
 
-        :raises UnsavedChanges: a deferred field would be loaded over assignments that were not
+        :raises UnsavedChanges: reading a deferred field would discard assigned values that were not
             saved.
         """
         if fields is not None:
@@ -296,12 +304,12 @@ class ShardedObject(ShardedModel, metaclass=ObjectBase):
             with pin.edit():
                 pin.note = "…"
 
-        At the start of the block, the instance gets the stored values. If the block raises an error,
-        nothing is saved, and the instance gets the stored values back. The block is a transaction on the
-        object's shard. Costs two statements, besides BEGIN and COMMIT.
+        At the start of the block, the instance gets the stored values. If the block raises an
+        error, nothing is saved, and the instance gets the stored values back. The block is a
+        transaction on the object's shard. Costs two statements, besides BEGIN and COMMIT.
 
         :raises DoesNotExist: the object has been deleted or purged.
-        :raises UnsavedChanges: the instance is new, or has changes that the block would drop.
+        :raises UnsavedChanges: the instance is new, or has assigned values that were not saved.
         """
         if self._state.adding:
             raise UnsavedChanges(f"{describe(self)} was not stored yet. save() it first.")
@@ -317,9 +325,9 @@ class ShardedObject(ShardedModel, metaclass=ObjectBase):
                 raise
 
     def full_clean(self, *args: Any, **kwargs: Any) -> None:
-        """Check the values of the fields, as ``full_clean()`` of Django does, and the size of the body.
+        """Check the fields as ``full_clean()`` of Django does, and the size of the body.
 
-        Forms call this method, so a body that is too large is an error of the form.
+        Forms call this method. So a form shows an error if the body is too large.
 
         :raises ValidationError: a value is refused, or the body cannot be stored.
         """
@@ -337,12 +345,12 @@ class ShardedObject(ShardedModel, metaclass=ObjectBase):
         alias = str(self._state.db)
         rows = type(self).objects.with_deleted().using(alias).filter(pk=self.pk)
         if not connections[alias].features.has_select_for_update:
-            # SQLite does not lock rows that are read. A transaction that begins with a read could
-            # not write if another one has written since. So begin with a write.
+            # SQLite does not lock rows that are read. If a transaction begins with a read and
+            # another one writes then, the first can no longer write. So begin with a write.
             rows.take_write_lock()
         if self.__dict__.get("active", True):
-            # If the instance is known to be deleted, the lock also finds deleted rows, so that the
-            # block of edit() can undelete it.
+            # Usually a deleted object cannot be edited. But if the instance was read as a deleted
+            # one, find its row, so that the block of edit() can undelete it.
             rows = rows.filter(active=True)
         return rows.select_for_update().get()
 

@@ -1,4 +1,4 @@
-"""The Django app of reference tables: global tables with a copy on each shard."""
+"""The Django app of reference tables: global tables, with a copy of all their rows on each shard."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class ReferencesConfig(AppConfig):
     label = "sharded_orm_references"
     verbose_name = "Reference tables"
     default_auto_field = "django.db.models.BigAutoField"
-    #: Fixtures leave out the tables of this app. The tables record which changes the copies on this
+    #: dumpdata leaves out the tables of this app. They record which changes the copies on this
     #: site's shards have. On the site that loads the fixture, these records would be wrong.
     is_left_out_of_fixtures = True
 
@@ -33,9 +33,9 @@ class ReferencesConfig(AppConfig):
         from sharded_orm.contrib.references.writes import follower_of
 
         if reference_models():
-            # Raise an error unless the backend of the global database has hooks for writes. Copies
-            # could miss writes without them, because some writes of the ORM call no method of a model
-            # or queryset.
+            # Raise an error if the backend of the global database does not report each write. Some
+            # writes of the ORM call no method of a model or queryset, so the copies would miss
+            # them.
             require_hooks()
         # The import registers the system checks.
         import_module("sharded_orm.contrib.references.checks")

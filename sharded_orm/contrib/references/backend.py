@@ -1,6 +1,4 @@
-"""Checks of the global database: whether its backend reports writes, and whether a transaction is
-open.
-"""
+"""Asks about the global database: does its backend report writes, and is a transaction open?"""
 
 from __future__ import annotations
 
@@ -13,10 +11,13 @@ from sharded_orm.contrib.references.exceptions import InvalidReferenceModel
 
 
 def problem_of_backend() -> str | None:
-    """Return a sentence if the global database's backend does not report writes; None if it does."""
+    """Return a sentence that says why copies cannot follow the global database; None if they can.
+
+    They can if its backend reports writes and commits.
+    """
     connection = connections[DEFAULT_DB_ALIAS]
     engine = connection.settings_dict["ENGINE"]
-    # With the dummy backend, the process has no database, so it writes nothing.
+    # The dummy backend stands for a process without a database, which writes nothing.
     if isinstance(connection, CommitHookMixin) or engine == "django.db.backends.dummy":
         return None
     return (
@@ -36,16 +37,19 @@ def require_hooks() -> None:
 
 
 def in_test_case() -> bool:
-    """Whether the open transaction of the global database is the one around a test of ``TestCase``.
+    """Whether the open transaction of the global database is the one that ``TestCase`` opens around
+    a test.
 
-    Django then has such a transaction open on all other databases as well.
+    ``TestCase`` opens one on all other databases as well.
     """
     connection: Any = connections[DEFAULT_DB_ALIAS]
     return any(block._from_testcase for block in connection.atomic_blocks)
 
 
 def in_transaction() -> bool:
-    """Whether this thread has a transaction open on the global database, besides that of a ``TestCase``."""
+    """Whether this thread has opened a transaction on the global database. That of a ``TestCase``
+    does not count.
+    """
     connection = connections[DEFAULT_DB_ALIAS]
     is_open = connection.in_atomic_block or not connection.get_autocommit()
     return is_open and not in_test_case()

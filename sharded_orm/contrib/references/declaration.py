@@ -1,4 +1,6 @@
-"""The reference models of the project: their rows are global, with a copy of each on every shard."""
+"""The reference models of the project. Their rows are in the global database, and each shard has a
+copy of all of them.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +31,10 @@ from sharded_orm.topology.model import Shard
 
 @dataclass(frozen=True, eq=False)
 class ReferenceSource(Source):
-    """A reference model, described like the source of a mirror.
+    """A reference model, in the form in which mirrors describe their sources.
 
-    The source of a mirror is a model whose writes are recorded, and delivered to copies. With this
-    description, the same classes record the writes of a reference model. A reference model has no
-    shard key, so :attr:`key` is its primary key.
+    So the classes that record the writes of a mirror's source also record the writes of a reference
+    model. A reference model has no shard key, so :attr:`key` is its primary key.
     """
 
     what: ClassVar[str] = "is a reference table"
@@ -75,7 +76,7 @@ def reference_models() -> list[type[ReferenceModel]]:
 
 
 def find_model(name: str) -> type[ReferenceModel] | None:
-    """Return the reference model with this label, or with this class name; None if there is none.
+    """Return the reference model with this label or class name; None if there is none.
 
     :raises ReferenceModelNotFound: several models have this class name.
     """
@@ -91,7 +92,7 @@ def find_model(name: str) -> type[ReferenceModel] | None:
 
 
 def groups() -> list[str]:
-    """Return the names of all shard groups. The shards of each group have copies."""
+    """Return the names of all shard groups, because the shards of each group have copies."""
     return sorted(runtime.topology().groups)
 
 
@@ -102,20 +103,24 @@ def shards() -> Iterator[Shard]:
 
 
 def copied_fields(model: Any) -> list[Any]:
-    """Return the fields whose values are copied."""
+    """Return the fields that copies have: all but generated ones."""
     return [f for f in model._meta.local_concrete_fields if not isinstance(f, GeneratedField)]
 
 
 def columns_digest(model: Any) -> str:
-    """Return a hash of the copied columns. It is equal in two processes if they copy the same columns."""
+    """Return a hash of the names of the copied columns.
+
+    If the hash differs from that of the last delivery, the copies have other columns than this
+    code.
+    """
     columns = "\0".join(sorted(f.column for f in copied_fields(model)))
     return sha256(columns.encode()).hexdigest()
 
 
 def problems_of(model: Any) -> Iterator[tuple[str, str, Any]]:
-    """Yield the reasons why a reference model cannot have copies.
+    """Yield the reasons why the reference model ``model`` cannot have copies.
 
-    :returns: tuples of the id of a check, a sentence, and the field or model in question.
+    :returns: triples (id of a system check, sentence, field or model that is at fault).
     """
     children = [r for r in model._meta.related_objects if getattr(r, "parent_link", False)]
     if model._meta.parents or children:

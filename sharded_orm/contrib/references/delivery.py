@@ -29,15 +29,15 @@ from sharded_orm.scatter.failures import is_node_gone
 from sharded_orm.topology.model import Shard
 
 logger = logging.getLogger("sharded_orm.references")
-# Seconds that a delivery waits for locks on a shard. The time is short: the delivery holds the lock
-# of the reference tables, so all writers of these tables wait as well. On MariaDB and MySQL, the
+# A delivery waits at most this number of seconds for locks on a shard. Meanwhile it holds the lock
+# of the reference tables, so the commits of their writers wait as well. On MariaDB and MySQL, the
 # setting is innodb_lock_wait_timeout; on SQLite, the option timeout.
 _PATIENCE = 2.0
 
 
 @dataclass
 class CopyReport:
-    """The copies that were updated on shards.
+    """The outcome of an update of the copies on shards.
 
     :param written: number of copies that were written or removed.
     :param shards: number of shards whose copies were out of date.
@@ -54,22 +54,22 @@ def bring_all(
     anew: Iterable[Any] = (),
     stopping: Callable[[], bool] = lambda: False,
 ) -> CopyReport:
-    """Update the copies on all shards to the current rows of the reference tables.
+    """Update the copies on all shards, so that they equal the rows of the reference tables.
 
     Must be called outside of a transaction. May be called by many processes at the same time, and
-    again after any interruption. If a shard does not answer, it is left out, as are the other
-    shards of its node (a database server).
+    again after any interruption. If a shard does not answer, it is left out; if its node (a
+    database server) is down, so are the other shards of the node.
 
     Costs one query per shard that is up to date.
 
     :param anew: models whose copies are compared row by row, even if they seem to be up to date.
-    :param stopping: returns True if the call is to stop after a shard.
+    :param stopping: called before each shard; if it returns True, the call ends.
     """
     report, models = CopyReport(), reference_models()
     if not models:
         return report
     if in_transaction():
-        # Copy nothing in an open transaction: the copies would include its uncommitted rows.
+        # The copies would include rows of the open transaction, which may be rolled back.
         report.problems.append("this thread has an open transaction on the global database")
         return report
     down, compared = set[str](), frozenset(anew)
@@ -96,8 +96,9 @@ def bring_all(
 def bring(
     shard: Shard, models: Sequence[Any], version: Version, *, anew: Collection[Any] = frozenset()
 ) -> int | None:
-    """Update the copies on one shard to the current rows of the reference tables, in one
-    transaction.
+    """Update the copies on one shard, so that they equal the rows of the reference tables.
+
+    All changes are made in one transaction of the shard.
 
     :param models: all reference models, in the order of :func:`~.declaration.reference_models`.
     :param version: the version of the reference tables that the caller has read.
@@ -105,8 +106,8 @@ def bring(
     :returns: the number of copies that were written or removed; None if the shard was up to date.
     """
     alias = shard.alias
-    # First compare the versions without the lock. The lock stops the commits of writers, so it is
-    # taken only if the copies seem to be outdated.
+    # Compare the versions without the lock first. The lock makes the commits of writers wait, so it
+    # is taken only if copies seem to be outdated.
     if not anew and not behind(alias, models, version):
         return None
     with transaction.atomic(using=DEFAULT_DB_ALIAS):
@@ -127,16 +128,17 @@ def bring(
 
 
 def states_on(alias: str) -> dict[str, Any]:
-    """Return the versions of the copies on a shard, keyed by the label of the model."""
+    """Return a dict that maps labels of models to the versions of their copies on a shard."""
     return {row.name: row for row in versions_on(alias)}
 
 
 def lock_states(alias: str) -> dict[str, Any]:
-    """Return the versions of the copies on a shard, and lock them until the end of its transaction.
+    """Lock the versions of the copies on a shard until the end of its transaction, and return them.
 
-    Call this before the rows in the global database are read, under the lock of the reference
-    tables. If the caller's session is lost, another process gets that lock, and waits here. So it
-    writes its newer copies last.
+    The caller holds the lock of the reference tables, and reads rows of the global database only
+    after this call. If it loses its session there, and with it that lock, another process gets the
+    lock. That process then waits here until the caller's transaction on the shard has ended. So the
+    newer copies are written last.
 
     :raises django.db.OperationalError: other transactions hold locks on these rows. All later
         statements of the transaction may raise the error as well.
@@ -150,8 +152,7 @@ def lock_states(alias: str) -> dict[str, Any]:
 def may_be_continued(
     state: TableVersion | None, model: Any, version: Version
 ) -> TypeGuard[TableVersion]:
-    """Whether the shard's copies of a model are complete up to the version in ``state``, so that
-    only later changes are missing.
+    """Whether it is enough to copy the rows that were changed after the version in ``state``.
 
     Otherwise all rows have to be compared. For example, the shard, the model or a column is new, or
     the global database was restored from a backup.
@@ -164,10 +165,10 @@ def may_be_continued(
 
 
 def behind(alias: str, models: Iterable[Any], version: Version) -> list[Any]:
-    """Return those of ``models`` whose copies on the shard ``alias`` are not up to date.
+    """Return those of ``models`` whose copies on the shard ``alias`` must be updated.
 
-    Also returns models whose copies may differ although their version is current, for example
-    because different columns are copied now.
+    A model is also returned if its version is current, but its copies may be wrong. For example,
+    they have other columns than the running code copies.
     """
     states = states_on(alias)
     return [

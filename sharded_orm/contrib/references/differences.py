@@ -26,7 +26,7 @@ is_writing_copies = _writing.get
 
 @contextmanager
 def writing_copies() -> Iterator[None]:
-    """Context manager in whose block the ORM may write copies of reference tables."""
+    """In the ``with`` block, the ORM may write copies of reference tables. Elsewhere it refuses to."""
     token = _writing.set(True)
     try:
         yield
@@ -56,17 +56,17 @@ class CopyDifference:
         return len(self.missing) + len(self.stale) + len(self.orphaned)
 
     def pk_of(self, row: tuple[Any, ...]) -> Any:
-        """Return the primary key from the values of a row."""
+        """Return the primary key of a row, which is given as a tuple of values."""
         return row[copied_fields(self.model).index(self.model._meta.pk)]
 
     @property
     def pks(self) -> list[Any]:
-        """The primary keys of the rows that differ. Each key is named once."""
+        """The primary keys of the rows that differ, without repetition."""
         return [*map(self.pk_of, self.missing), *map(self.pk_of, self.stale), *self.orphaned]
 
     def drop(self, pks: Container[Any]) -> int:
-        """Forget the differences of rows with these primary keys. Return the number of forgotten
-        differences.
+        """Remove the rows with these primary keys from the differences. Return the number of rows
+        removed.
         """
         before = len(self)
         self.missing = [row for row in self.missing if self.pk_of(row) not in pks]
@@ -87,9 +87,10 @@ def compare_rows(
 
     Costs two queries per 500 rows. If all rows are compared, costs two more per 500 copies.
 
-    :param pks: the primary keys of the rows to be compared; None for all rows.
-    :param newest_first: whether rows with the highest primary keys come first, if all are compared.
-    :param sample: the fraction of chunks of 500 rows, and of 500 copies, to compare; None for all.
+    :param pks: the primary keys of the rows to compare; None for all rows.
+    :param newest_first: whether to begin with the highest primary keys, if all rows are compared.
+    :param sample: the part of the rows and copies to compare, in chunks of 500, such as 0.1 for
+        about a tenth; None for all.
     """
     found = CopyDifference(model)
     if pks is not None:
@@ -149,7 +150,10 @@ def _json_positions(fields: Sequence[Any]) -> list[int]:
 
 
 def _pages(model: Any, alias: str, newest_first: bool, sample: float | None) -> Iterator[list[Any]]:
-    """Yield the primary keys of the table on ``alias`` in pages of 500, or a random sample of the pages."""
+    """Yield lists of 500 primary keys of the table on ``alias``.
+
+    :param sample: the part of the lists to yield, chosen at random, such as 0.1; None for all.
+    """
     rows: QuerySet[Any] = QuerySet(model, using=alias).order_by("-pk" if newest_first else "pk")
     page = list(rows.values_list("pk", flat=True)[:BATCH])
     while page:
@@ -177,9 +181,9 @@ def apply(found: Sequence[CopyDifference], alias: str) -> None:
                 _delete_orphans(found, alias)
                 _write(found, alias, replace=False)
         except IntegrityError:
-            # The shard has refused the updates: rows may have swapped unique values, or a copy
-            # refers to a copy that is to be deleted. So delete the changed copies and insert them
-            # again.
+            # The shard has refused the statements. For example, two rows have swapped unique
+            # values, or a changed copy still refers to a copy that is deleted. So delete the
+            # changed copies and insert them again, and only then delete the others.
             with transaction.atomic(using=alias):
                 _write(found, alias, replace=True)
                 _delete_orphans(found, alias)
@@ -191,8 +195,9 @@ def _delete_orphans(found: Sequence[CopyDifference], alias: str) -> None:
 
 
 def copies_of(model: Any, alias: str, pks: Sequence[Any]) -> dict[Any, tuple[Any, ...]]:
-    """Return the values of those copies on a shard that have the primary keys ``pks``, keyed by
-    primary key.
+    """Return a dict that maps primary keys to the values of the copies on a shard.
+
+    It lacks those of ``pks`` that have no copy there.
     """
     found: dict[Any, tuple[Any, ...]] = {}
     for start in range(0, len(pks), BATCH):
@@ -206,8 +211,8 @@ def delete_copies(model: Any, alias: str, pks: Sequence[Any]) -> None:
     for start in range(0, len(pks), BATCH):
         doomed: Any = QuerySet(model, using=alias).filter(pk__in=pks[start : start + BATCH])
         if own:
-            # Set the foreign keys between the copies to NULL first, because some databases check
-            # foreign keys after each deleted row.
+            # First set foreign keys from copies to copies of the same table to NULL, because some
+            # databases check foreign keys after each deleted row.
             doomed.update(**dict.fromkeys(own))
         doomed._raw_delete(alias)
 
@@ -231,9 +236,9 @@ def _insert(model: Any, alias: str, rows: Sequence[tuple[Any, ...]]) -> None:
 
 
 def _write(found: Sequence[CopyDifference], alias: str, *, replace: bool) -> None:
-    # The order of the copies does not matter, because foreign keys are not checked. This is safe:
-    # the global database has checked those between reference tables, and each copy that is deleted
-    # here is inserted again.
+    # Foreign keys are not checked, so the copies may be written in any order. This is safe: the
+    # global database has checked foreign keys between reference tables. Rows of the shard that
+    # refer to a copy keep their copy, because each copy that is deleted here is inserted again.
     with connections[alias].constraint_checks_disabled():
         for each in found:
             if replace:

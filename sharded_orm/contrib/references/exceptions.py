@@ -21,9 +21,9 @@ class CopyReadOnly(ReferenceTableError, RuntimeError):
 
 
 class ReferenceRowKept(ReferenceTableError, IntegrityError):
-    """A row of a reference table cannot be deleted: rows on a shard refer to it, or a shard does not answer.
+    """A row of a reference table cannot be deleted.
 
-    Nothing was deleted.
+    Either rows on a shard refer to it, or a shard does not answer. Nothing was deleted.
     """
 
 

@@ -32,7 +32,7 @@ from sharded_orm.topology.model import Shard
 
 
 class ReferenceTables:
-    """The operations of ``manage.py mirrors`` on the copies of reference tables.
+    """What ``manage.py mirrors`` does with the copies of reference tables.
 
     Implements :class:`~sharded_orm.contrib.mirrors.companions.Companion`.
     """
@@ -55,13 +55,15 @@ class ReferenceTables:
     ) -> CompanionReport:
         """Compare the copies on shards with the rows in the global database.
 
-        A copy that a relay will still bring up to date does not count as a difference.
+        If a copy is outdated and a relay will update it, it counts as pending and not as a
+        difference.
 
         Costs four queries per 500 rows and shard.
 
         :param repair: whether to write copies that differ.
-        :param newest_first: whether rows with the highest primary keys come first.
-        :param sample: the fraction of chunks of 500 rows of a shard to compare; None for all.
+        :param newest_first: whether to begin with the highest primary keys.
+        :param sample: the part of the rows of each shard to compare, in chunks of 500, such as 0.1
+            for about a tenth; None for all.
         """
         model, report = _model(label), CompanionReport()
         for shard in shards():
@@ -73,9 +75,11 @@ class ReferenceTables:
         return report
 
     def status(self) -> tuple[list[dict[str, Any]], list[str]]:
-        """Return the status of each reference model, and sentences about problems.
+        """Return the state of the copies of each reference model, and sentences about problems.
 
-        Costs one query per shard, and one more for each shard that is out of date.
+        A state is a dict with the label of the model, the number of shards, the number of shards
+        whose copies are behind, and their lag in seconds. Costs one query per shard, and two more
+        for each model that is behind on a shard.
         """
         models = reference_models()
         if not models:
@@ -115,13 +119,15 @@ def _report(copied: CopyReport) -> CompanionReport:
 
 
 def _settle(shard: Shard, found: CopyDifference, report: CompanionReport, *, repair: bool) -> None:
-    """Compare the copies that seemed to differ again. Report or repair those that really differ."""
+    """Compare those copies again that seemed to differ. Report those that still differ, and repair
+    them if ``repair`` is True.
+    """
     model = found.model
     report.rows += found.compared
     if not len(found):
         return
-    # Rows may have been written since the first comparison. So compare them again, under the lock,
-    # while nobody can commit.
+    # Rows may have been written during the first comparison. So compare them again, under the lock
+    # that writers of reference tables need to commit.
     with transaction.atomic(using=DEFAULT_DB_ALIAS):
         now = lock()
         with transaction.atomic(using=shard.alias):
@@ -149,7 +155,10 @@ def _sentences(found: CopyDifference, shard: Shard) -> Iterator[str]:
 
 
 def _lag(shard: Shard, model: Any) -> float:
-    """Return the age in seconds of the oldest change that a shard lacks; 0.0 if the age is unknown."""
+    """Return the age in seconds of the oldest change that the copies of ``model`` on a shard lack.
+
+    0.0 if the age is not known.
+    """
     state = states_on(shard.alias).get(model._meta.label)
     rows = changes().filter(name=model._meta.label)
     if state is not None:

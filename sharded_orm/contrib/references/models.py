@@ -1,4 +1,6 @@
-"""The base class of reference models, and the tables with the versions of their rows and copies."""
+"""The base class of reference models, and two tables: the versions of reference tables, and the
+rows that were changed.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,9 @@ from sharded_orm.models.global_models import GlobalModel
 class ReferenceModel(GlobalModel):
     """A model whose rows are in the global database, with a copy of each row on every shard.
 
-    Sharded models refer to it by ordinary foreign keys, with a database constraint, and their
+    Sharded models refer to it by ordinary foreign keys with a database constraint, and their
     queries may join it. All writes go to the global database, even if the instance was read from a
-    copy. After the commit, the writes reach the copies.
+    copy. The copies are updated after the commit.
     """
 
     _has_copies_on_shards: ClassVar[bool] = True
@@ -33,11 +35,13 @@ class ReferenceModel(GlobalModel):
 
 
 class TableVersion(models.Model):
-    """A version of the rows of reference tables.
+    """The version of the reference tables. Each transaction that writes them raises it.
 
-    - The global database has one row, with an empty name. Each transaction that writes reference
-      tables raises its version immediately before the commit. Whoever writes copies locks this row.
-    - A shard has one row for each reference table: its copies have all changes up to this version.
+    - The global database has one row, with an empty name: the current version. A transaction that
+      writes reference tables raises it immediately before its commit. A process that writes copies
+      locks the row.
+    - Each shard has one row for each reference table: the version of its copies. They have all
+      changes up to this version.
     """
 
     _has_copies_on_shards: ClassVar[bool] = True
@@ -45,14 +49,15 @@ class TableVersion(models.Model):
     #: The label of a reference model, such as ``geo.Country``; empty in the global database.
     name: models.CharField[str, str] = ExactCharField(max_length=100, primary_key=True)
     version: models.BigIntegerField[int, int] = models.BigIntegerField()
-    #: A random number that identifies the sequence of versions. After a flush, a new sequence
-    #: begins.
+    #: A random number that a flush of the global database replaces. Versions with different numbers
+    #: cannot be compared, because a flush starts them anew.
     history: models.BigIntegerField[int, int] = models.BigIntegerField()
-    #: JSON: primary keys, as text, of copies that were removed before their rows in the global
-    #: database. If a row is not deleted soon, its copy has to be restored.
+    #: JSON: a list of primary keys, as text. A row is deleted on the shards first, and then in the
+    #: global database. This list has the copies that were deleted on this shard: if the row stays
+    #: after all, its copy has to be restored.
     removed: models.TextField[str, str] = models.TextField(default="[]")
 
-    #: A hash of the names of the columns that were copied. If the running code copies different
+    #: A hash of the names of the columns that the copies have. If the running code copies other
     #: columns, all rows must be compared.
     columns: models.CharField[str, str] = models.CharField(max_length=64, default="")
 
@@ -64,9 +69,10 @@ class TableVersion(models.Model):
 
 
 class ChangedRow(models.Model):
-    """The version at which a row of a reference table was last changed in the global database.
+    """Records the version at which a row of a reference table was last written or deleted.
 
-    This record is kept after the row was deleted.
+    Only in the global database. Deliveries read here which rows have changed since the version of a
+    shard.
     """
 
     pk = models.CompositePrimaryKey("name", "row")

@@ -1,8 +1,8 @@
-"""Removes the copies of rows that are about to be deleted, before the rows themselves.
+"""Deletes the copies of rows on the shards before the rows in the global database are deleted.
 
-So no row on a shard can begin to refer to a row that is being deleted. The shard records which
-copies were removed, in the same transaction. If the deletion of a row then fails, the next update
-of the shard restores its copy.
+So no row on a shard can begin to refer to a row that is being deleted. In the same transaction,
+each shard records which copies were deleted. If the row stays after all, the next update of the
+shard restores its copy from this record.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ logger = logging.getLogger("sharded_orm.references")
 def remove_ahead(model: Any, pks: Sequence[Any]) -> None:
     """Delete the copies of rows of ``model`` on all shards, in one transaction per shard.
 
-    Called in the transaction that is about to delete the rows in the global database, which holds
-    the lock of the reference tables from now on. If a shard refuses, the copies on the other shards
-    are restored.
+    Called in the transaction that then deletes the rows in the global database. This call takes the
+    lock of the reference tables for the rest of that transaction. If a shard refuses, the copies on
+    the other shards are restored.
 
     :param pks: the primary keys of the rows.
     :raises ReferenceRowKept: rows of a shard refer to one of the rows, a shard does not answer, or
@@ -71,8 +71,8 @@ def _kept(model: Any, alias: str, exc: Exception) -> ReferenceRowKept:
 
 
 class _Removal:
-    """Removes the copies of rows from one shard, and can restore them. Meanwhile this thread holds
-    the lock of the reference tables.
+    """Deletes the copies of rows on one shard, and can restore them. This thread holds the lock of
+    the reference tables all the time.
     """
 
     def __init__(self, model: Any, alias: str) -> None:
@@ -82,7 +82,7 @@ class _Removal:
         self._noted = ""
 
     def run(self, pks: Sequence[Any]) -> bool:
-        """Delete the copies. Return False if the shard has no copies, because it was not filled yet."""
+        """Delete the copies. Return False if copies of the model were not written to the shard yet."""
         model, alias = self._model, self._alias
         with transaction.atomic(using=alias), writing_copies():
             state = lock_states(alias).get(model._meta.label)
@@ -94,13 +94,13 @@ class _Removal:
         return True
 
     def undo(self) -> None:
-        """Restore the copies. If that is impossible now, the next update of the shard restores them."""
+        """Restore the copies. If that fails, the next update of the shard restores them."""
         alias, before = self._alias, self._before
         try:
             with transaction.atomic(using=alias):
-                # Restore the copies only if no other process has changed the shard's state since
-                # run(). If this thread has lost its lock, another process may have written newer
-                # copies.
+                # The session that holds the lock of the reference tables may have been lost. Then
+                # another process may have written newer copies, which must stay. So restore the
+                # copies only if the shard's version is still as run() has left it.
                 unchanged = versions_on(alias).filter(
                     pk=before.pk,
                     version=before.version,

@@ -1,9 +1,11 @@
 """Versions of the rows of reference tables, and the lock under which copies are written.
 
-Each transaction that writes reference tables takes the lock before its commit, and raises the
-version. So a higher version is always committed later, and whoever holds the lock reads exactly the
-rows of the current version. Copies are written only under the lock. So a copy is never older than
-the version that its shard has stored, and no row is deleted while its copy is being written.
+A transaction that writes reference tables takes the lock and raises the version, just before its
+commit. So versions grow in the order of commits. A process that holds the lock reads exactly the
+rows of the current version.
+
+Copies are written only under the lock. So a copy is never older than the version that its shard has
+stored, and no row is deleted while its copy is being written.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from sharded_orm.contrib.references.exceptions import InvalidReferenceModel
 from sharded_orm.contrib.references.models import ChangedRow, TableVersion
 from sharded_orm.database_clock import DatabaseClock
 
-#: The name of the row of :class:`TableVersion` with the version of all reference tables together.
+#: One row of :class:`TableVersion` has this name: the version of all reference tables together.
 #: Only the global database has this row.
 GLOBAL = ""
 #: The number of rows that one statement reads or writes.
@@ -32,8 +34,8 @@ BATCH = 500
 def refuse_fixtures(sender: Any, raw: bool = False, **kwargs: Any) -> None:
     """Refuse to load rows of this app from a fixture. A receiver of ``pre_save``.
 
-    The versions in a fixture belong to the site that made it. On this site, they could mark
-    outdated copies as up to date.
+    The rows belong to the site that made the fixture. On this site, they could mark outdated copies
+    as up to date.
 
     :raises InvalidReferenceModel: the fixture has such rows.
     """
@@ -45,9 +47,9 @@ def refuse_fixtures(sender: Any, raw: bool = False, **kwargs: Any) -> None:
 
 
 def begin_history(using: str, **kwargs: Any) -> None:
-    """Insert the row with the version of all reference tables, so that no writer has to insert it.
+    """Insert the row with the version of the reference tables. A receiver of ``post_migrate``.
 
-    A receiver of ``post_migrate``.
+    So the row exists before the first writer needs it.
     """
     if using != DEFAULT_DB_ALIAS:
         return
@@ -62,17 +64,17 @@ def _first_version() -> TableVersion:
     return TableVersion(name=GLOBAL, version=0, history=secrets.randbits(63))
 
 
-#: The names of global databases that are known to have this app's tables. There may be several
-#: names in one process, because a test run switches to a test database.
+#: The names of global databases that have the tables of this app. A process may see several names,
+#: because a test run switches to a test database.
 _with_tables: set[str] = set()
 
 
 def has_tables() -> bool:
-    """Whether the global database has the tables that record changes of reference tables.
+    """Whether this app is migrated, so that changes of reference tables can be recorded.
 
-    Without them, changes need not be recorded, because the first delivery of copies compares all
-    rows. So other apps may be migrated before this app, and may write reference tables. Costs a
-    query per call until the tables exist.
+    Other apps may be migrated earlier, and write reference tables meanwhile. These changes need no
+    record, because the first delivery of copies compares all rows. Costs a query per call until the
+    tables exist.
     """
     connection = connections[DEFAULT_DB_ALIAS]
     name = str(connection.settings_dict["NAME"])
@@ -95,9 +97,9 @@ def changes() -> QuerySet[ChangedRow]:
 
 @dataclass(frozen=True)
 class Version:
-    """A version (``number``) of the rows of all reference tables in the global database.
+    """The version of all reference tables: ``number`` grows with each transaction that writes them.
 
-    ``history`` is a random number for the sequence of versions. A flush begins a new sequence.
+    ``history`` is a random number. A flush replaces it, and starts the numbers anew.
     """
 
     history: int
@@ -111,9 +113,9 @@ def global_version() -> Version:
 
 
 def is_before(state: TableVersion, now: Version) -> bool:
-    """Whether ``state`` is not later than ``now``, in the same sequence of versions.
+    """Whether ``state`` is the version ``now`` or an earlier one.
 
-    A flush begins a new sequence, so versions before and after it cannot be compared.
+    False if their histories differ: a flush lies between them, so they cannot be compared.
     """
     return state.history == now.history and state.version <= now.number
 
@@ -125,8 +127,8 @@ def lock() -> Version:
     """
     row = versions_on(DEFAULT_DB_ALIAS).filter(name=GLOBAL)
     if not row.update(version=F("version")):
-        # Insert the version row again: it was deleted by hand. If two processes do this at the same
-        # time, the second gets an IntegrityError.
+        # The row is missing, because somebody has deleted it by hand. Insert it again. If two
+        # processes do this at the same time, the second gets an IntegrityError.
         insert_rows(TableVersion, DEFAULT_DB_ALIAS, [_first_version()])
     return global_version()
 
@@ -136,11 +138,11 @@ def record(rows: Mapping[Any, Iterable[Any]]) -> None:
 
     Called just before the commit of the transaction that has changed the rows.
 
-    :param rows: primary keys of the changed rows, by model.
+    :param rows: maps models to the primary keys of their changed rows.
     """
     lock()
-    # Raise the version before it is read: at the isolation level REPEATABLE READ, a read before the
-    # UPDATE might return an older version.
+    # Raise the version first, and then read it. At the isolation level REPEATABLE READ, a read
+    # before the UPDATE might return an older version.
     versions_on(DEFAULT_DB_ALIAS).filter(name=GLOBAL).update(version=F("version") + 1)
     version = global_version().number
     for model, pks in rows.items():
@@ -165,13 +167,14 @@ def record(rows: Mapping[Any, Iterable[Any]]) -> None:
 
 
 def changed_since(model: Any, version: int) -> list[Any]:
-    """Return the primary keys of rows that were written or removed after ``version``."""
+    """Return the primary keys of rows of ``model`` that were written or deleted after ``version``."""
     texts = changes().filter(name=model._meta.label, version__gt=version)
     return [value_of(model._meta.pk, text) for text in texts.values_list("row", flat=True)]
 
 
 def removed_ahead(model: Any, row: TableVersion) -> list[Any]:
-    """Return the primary keys of copies that a shard has removed before their global rows were deleted.
+    """Return the primary keys of copies that were deleted on a shard before their rows in the
+    global database.
 
     :param row: the shard's row of :class:`TableVersion` for the model.
     """
@@ -179,7 +182,8 @@ def removed_ahead(model: Any, row: TableVersion) -> list[Any]:
 
 
 def note_removed(alias: str, model: Any, row: TableVersion, pks: Sequence[Any]) -> str:
-    """Record on a shard that copies were deleted there, before the global rows are deleted.
+    """Record on a shard that copies were deleted there, and the rows in the global database not
+    yet.
 
     :param row: the shard's row of :class:`TableVersion` for the model.
     :param pks: the primary keys of the copies.
@@ -192,9 +196,9 @@ def note_removed(alias: str, model: Any, row: TableVersion, pks: Sequence[Any]) 
 
 
 def set_version(alias: str, columns: Mapping[str, str], version: Version) -> None:
-    """Record that the shard's copies of these models have the changes up to ``version``.
+    """Record that the copies of some models on a shard have all changes up to ``version``.
 
-    :param columns: hashes of the copied columns, by the label of the model.
+    :param columns: maps the labels of the models to hashes of the names of their copied columns.
     """
     there = versions_on(alias).filter(name__in=columns)
     known = dict(there.values_list("name", "columns"))
@@ -213,9 +217,9 @@ def set_version(alias: str, columns: Mapping[str, str], version: Version) -> Non
 
 
 def insert_rows(model: Any, alias: str, rows: Sequence[Any], fields: Any = None) -> None:
-    """Insert rows as they are, without opening an atomic block.
+    """Insert rows as they are, without ``pre_save()`` of their fields and without an atomic block.
 
-    :param fields: the fields to be written; None for all.
+    :param fields: the fields to write; None for all.
     """
     fields = fields or model._meta.local_concrete_fields
     connection = connections[alias]

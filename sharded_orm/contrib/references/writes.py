@@ -1,6 +1,5 @@
-"""Handles the ORM's writes of reference tables.
-
-Writes in the global database are recorded. Writes of the copies on shards are refused.
+"""Follows the ORM's writes of reference tables: records those in the global database, and refuses
+those of the copies on shards.
 """
 
 from __future__ import annotations
@@ -33,11 +32,14 @@ logger = logging.getLogger("sharded_orm.references")
 
 
 def follower_of(model: Any) -> ReferenceFollower | None:
-    """Return the object that is called when the ORM writes a reference model; None for other models."""
+    """Return the object that the ORM calls when it writes the reference model ``model``.
+
+    None for other models.
+    """
     meta = getattr(model, "_meta", None)
     if meta is None or not apps.models_ready:
         return None
-    # A migration uses a historical model. Handle its writes like writes of the current model.
+    # Migrations use historical models. Find the current model with the same label.
     if meta.apps is not apps:
         try:
             model = apps.get_model(meta.label)
@@ -49,7 +51,8 @@ def follower_of(model: Any) -> ReferenceFollower | None:
 
 
 class ReferenceFollower:
-    """Records each write of a reference table in the same transaction, and refuses writes of copies.
+    """Records each write of a reference table in the transaction of the write. Refuses writes of
+    copies.
 
     Implements :class:`~sharded_orm.backends.write_hooks.followers.WriteFollower`. Thread-safe.
     """
@@ -61,15 +64,15 @@ class ReferenceFollower:
         return True
 
     def write(self, compiler: Any, execute: Callable[[], Any]) -> Any:
-        """Run a statement, and record the rows that it changes.
+        """Execute a statement, and record the rows that it changes.
 
-        If it deletes rows, their copies are deleted first.
+        If it deletes rows, their copies on the shards are deleted first.
 
         :param compiler: the compiler of the statement.
-        :param execute: runs the statement.
+        :param execute: a function that executes the statement.
         :raises CopyReadOnly: the statement writes copies on a shard.
         :raises WriteNotFollowed: it is unknown which rows the statement changes.
-        :raises ReferenceRowKept: the copies of a row that is to be deleted cannot be deleted.
+        :raises ReferenceRowKept: a copy of a row that is to be deleted cannot be deleted.
         """
         connection = compiler.connection
         if connection.alias != DEFAULT_DB_ALIAS:
@@ -101,8 +104,6 @@ class ReferenceFollower:
 
 
 class ReferenceWrite(SourceWrite):
-    """One statement that writes rows of a reference table in the global database."""
-
     def _execute_on(self, pks: Sequence[Any], execute: Callable[[], Any]) -> Any:
         if pks and isinstance(self._query, DeleteQuery):
             remove_ahead(self._source.model, pks)
@@ -110,8 +111,6 @@ class ReferenceWrite(SourceWrite):
 
 
 class ReferenceChange(SourceChange):
-    """The rows of a reference table that one statement has changed."""
-
     pks: Sequence[Any] = ()
 
 
@@ -128,16 +127,16 @@ class ReferenceChanges(TransactionChanges):
 
     def savepoint_rolled_back(self, sid: str) -> None:
         super().savepoint_rolled_back(sid)
-        # Record all changes again: the rollback has removed the records that may_commit() wrote
-        # inside of the savepoint. Recording a row twice does no harm.
+        # Record all changes again, because the rollback may have undone their records: may_commit()
+        # may have written them inside of the savepoint. A row may be recorded twice.
         for change in self._changes:
             change.is_delivered = False
 
     def _record(self) -> None:
-        """Record the changed rows once, before the commit.
+        """Record the rows that were changed and are not recorded yet. Called before the commit.
 
-        The version is raised here, at the end of the transaction, and its lock is kept until the
-        commit. So versions grow in the order of commits.
+        This raises the version, which stays locked until the commit. So versions grow in the order
+        of commits.
         """
         changes = [
             change
@@ -151,8 +150,8 @@ class ReferenceChanges(TransactionChanges):
         if rows and has_tables():
             record(rows)
             self._has_news = True
-        # Set the flags only after record() has succeeded. If it fails and the program catches the
-        # error, the changes must be recorded later. Recording a row twice does no harm.
+        # Set the flags at the end, and not earlier: if record() raises an error that the program
+        # catches, the changes must be recorded later. A row may be recorded twice.
         for change in changes:
             change.is_delivered = True
 
@@ -168,11 +167,13 @@ class ReferenceChanges(TransactionChanges):
 
 
 class CopyDelivery(DeferrableDelivery):
-    """Updates the copies on all shards after the commit of a transaction."""
+    """Updates the copies on all shards, after the commit of a transaction that has changed
+    reference tables.
+    """
 
     def __call__(self) -> None:
-        # A delivery usually waits until this thread has no transaction on shards. In a TestCase these
-        # transactions end only after the test, so the copies are updated at once.
+        # Usually a delivery waits until this thread has no open transaction on shards. In a
+        # TestCase, transactions end only after the test, so the copies are updated at once.
         if in_test_case():
             self.deliver(may_be_rolled_back=True)
         else:
@@ -180,5 +181,6 @@ class CopyDelivery(DeferrableDelivery):
 
     def deliver(self, *, may_be_rolled_back: bool) -> None:
         for problem in bring_all().problems:
-            # The problem is only logged, because the writer has committed.
+            # Only log the problem: the transaction of the program is committed, and a relay tries
+            # again.
             logger.warning("copies of reference tables follow later, by a relay: %s", problem)

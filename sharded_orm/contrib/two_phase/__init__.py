@@ -1,4 +1,5 @@
 """The table of commit decisions, for sites that use blocks with ``two_phase=True``.
 
-Add ``"sharded_orm.contrib.two_phase"`` to ``INSTALLED_APPS``, and run ``manage.py migrate_shards``.
+To use it, add ``"sharded_orm.contrib.two_phase"`` to ``INSTALLED_APPS``, and run ``manage.py
+migrate_shards``.
 """

@@ -1,4 +1,4 @@
-"""The Django app with the table of decisions to commit transactions in two phases."""
+"""The Django app with the table of commit decisions, for transactions in two phases."""
 
 from django.apps import AppConfig
 

@@ -1,4 +1,4 @@
-"""The table of commit decisions of transactions in two phases. It is on every shard."""
+"""The table of commit decisions of transactions in two phases. Each shard has this table."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from sharded_orm.backends.two_phase.branch import MAX_BYTES, TABLE
 
 
 class Decision(models.Model):
-    """The decision to commit a transaction in two phases. The transaction itself writes this row.
+    """The decision to commit a transaction in two phases.
 
-    Only :mod:`sharded_orm.backends.two_phase` and :mod:`sharded_orm.two_phase` use the table, by
-    SQL.
+    The transaction itself inserts this row on its first shard, the decider: if the row is
+    committed, so is the transaction on all other shards. Only :mod:`sharded_orm.backends.two_phase`
+    and :mod:`sharded_orm.two_phase` use the table, by SQL.
     """
 
     name: models.CharField[str, str] = models.CharField(max_length=MAX_BYTES, primary_key=True)
-    #: The time of the decision by the clock of the process, in seconds since 1970.
+    #: The time of the decision by the clock of the host, in seconds since 1970.
     decided_at: models.BigIntegerField[int, int] = models.BigIntegerField()
 
     class Meta:

@@ -17,9 +17,11 @@ class CreateSequence(Operation):
     """A migration operation that creates a sequence of ids on a ticket server (Flickr, F4).
 
     ``migrate --database tickets_1`` creates the sequence on the ticket server ``tickets_1``. On any
-    other database, the operation does nothing. The first id is above every existing id, and above
-    every id that another server has handed out. So all servers must answer, as for ``manage.py
-    tickets create``. An existing sequence stays as it is.
+    other database, the operation does nothing. An existing sequence stays as it is.
+
+    The first id is above every existing id, and above every id that another server has handed out.
+    To find it, the operation queries all ticket servers. So all of them must answer, as for
+    ``manage.py tickets create``.
 
     Backwards, the operation does nothing: ids that were handed out are never taken back.
 

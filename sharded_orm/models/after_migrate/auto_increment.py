@@ -22,7 +22,7 @@ from sharded_orm.topology.model import Shard
 
 
 def counted_ids(shard: Shard, models: Iterable[type[Model]] | None = None) -> dict[str, range]:
-    """Return all packed ids that each table may make on ``shard``, keyed by table.
+    """Return the range of packed ids that each table may generate on ``shard``, keyed by table.
 
     :param models: the models whose tables to include; None means all models of the project.
     """
@@ -38,7 +38,7 @@ def counted_ids(shard: Shard, models: Iterable[type[Model]] | None = None) -> di
 
 
 def first_ids(shard: Shard, models: Iterable[type[Model]] | None = None) -> dict[str, int]:
-    """Return the first packed id of each table on ``shard``, keyed by table; as :func:`counted_ids`."""
+    """Return the first packed id that each table may generate on ``shard``, keyed by table."""
     return {table: ids.start for table, ids in counted_ids(shard, models).items()}
 
 
@@ -47,8 +47,8 @@ def after_migrate(
 ) -> None:
     """Receiver of ``post_migrate``: set the auto-increment counters on the shard ``using``.
 
-    :param counted: the next id of each table, or a lower bound of it, keyed by table, as the
-        command ``migrate_shards`` has read them. None if they are unknown.
+    :param counted: maps a table to the next value of its counter, or to a lower bound of it. The
+        command ``migrate_shards`` has read these values. None if they are unknown.
 
     Cost: no query if the app has no packed ids (ids that contain the shard number), or if
     ``counted`` shows that all counters are high enough. Otherwise one query for the list of tables,

@@ -51,7 +51,8 @@ def after_migrate(
         permissions = apps.get_model("auth", "Permission").objects
     except LookupError:
         # The tables in which Django stores permissions do not exist yet, because auth or contenttypes
-        # is not migrated. Wait for a later post_migrate signal: each migrate sends one per app.
+        # is not migrated. migrate sends post_migrate for each app, so a later signal will do the
+        # work.
         return
     names_by_codename = {
         codename(group): f"Can access shards of {group}" for group in runtime.topology().groups

@@ -30,9 +30,9 @@ def after_migrate(sender: AppConfig, using: str, **kwargs: Any) -> None:
     """Receiver of ``post_migrate``: set the functions and defaults that generate timestamped ids.
 
     Does nothing on databases that are not PostgreSQL, or for an app without such ids. Otherwise
-    sends one query, and one statement for each id column, which replaces the function of its
-    default. The default itself is set only if it is wrong, because that waits for all open
-    transactions on the table.
+    sends one query, and for each id column one statement. The statement replaces the function that
+    the column's default calls. The default is set only if it does not call this function: setting
+    a default waits for all open transactions on the table.
     """
     connection = connections[using]
     if not features_of(connection).makes_timestamped_ids:
@@ -95,7 +95,6 @@ def _fields(app: AppConfig) -> dict[tuple[str, str], TimestampedIDField]:
 
 
 def _timestamped(models: Iterable[type[Model]]) -> Iterator[TimestampedIDField]:
-    """Yield the timestamped id fields of ``models``."""
     for model in models:
         if model._meta.managed and not model._meta.proxy:
             for field in model._meta.local_concrete_fields:

@@ -43,9 +43,9 @@ class DriverRows(ModelIterable):  # type: ignore[type-arg]  # the class is gener
 
 
 class ShardRead(RowBatch):
-    """The rows of one shard that are about to be read through the cache.
+    """A read of rows of one shard through the cache, before and after it has been sent.
 
-    :param use: how the connection to the shard uses the cache.
+    :param use: how the connection to the shard may use the cache.
     """
 
     def __init__(self, use: ConnectionUse) -> None:
@@ -85,7 +85,7 @@ def reads_by_pk(plan: LookupPlan, pks: Iterable[Any]) -> tuple[list[ShardRead], 
 
 
 def _address(plan: LookupPlan, strategy: Strategy, pk: Any) -> RowAddress | None:
-    """Return the address of the row with a primary key; None if no row that is cached can have it."""
+    """Return the address of a row, by its primary key; None if the cache cannot have the row."""
     cached = plan.cached
     assert cached.options is not None and cached.key_field is not None
     token = cached.pk_token(pk)
@@ -104,14 +104,15 @@ def _address(plan: LookupPlan, strategy: Strategy, pk: Any) -> RowAddress | None
 def read_together(
     plan: LookupPlan, reads: Sequence[ShardRead], reader: Reader, queryset: Any
 ) -> list[Any]:
-    """Return the instances that ``reads`` find. A key without a row has no instance.
+    """Execute ``reads``, and return the model instances. A primary key without a row has none.
 
     :param reads: what :func:`reads_by_pk` has prepared. Nothing has been sent yet.
     :param queryset: a queryset without conditions.
     """
     level = request_cache.current()
-    # The rows that were found, by the kind of their factories: one factory, the rows, and their
-    # aliases. Converting the rows of all shards in one call takes half as long as shard by shard.
+    # The rows that were found. Shards whose factories have the same ``kind`` share one tuple: a
+    # factory, the rows, and the alias of each row. The factory converts the rows of all these
+    # shards in one call, which takes half as long as a call for each shard.
     parts: dict[object, tuple[InstanceFactory, list[Row], list[str]]] = {}
 
     def keep(use: ConnectionUse, rows: Collection[Row]) -> None:
@@ -119,8 +120,8 @@ def read_together(
         of_kind += rows
         aliases += [use.alias] * len(rows)
 
-    # The entries of the first level (per request) are found before anything is read: see
-    # RequestCache.
+    # Get the dicts of the first-level (per-request) cache before any row is read. A write during
+    # the read drops them, so nobody finds the old rows that are put into them afterwards.
     homes: dict[str, dict[str, Any]] = {}
     if level is not None:
         hits = 0
@@ -179,7 +180,7 @@ def _from_database(missing: dict[Any, CachedRead], reader: Reader, queryset: Any
         read = reads[plan.pk_token(factory.field_values(values)[0])]
         if alias != read.alias:
             # The shard key has moved to another shard since the read was prepared. The request
-            # names the cache entry of the earlier shard, so the row must not be stored there.
+            # names a cache entry of the old shard, so the row must not be stored under this name.
             instances += factory.instances(values, queryset)
             continue
         may_fill = read.request.outcome == MISS and read.fill

@@ -1,8 +1,8 @@
 """Making model instances from cached rows, exactly as Django makes them from database rows.
 
-The cache holds rows as the database driver returned them, before Django's converters. To become
-instances, rows pass the converters of a database connection, those of the fields, then ``from_db`` of
-the model. So each :class:`InstanceFactory` belongs to a connection.
+The cache holds rows as the database driver returned them. To make instances, Django's steps follow:
+the converters of the database connection, then those of the fields, then ``from_db()`` of the
+model. Because of the first step, each :class:`InstanceFactory` belongs to a connection.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class InstanceFactory(InstanceLoader):
         super().__init__(plan.model, connection)
         self.fingerprint = plan.fingerprint(connection.vendor)
         self.width = len(self._columns)
-        # Connections with the same vendor and time zone share decoded rows, because the converters
-        # of the backend depend on these two. A field's own converter (from_db_value) is called for
-        # each instance: its values may be mutable, or depend on more than the row.
+        # The converters of a backend depend only on its vendor and time zone. So connections with
+        # the same vendor and time zone share the rows that these converters have made. The
+        # from_db_value() of a field is called for each instance: it may return a mutable object.
         self.decoded = plan.decoded(connection.vendor, connection.timezone_name)
-        #: Factories of the model with the same ``kind`` make equal instances, so one of them may
-        #: make the instances of all.
+        #: Two factories of the model with the same ``kind`` make equal instances from the same row.
+        #: So one of them may make the instances of rows from the connections of both.
         self.kind: object = self.decoded if self.serves_others else self

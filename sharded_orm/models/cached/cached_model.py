@@ -1,12 +1,12 @@
 """Which models are cached, and how field values get into names of cache entries (Yupoo, Y13-Y16).
 
 A model is cached if its ``ShardMeta`` has ``cache = True``. ``ShardMeta.isolate_key`` names a field
-that divides the cached lists of a shard key: a write voids only the lists with the written row's
-value.
+that divides the cached lists of a shard key. For example, with ``isolate_key = "album_id"``, a
+write to a photo of album 7 voids the lists of album 7, but not those of album 8.
 
-In the name of a cache entry, a *token* represents a field value. The tokens of a field are *exact*
-if two values are equal in the database exactly when their tokens are equal. Names of cache entries
-can contain only values of fields with exact tokens.
+In the name of a cache entry, a *token* (a text) stands for a field value. The tokens of a field are
+*exact* if the database considers two values equal if and only if their tokens are equal. If the
+tokens of a field are not exact, its values are not used in names of cache entries.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class TokenField:
         field. Always return None if ``exact`` is False.
         """
         if type(value) is int and self._takes_int:
-            # The same as token(), which most keys need not call.
+            # A shortcut: token() would return the same text for a number that is not negative.
             return str(value) if value >= 0 else token(value)
         if not self.exact or value is None or hasattr(value, "resolve_expression"):
             return None
@@ -95,13 +95,16 @@ class TokenField:
         return token(value)
 
     def keeps(self, value: Any) -> bool:
-        """Whether ``value`` is known to be unchanged by ``get_prep_value()`` of the field."""
+        """Whether ``get_prep_value()`` of the field surely returns ``value`` itself.
+
+        The caller then need not call it. False does not mean that the value changes.
+        """
         return type(value) is int and self._takes_int
 
     @cached_property
     def _takes_int(self) -> bool:
-        # A shortcut for most keys: get_prep_value() of Django's integer fields returns an int
-        # unchanged, so token() need not call it.
+        # True if get_prep_value() is the method of Django's integer fields. It returns an int
+        # unchanged, so token() and keeps() need not call it. Most keys are such fields.
         return self.exact and type(self.target).get_prep_value in PLAIN_INTEGERS
 
     def _of_instance(self, value: Any) -> Any:
@@ -171,7 +174,8 @@ class CachedModel:
         try:
             version = strategy.version(self.key.get_prep_value(value))
         except InvalidShardKey:
-            # No row can have this invalid value as its key, so the key cannot have moved.
+            # The strategy does not accept this value as a shard key. So no row has this key, and
+            # the key cannot have moved to another shard.
             return plain
         return f"{plain}+{version}" if version else plain
 
@@ -332,7 +336,7 @@ def declares_cache(model: Any) -> bool:
 def isolate_name(model: Any) -> str | None:
     """Return ``ShardMeta.isolate_key`` of a model; None if the model does not declare it.
 
-    Whether a field has this name is not checked.
+    The model may lack a field of this name; the caller must check that.
     """
     return getattr(getattr(model._meta.concrete_model, "ShardMeta", None), "isolate_key", None)
 

@@ -35,12 +35,13 @@ class CachedRead:
     """A queryset that is about to be read through the cache.
 
     :param plan: the key fields of the queryset's model, with their positions and columns.
-    :param use: the connection that has the rows.
+    :param use: the alias of the database with the rows, and how its connection may use the cache.
     :param kind: :data:`ROWS`, :data:`COUNT`, :data:`EXISTS` or :data:`NUMBERS`.
     :param request: the request to the cache.
     :param level: the first-level cache of the current request; None if there is none.
-    :param query_database: returns the rows as the driver returns them, or the number or numbers. None
-        if the caller queries the database.
+    :param query_database: called if the cache does not have the result. It queries the database,
+        and returns the rows as the driver returns them, or the number or numbers. None if the
+        caller queries the database itself.
     """
 
     __slots__ = (
@@ -81,7 +82,8 @@ class CachedRead:
         The result is a list of instances; for the other kinds it is a number or a tuple of numbers.
         """
         if self.level is None or self.queryset._for_write:
-            # A queryset with _for_write (delete(), get_or_create()) needs the current rows.
+            # delete() and get_or_create() set _for_write: they read rows in order to write, so they
+            # must not see earlier values of these rows.
             return None
         entry = self.entries.get(self.key)
         return self._instances(entry) if entry is not None and self.kind is ROWS else entry
@@ -158,8 +160,9 @@ def prepare(
     """
     query = queryset.query
     if query.select_for_update:
-        # A query that locks rows must see their current state. Later reads of the request must see
-        # it, too, so the first-level (per-request) cache is emptied.
+        # The query has select_for_update(), so it must read the current rows from the database.
+        # Empty the first-level (per-request) cache, so that later reads of this request do not
+        # return older values of the locked rows.
         request_cache.forget()
         return None
     if queryset._uncached or request_cache.is_uncached():
@@ -268,9 +271,9 @@ def value_through_cache(read: CachedRead, reader: Reader) -> Any:
 def answer(read: CachedRead, reader: Reader) -> list[Any]:
     """Return the model instances of ``read``.
 
-    Call :meth:`Reader.read` with ``read.request`` before. If the cache does not have the result,
-    this function queries the database. Then it stores the rows in the cache, if ``read.fill`` and
-    the outcome of the request allow it.
+    The caller must already have called :meth:`Reader.read` with ``read.request``. If the cache did
+    not have the result, this function queries the database. It then stores the rows in the cache,
+    unless ``read.fill`` is False or the reader has found that the request must bypass the cache.
     """
     request = read.request
     if request.outcome == HIT:
@@ -293,10 +296,10 @@ def answer(read: CachedRead, reader: Reader) -> list[Any]:
 def to_fill(
     read: CachedRead, rows: Sequence[Row], values: Sequence[Row]
 ) -> tuple[ObjectRequest | ListRequest, list[str], Sequence[Row]] | None:
-    """Return the arguments of :meth:`Reader.fill` that store rows: the request, the primary keys,
-    the rows.
+    """Return a tuple to pass to :meth:`Reader.fill`, so that it stores ``rows`` in the cache.
 
-    Return None if the rows must not be stored.
+    The tuple contains the request, the tokens of the primary keys, and the rows. Return None if the
+    rows must not be stored.
 
     :param rows: the rows as the driver returned them.
     :param values: the same rows, which ``factory.values()`` has decoded.

@@ -13,11 +13,13 @@ from sharded_orm.routing.where_clause import compared_columns, is_equality, plai
 
 
 def all_pinned(query: Any, columns: Collection[str | None]) -> dict[str, list[Any]]:
-    """Return the values that columns can have in rows that match ``query``: a dict by column.
+    """Return a dict that maps a column to the values that it can have in rows that match ``query``.
 
-    A column is in the result only if a condition that every row must meet compares the column with
-    plain values, by equality or ``__in``. Each value is listed once, as ``get_prep_value`` of the
-    field returns it; NULL is never listed. If the list of a column is empty, no row can match.
+    For example, ``filter(user_id=1, album_id__in=[7, 8])`` gives ``{"user_id": [1], "album_id": [7,
+    8]}``. A column is in the dict only if a condition that every row must meet compares the column
+    with plain values, by equality or ``__in``. Each value is listed once, as ``get_prep_value()``
+    of the field returns it; NULL is never listed. If the list of a column is empty, no row can
+    match.
 
     :param query: a :class:`~django.db.models.sql.Query` of any kind; it is not changed.
     :param columns: names of database columns, as in ``Field.column``; None is ignored.

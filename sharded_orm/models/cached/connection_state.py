@@ -12,12 +12,11 @@ from sharded_orm.models.cached.lookup_plan import LookupPlan
 
 
 class ConnectionState:
-    """The facts about a database connection that the cache needs.
+    """Says whether a database connection may use the cache now.
 
-    The object knows whether the connection may use the cache now, and makes an
-    :class:`InstanceFactory` for each model. It also implements
-    :class:`~sharded_orm.cache.repair.Sessions`, so it can find out whether database sessions have
-    ended. Only the connection's thread may use the object.
+    It also keeps the :class:`InstanceFactory` of each model on this connection, and implements
+    :class:`~sharded_orm.cache.repair.Sessions`, by which the cache finds out whether the database
+    session of a writer has ended. Only the connection's thread may use the object.
     """
 
     def __init__(self, connection: ShardConnectionMixin) -> None:
@@ -49,8 +48,9 @@ class ConnectionState:
         if not in_transaction and not (group is not None and group.levels):
             return True
         if connection.wrote or connection.needs_rollback or self._isolation != "read committed":
-            # The transaction must not use the cache: it has uncommitted writes of its own, must be
-            # rolled back, or may read an earlier state.
+            # The transaction must not use the cache, for one of three reasons. It has written rows,
+            # and must see these uncommitted rows. Or an error forces it to roll back. Or its reads
+            # may have to see the rows as of its begin, but the cache may have later ones.
             return None
         # Under READ COMMITTED, each statement reads what is committed when it begins. So what a
         # transaction reads before its first write may be stored in the cache, as in autocommit
@@ -73,8 +73,8 @@ class ConnectionState:
 def connection_state(connection: Any) -> ConnectionState | None:
     """Return the :class:`ConnectionState` of a connection of this thread.
 
-    Return None for a backend that is not one of this library: it does not inform the cache of
-    writes before they are committed, so the connection does not use the cache.
+    Return None if the connection's backend is not one of this library. Such a backend does not
+    announce its writes to the cache before they are committed, so its reads must not use the cache.
     """
     state: ConnectionState | None = connection.__dict__.get("_for_cache")
     if state is None and isinstance(connection, ShardConnectionMixin):
@@ -84,9 +84,9 @@ def connection_state(connection: Any) -> ConnectionState | None:
 
 
 class ConnectionUse(NamedTuple):
-    """The values that all cached reads of rows of one model on one alias share.
+    """How a connection may use the cache for the rows of one model.
 
-    :param factory: makes instances from rows.
+    :param factory: makes instances from cached rows.
     :param fill: whether a result from the database may be stored in the cache.
     """
 

@@ -1,6 +1,7 @@
 """Finds the shard keys of the rows that an INSERT stores.
 
-An upsert (INSERT … ON CONFLICT) may also update stored rows; their keys are found, too.
+An upsert (INSERT … ON CONFLICT) may also update stored rows. :func:`conflicts_within` tells whether
+these have the same shard keys as the new rows.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ def conflicts_within(query: Any, key: str) -> bool:
     :param key: the name of the field of the shard key.
     """
     meta = query.get_meta()
-    # If the database generates the primary key, the key is always new and cannot conflict with a
-    # stored row. So its unique constraint is left out.
+    # If the database generates the primary key, its value is always new, so no stored row has it.
+    # Leave the unique constraint of the primary key out in this case.
     generates_pk = isinstance(meta.pk, AutoField) and meta.pk not in query.fields
     return all(
         key in names

@@ -1,7 +1,7 @@
 """Plans: what reads through the cache need to know about the key fields of each cached model.
 
-For the primary key and the shard key, a plan has the position in a row and the column. Of ``ShardMeta.isolate_key``, a field that divides the cached lists of a shard key, it has
-only the column.
+For the primary key and the shard key, a plan has their positions in a row, and their columns. For
+``ShardMeta.isolate_key``, a field that divides the cached lists of a shard key, it has the column.
 """
 
 from __future__ import annotations
@@ -44,10 +44,13 @@ class LookupPlan:
         self._addresses: tuple[Strategy | None, dict[Any, RowAddress]] = None, {}
 
     def addresses(self, strategy: Strategy) -> dict[Any, RowAddress]:
-        """Return a dict in which callers keep, by primary key, the addresses (shard and key) of rows.
+        """Return a dict in which callers remember where rows are: it maps a primary key to the
+        row's address (its shard and its name in the cache).
 
-        :param strategy: the strategy that has found the shards. A change of the topology makes a new
-            strategy, and a new strategy gets a new, empty dict.
+        If keys of the group can move, the dict is always new, so nothing is remembered.
+
+        :param strategy: the strategy of the group. After a change of the topology, the group has a
+            new strategy, and the dict is a new, empty one.
         """
         if strategy.moves_keys:
             return {}

@@ -93,7 +93,7 @@ class ModelCache:
 
 
 class CacheAttribute:
-    """The descriptor behind ``Photo.cache``. Like a manager, it raises an error on an instance."""
+    """The descriptor behind ``Photo.cache``. Like a manager, it works on the class only."""
 
     def __get__(self, instance: Any, owner: Any) -> ModelCache:
         if instance is not None:
@@ -173,7 +173,8 @@ def after_migrate(sender: AppConfig, using: str, plan: Any = (), **kwargs: Any) 
 
 
 def _values(cached: CachedModel, where: dict[str, Any]) -> dict[str, Any]:
-    """Return the values in ``where``, keyed by the field's role: ``key``, ``isolate`` or ``pk``.
+    """Return the values in ``where``, keyed by the roles of the fields: ``key`` for the shard key,
+    ``isolate`` for the isolate key, ``pk`` for the primary key.
 
     :param where: arguments of :meth:`ModelCache.invalidate`, keyed by field name or attname.
     :raises TypeError: a name in ``where`` is unknown, or ``where`` has keys but no shard key.
@@ -247,9 +248,9 @@ def _rows(
             using = shard.alias
     alias = cached.aliases[0] if using is None else using
     if key is None and cached.key is not None:
-        # Values of this shard key cannot be used in names of cache entries, because the database
-        # may consider values equal that are written differently. So make the entries of all rows of
-        # the model on this shard void.
+        # The shard key has no token: the database may consider values equal that are written
+        # differently, such as "ann" and "Ann". So the names of the cache entries are unknown. Make
+        # the entries of all rows of the model on this shard void.
         yield alias, _whole(cached, alias)
         return
     if "isolate" in values:
@@ -279,9 +280,9 @@ def _whole(cached: CachedModel, alias: str) -> VoidRows:
 def _in_transaction(cached: CachedModel, alias: str, *, only: bool) -> Any:
     """Return the connection of ``alias`` if the connection is inside of a transaction, else None.
 
-    :param only: True if the caller invalidates rows on this alias alone. False if it may invalidate
-        rows on all shards. The result is then None for a shard without an open connection, because
-        this thread has no transaction there.
+    :param only: whether the caller invalidates rows on this one alias. If False, it may ask for all
+        shards of the group. No connection object is then made for a shard that has none: this
+        thread has no transaction there.
     """
     connection: Any
     if cached.options is None or only:
@@ -301,8 +302,8 @@ def _in_transaction(cached: CachedModel, alias: str, *, only: bool) -> Any:
 def _refuse(cached: CachedModel, field: Any, tokens: Any, value: Any) -> None:
     """Raise ValueError if ``value`` has no token because ``field`` does not accept it.
 
-    A *token* represents a value in names of cache entries. In a field without exact tokens, even a
-    valid value has none, so do nothing.
+    A *token* represents a value in names of cache entries. If the tokens of ``field`` are not
+    exact, even a valid value has no token. In this case, raise nothing.
 
     :param tokens: the :class:`~sharded_orm.models.cached.cached_model.TokenField` of the field.
     :param value: a value for which ``tokens`` has returned None instead of a token.

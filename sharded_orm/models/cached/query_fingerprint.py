@@ -1,10 +1,12 @@
 """Makes the text under which the cache stores the result of a query (Yupoo, Y14).
 
 As long as no row changes, queries with equal texts have equal results. Yupoo uses the md5 of the
-SQL. But compiling the SQL takes half of the time of a query. So the text is made from the query
-object if the query has only comparisons of the model's columns with plain values, ordering by the
-model's columns, and limits. For other queries the text is the SQL. A query has no text, and is not
-cached, if it reads other tables, or if its result may change while no row changes.
+SQL. But compiling the SQL takes half of the time of a query. So the SQL is avoided for simple
+queries. A simple query compares columns of the model with plain values, orders by such columns, and
+may have limits. Its text is made from the query object. For other queries, the text is the SQL.
+
+Two kinds of queries have no text, and are not cached: those that read other tables, and those whose
+results can change while no row changes, such as a query with ``Now()``.
 """
 
 from __future__ import annotations
@@ -30,9 +32,9 @@ from sharded_orm.models.sharding.ordering import own_names
 from sharded_orm.models.sharding.query import ShardedQuery
 from sharded_orm.routing.where_clause import OnShard
 
-# The types of values that may be in the text that identifies a query. The repr() of such a value
-# shows the whole value and its type. Subclasses are not accepted, because they may have another
-# repr().
+# The types of values that the text of a query may contain, by their repr(). It shows the whole
+# value and its type, so two different values have different texts. A subclass is not accepted,
+# because its repr() may be another one.
 IMMUTABLE = frozenset(
     {
         int, str, bool, float, bytes, type(None), Decimal, UUID,
@@ -44,8 +46,9 @@ IMMUTABLE = frozenset(
 #: classes are not cached.
 QUERIES = frozenset({Query, ShardedQuery})
 
-# The attributes of a Query object that this module reads, or that do not change the result. A query
-# that has any other attribute is not cached.
+# The attributes of a Query object that this module reads, or that do not change the result. If a
+# query has set any other attribute, this module does not know its effect, and the query is not
+# cached.
 _READ_HERE = frozenset(
     {
         "model", "alias_refcount", "alias_map", "alias_cols", "external_aliases", "table_map",
@@ -61,12 +64,13 @@ _READ_HERE = frozenset(
 class QueryFingerprint:
     """The text that identifies a query, and the conditions that set a column equal to a value.
 
-    :param conditions: the conditions as nested tuples: ``(connector, negated, list of conditions)``,
-        or ``(lookup, column, value)``. None if the SQL must identify the query.
-    :param order: the columns by which the rows are ordered.
-    :param limits: the numbers of the first row, and of the row after the last one or None.
-    :param equal: lists of different values, keyed by column. Every row of the result must meet the
-        condition ``column = value`` for each value in the column's list.
+    :param conditions: the conditions as nested tuples, such as ``("AND", False, [("Exact",
+        "user_id", 1)])``: connector, whether it is negated, and a list of conditions. None if only
+        the SQL can identify the query.
+    :param order: the columns by which the rows are ordered, such as ``("-stars", "id")``.
+    :param limits: the bounds of a slice: (0, 10) for ``[:10]``, (0, None) without a slice.
+    :param equal: maps a column to the values that conditions set it equal to, such as
+        ``{"user_id": [1]}``. Every row of the result must meet all these conditions.
     :param only_equal: True if the query has no other conditions than those in ``equal``, each of
         them once, and no offset. A limit is allowed, unless it is 0.
     """
@@ -79,7 +83,10 @@ class QueryFingerprint:
 
     @property
     def text(self) -> str | None:
-        """Identifies the result of the query. None if the SQL must; then call :func:`compiled_text`."""
+        """The text that identifies the result of the query.
+
+        None if only the SQL can identify it. Then call :func:`compiled_text`.
+        """
         if self.conditions is None:
             return None
         return repr((self.conditions, self.order, *self.limits))
@@ -187,9 +194,9 @@ class _Conditions:
         column, value = lookup.lhs, lookup.rhs
         if type(column) is not Col:
             if isinstance(column, OnShard) and value is True:
-                # This condition only selects the shard of the query, and is not part of the SQL.
-                # But rows of different shards differ, so the alias of the shard belongs into the
-                # text.
+                # This condition only selects the shard to which the query is sent, and is not part
+                # of the SQL. Put the alias of the shard into the text, because the same query has
+                # another result on another shard.
                 return ("shard", column.alias)
             return None
         if column.alias != self._base or lookup.bilateral_transforms:

@@ -115,8 +115,8 @@ class CachedQuerySet(QuerySet[M]):
 
     def _fetch_all(self) -> None:
         if self._result_cache is None:
-            # Call the method of this class, not an override of a subclass. The override would
-            # choose the shard of the query, but the shard has been chosen by now.
+            # Call _prepared() of this class, not an override of a subclass. The override would
+            # choose the shard of the query again, although it has been chosen already.
             read = CachedQuerySet._prepared(self)
             reader = None if read is None else current_reader()
             if read is not None and reader is not None:
@@ -148,13 +148,13 @@ class CachedQuerySet(QuerySet[M]):
     ) -> tuple[int, ...]:
         """Return numbers that are computed from the rows of one shard key, through the cache.
 
-        Each write to a row of the shard key makes them void. Costs one round trip to the cache. If
-        this queryset has conditions, or cannot be read through the cache now, the numbers come from
-        the database.
+        For example, the numbers of photos and of albums of a user. Each write to a row of the
+        shard key makes the cached numbers void. Costs one round trip to the cache. If this queryset
+        has conditions, or cannot be read through the cache now, the numbers come from the database.
 
         :param key: the shard key.
-        :param text: says what the numbers are. Calls with the same text return the same numbers, as
-            long as no row of the shard key is written.
+        :param text: the name of these numbers in the cache. Use different texts for numbers that
+            are computed differently.
         :param query_database: queries the database for the numbers, without the cache.
         """
         plan = plan_of(self.model)
@@ -201,7 +201,10 @@ class CachedQuerySet(QuerySet[M]):
         return self._uncached or request_cache.is_uncached()
 
     def _has_no_options(self) -> bool:
-        """Whether this is a queryset of all rows: only its model has been set."""
+        """Whether this is a plain queryset of all rows, without any condition, order or option.
+
+        False also if the project's class overrides a method that reads by primary key skip.
+        """
         query = self.query
         return not (
             query.where.children
@@ -250,7 +253,7 @@ class CachedQuerySet(QuerySet[M]):
         return rows
 
 
-# Methods that reads by keys skip.
+# Methods that Django's reads call, but reads by primary key do not.
 _SKIPPED = (
     "filter", "_filter_or_exclude", "_filter_or_exclude_inplace", "_chain", "_clone",
     "_fetch_all", "__iter__",
@@ -259,9 +262,10 @@ _ROUTINE: dict[type, bool] = {}
 
 
 def _is_routine(kind: Any) -> bool:
-    """Whether each method of ``kind`` that reads by keys skip is Django's or this library's.
+    """Whether the project overrides none of the methods in ``_SKIPPED``.
 
-    If a project overrides one of these methods, a read must not skip the project's method.
+    Reads by primary key do not call these methods. If a project overrides one of them, the read
+    must call the project's method, so it must not be a read by primary key.
 
     :param kind: a queryset class.
     """
@@ -285,9 +289,9 @@ def fetch_together(*querysets: Any) -> None:
         photos, tags = Photo.objects.filter(user_id=1), Tag.objects.filter(user_id=1)
         fetch_together(photos, tags)
 
-    After the call, the rows of each queryset are loaded, as after ``list()``. Querysets of cached
-    models are looked up together, in one round trip to each cache server. Then the other querysets,
-    and those whose rows the cache lacks, query the database one after the other.
+    After the call, the rows of each queryset are loaded, as after ``list()``. All querysets of
+    cached models are read from the cache first, together, in one round trip to each cache server.
+    Then each queryset that still has no rows queries the database, one after the other.
     """
     with recorded_uses(PlacementUses()) as uses:
         looked_up = _look_up_together(querysets)
@@ -330,6 +334,7 @@ def _look_up_together(querysets: Iterable[Any]) -> list[Any]:
         for queryset, read in reads:
             queryset._result_cache = answer(read, reader)
     finally:
-        # After an error, some requests still have their leases.
+        # answer() gives up the lease (the right to fill an entry) of its request. After an error,
+        # the requests that were not answered still have their leases.
         reader.release([read.request for _, read in reads])
     return looked_up

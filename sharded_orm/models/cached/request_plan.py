@@ -1,9 +1,13 @@
-"""The request to the cache of queries that have a plan: SQL that was compiled once for their shape.
+"""Reads queries through the cache without building them, if they have a plan.
 
-The queries of a shape make the same request, except for the values of their conditions. So it is
-prepared once, from one query of the shape, and a read builds no query. The names of the entries are
-those that :func:`sharded_orm.models.cached.cached_read.prepare` finds, so processes that have no
-plan yet use the same entries.
+A plan is SQL that was compiled once for all queries of a shape, that is, for all queries that
+differ only in the values of their conditions. Their requests to the cache differ only in these
+values, too. So the request is prepared once, from one query of the shape, and a read only fills in
+its values.
+
+The names of cache entries are the same as those that
+:func:`sharded_orm.models.cached.cached_read.prepare` makes. So processes with and without the plan
+share the entries.
 """
 
 from __future__ import annotations
@@ -43,9 +47,11 @@ if TYPE_CHECKING:
 
 # What the cache stores for each kind of read.
 _STORED = {kinds.ROWS: ROWS, kinds.GET: ROWS, kinds.EXISTS: EXISTS, kinds.COUNT: COUNT}
-# The types of prepared values whose repr() shows the whole value. A tuple has the values of a list.
+# The types of prepared values whose repr() shows the whole value. A tuple stands for the list of a
+# condition such as __in.
 _SHOWN = IMMUTABLE | {tuple}
-# The place of the alias of the shard in a text. A condition on an instance contains it.
+# In the list of the places of a text, stands for the alias of the shard. Such a place occurs if a
+# condition compares with a model instance.
 _SHARD = -1
 
 
@@ -54,9 +60,10 @@ class LeftToDjango(Exception):
 
 
 class RequestPlan:
-    """The request to the cache of queries that differ only in their values. Immutable, thread-safe.
+    """Makes the requests to the cache for queries that differ only in their values.
 
-    It is the :class:`~sharded_orm.models.plans.plan.ReadCache` of their plan.
+    Immutable, thread-safe. Implements :class:`~sharded_orm.models.plans.plan.ReadCache`, through
+    which the plan of these queries uses the cache.
 
     :param plan: the key fields of the model.
     :param kind: :data:`ROWS`, :data:`COUNT` or :data:`EXISTS`.
@@ -126,7 +133,10 @@ class RequestPlan:
         query_database: Callable[[], Any],
         reader: Reader,
     ) -> Any:
-        """Do :meth:`read` for at most one row, with few steps if this process knows the row."""
+        """Do :meth:`read` for a query by primary key, which finds at most one row.
+
+        If this process remembers the row, few steps are needed.
+        """
         scope_and_use = self._scope_of(queryset, values, connection)
         pk = None if scope_and_use is None else self._pk_of(values)
         if scope_and_use is None or pk is None:
@@ -146,9 +156,10 @@ class RequestPlan:
     def _scope_of(
         self, queryset: Any, values: Sequence[Any], connection: Any
     ) -> tuple[Scope, ConnectionUse] | None:
-        """Return the scope (set of rows) of the shard key or the table, and how to use the cache.
+        """Return the scope of a read, and how its connection may use the cache.
 
-        Return None if the cache must not be used.
+        The scope (a set of rows) is that of the shard key in ``values``; for a global model, it is
+        the whole table. Return None if the cache must not be used.
         """
         plan = self._plan
         cached = plan.cached
@@ -203,7 +214,7 @@ class RequestPlan:
                 use.factory,
                 use.state,
                 digest(
-                    # exists() sends a limit, but has none.
+                    # The SQL of exists() has a limit, but its text in the cache has none.
                     self._text_of(values, limits if self._kind is ROWS else None, use.alias),
                     use.factory.fingerprint,
                     self._kind,
@@ -225,20 +236,21 @@ class RequestPlan:
 
 
 class _Place:
-    """Stands for the value of a condition in a text."""
+    """Stands for the value of a condition. In the repr() of a text, it leaves a mark to replace."""
 
     def __repr__(self) -> str:
         return "\0"
 
 
 def _format_of(fingerprint: QueryFingerprint, recording: Recording) -> tuple[str, list[int]]:
-    """Return a format that makes the texts of the queries, and what each of its places stands for.
+    """Return a %-format for the texts of all queries of a shape, and a list of its places.
 
-    That is the position of a condition, or _SHARD for the alias of the shard.
+    The list says what to fill into each ``%s``: the value of the condition at this position, or,
+    for ``_SHARD``, the alias of the shard.
     """
     values, places = recording.values, list[int]()
-    # The conditions of the plan have the order of the parameters in the SQL. The text has the same
-    # order.
+    # The conditions of the shape have the order of the parameters in the SQL. The conditions in the
+    # text have the same order, so the two can be matched one by one.
     variable = [
         position
         for position, part in enumerate(recording.shape.conditions)
@@ -271,18 +283,19 @@ def _format_of(fingerprint: QueryFingerprint, recording: Recording) -> tuple[str
 
 
 def request_plan(kind: str, query: Any, recording: Recording) -> RequestPlan | None:
-    """Return the request of all queries of a shape; None if they are never cached.
+    """Return the :class:`RequestPlan` of all queries of a shape; None if they are never cached.
 
     :param kind: the kind of read, see :mod:`sharded_orm.models.plans.plan`.
-    :param query: a new query of the model, which is changed.
+    :param query: a new query of the model. This function adds conditions to it.
     :param recording: the calls that build one of the queries.
-    :raises LeftToDjango: the queries are cached, but have no such request.
+    :raises LeftToDjango: the queries are cached, but this class cannot make their requests.
     """
     plan = plan_of(recording.shape.model)
     if plan is None or recording.shape.selection is not EVERYTHING:
         return None
-    # All values of the example differ, so each value in the text shows to which condition it belongs.
-    # An example has no instances, of which the text shows the shard.
+    # The values of an example all differ, so each value in its text shows to which condition it
+    # belongs. But an example contains no model instances, and the text must show their shards. So
+    # use the recording itself if it compares with instances.
     example = recording._replace(limits=None) if recording.instances else recording.example()
     if example is None:
         raise LeftToDjango

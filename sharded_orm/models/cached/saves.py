@@ -1,10 +1,12 @@
-"""save() of a loaded row of a cached model, by the plan of its UPDATE.
+"""Saves a loaded row of a cached model by a plan: an UPDATE that was compiled once.
 
-In autocommit, the write is announced to the cache *before* the statement is sent, so the statement
-needs no transaction. The instance tells the keys of the row: they are conditions of the UPDATE,
-which changes no row if a key is wrong. The server limits the time of the statement, so that the
-commit begins while the announcement counts. All other saves run the statement in a transaction, and
-make the announcement before COMMIT.
+The cache must learn of a write before it is committed. In autocommit, the write is announced to the
+cache *before* the UPDATE is sent, so no transaction is needed. The announcement names the keys that
+the instance has. These keys are also conditions of the UPDATE: if one of them is wrong, no row
+changes. The announcement counts for a limited time only. So the server breaks off an UPDATE that
+takes too long.
+
+If this is not possible, the UPDATE runs in a transaction, and is announced before COMMIT.
 """
 
 from __future__ import annotations
@@ -38,8 +40,8 @@ class SavedRow(NamedTuple):
 
     :param scope: the scope (set of rows) of the row's shard key.
     :param pk: the token (the form in names of cache entries) of the primary key.
-    :param isolates: the scope of the row's isolate key, which divides the rows of a shard key; empty
-        if the model has none.
+    :param isolates: a tuple with the scope of the row's isolate key, which divides the rows of a
+        shard key; an empty tuple if the model has no isolate key.
     """
 
     scope: Scope
@@ -63,11 +65,11 @@ def save_cached_row(
 ) -> bool | None:
     """Update one row of a cached model by a plan, and return True if the row was updated.
 
-    Return None, without having changed anything, if Django must update the row: at the first two
-    saves of a shape, for example, or if no row has the keys of the instance.
+    Return None, without having changed anything, if Django must update the row. For example, the
+    first two saves of the same fields have no plan yet; or no row has the keys of the instance.
 
-    Costs one round trip to the database, and one to each cache server; the answer to the closing of
-    the markers is not waited for. A save without a plan costs one more round trip to the database.
+    Costs one round trip to the database, and one to each cache server. A save without a plan costs
+    one more round trip to the database.
 
     :param attributes: the attributes of the instance. The other arguments are those of
         :func:`~sharded_orm.models.plans.saves.save_row`.
@@ -122,8 +124,10 @@ def _conditions(
     saved: Mapping[str, Any],
     attributes: Mapping[str, Any],
 ) -> dict[str, Any] | None:
-    """Return the conditions that the UPDATE gets: the keys of the instance, by name. None if one of
-    them is not known.
+    """Return the conditions of the UPDATE, such as ``{"user_id": 1, "pk": 10001, "album_id": 7}``.
+
+    They are the shard key, the primary key and the isolate key of the instance. Return None if the
+    isolate key is not loaded.
 
     :param saved: the new values, by the attnames of their fields.
     """
@@ -131,8 +135,8 @@ def _conditions(
     conditions = {options.key.attname: key, "pk": pk}
     isolate = cached.isolate
     if isolate is not None:
-        # The stored row probably has the isolate key that it is saved with. If it has another one, the
-        # UPDATE finds no row.
+        # Assume that this save does not change the isolate key. If the stored row has another one,
+        # the UPDATE finds no row.
         value = saved.get(isolate.attname, attributes.get(isolate.attname, _ABSENT))
         if value is _ABSENT or isolate.attname in conditions:
             return None
@@ -189,7 +193,7 @@ def _update_in_transaction(row: SavedRow, connection: Any, send: Callable[[], in
         changed = send()
     except BaseException:
         # In spite of the exception, the database may have executed the statement: the handler of a
-        # Unix signal can raise anywhere.
+        # Unix signal can raise after the statement was sent. So the row counts as written.
         row.touch(markers)
         raise
     if changed:
@@ -200,14 +204,15 @@ def _update_in_transaction(row: SavedRow, connection: Any, send: Callable[[], in
 def _update_alone(row: SavedRow, connection: Any, send: Callable[[], int]) -> bool | None:
     """Announce the write, send the statement in autocommit, and return whether a row matched.
 
-    Return None, without having changed anything, if the statement needs a transaction: the session has
-    no identity, or the statement or the announcement has taken too long.
+    Return None, without having changed anything, if the statement must run in a transaction
+    instead. This is so if its time cannot be limited, if the session has no identity, or if the
+    announcement or the statement has taken too long.
     """
     cache = runtime.cache()
     assert cache is not None
     markers = TransactionMarkers(cache, connection)
-    # One half of the time is for the announcement and the way to the server, the other for the
-    # statement. So the commit begins within COMMIT_WITHIN, as after a statement in a transaction.
+    # The commit must begin within COMMIT_WITHIN seconds after the announcement. The announcement
+    # and the way to the server may take half of this time, the statement the other half.
     limit = cache.options.commit_within / 2
     with connection.limited_session(limit) as is_limited:
         if not is_limited:
@@ -221,8 +226,8 @@ def _update_alone(row: SavedRow, connection: Any, send: Callable[[], int]) -> bo
                 if is_announced:
                     changed = send()
             except BaseException as exc:
-                # If the session is still there, the server has answered, or got nothing. So the
-                # statement is over, whatever it has done.
+                # If the session is lost, the server may still execute the statement. If the session
+                # is still there, the server has answered, or has not got the statement: it is over.
                 if not connection.session_id().connection:
                     markers.lost()
                     raise

@@ -1,6 +1,6 @@
 """Reports writes to the cache. The database backends call this module for each write of the ORM.
 
-The rows of each write are remembered until COMMIT. Before COMMIT, *markers* are put into the cache,
+The rows of each write are remembered until COMMIT. Before COMMIT, the cache gets *markers*: entries
 which say that these rows are being written (see :mod:`sharded_orm.cache.markers`).
 """
 
@@ -69,9 +69,10 @@ class CacheObserver:
 
     @contextmanager
     def table_flush(self, connection: Any) -> Iterator[None]:
-        """Context manager for a block that empties tables. Announces to the cache that all rows of
-        cached models on ``connection`` are being written, and after the block that the write is
-        over.
+        """Context manager for a block that empties all tables on ``connection``.
+
+        Before the block, announces to the cache that all rows of cached models there are being
+        written. After the block, tells the cache that this write is over.
         """
         cache = runtime.cache() if runtime.config().cache is not None else None
         models = [m for m in _cached_models() if m.caches_alias(connection.alias)] if cache else []

@@ -6,8 +6,9 @@ UPDATE or DELETE, from the conditions of the statement. If the conditions do not
 the rows are first read and locked in the same transaction. The statement is then limited to these
 rows: it must not change a row that another transaction adds after the read.
 
-If a single instance is saved or deleted, its keys are added to the conditions of the statement
-instead. If no row matches them, the keys are read after all.
+``save()`` and ``delete()`` of an instance avoid this read: the keys of the instance are added to
+the conditions of the statement. If no row matches these conditions, the keys were wrong, and the
+rows are read after all.
 """
 
 from __future__ import annotations
@@ -36,11 +37,12 @@ _writing: ContextVar[Any] = ContextVar("sharded_orm_writing", default=None)
 class writing:
     """Context manager for a block that saves or deletes ``instance``.
 
-    The cache must know the keys of each written row. A statement in the block takes them from
-    ``instance``, without a query, and gets them as conditions. If they are wrong, the statement
-    matches no row, and the keys are queried after all.
+    The cache must know the keys of each written row. Within the block, they are taken from
+    ``instance``, without a query, and added to the conditions of the statement. If the keys are
+    wrong, the statement matches no row, and the keys are queried after all.
 
-    It is a class and not a generator function, which would take three times as long.
+    This is a class, because a generator function with ``@contextmanager`` takes three times as
+    long.
     """
 
     __slots__ = ("_instance", "_token")
@@ -100,10 +102,10 @@ def _key_columns(model: Any) -> KeyColumns:
 
 
 class AffectedRows(NamedTuple):
-    """The rows that a write affects, as tokens (their form in names of cache entries) of their
-    keys.
+    """The keys of the rows that a write affects.
 
-    None instead of a tuple: the keys are unknown or too many to list, or the model has no such key.
+    The keys are given as tokens: their form in names of cache entries. An attribute is None if
+    these keys are unknown or too many to list, or if the model has no such key.
 
     :param keys: tokens of the shard keys.
     :param pks: tokens of the primary keys.
@@ -184,10 +186,10 @@ class TrackedWrite:
                 self._touch(key, rows.pks, isolates)
 
     def _field(self, field: Any) -> Any:
-        """Return the field with the name of ``field`` in the query's model.
+        """Return the field of the query's model that has the same name as ``field``.
 
-        The two fields can differ: the query's model may be a historical model of a migration,
-        which has its own field objects.
+        The two can be different objects: the query's model may be a historical model of a
+        migration, which has its own fields.
 
         :raises FieldDoesNotExist: the query's model has no field of this name.
         """
@@ -231,7 +233,7 @@ class TrackedWrite:
         :param keys: the shard keys that the database generated, one for each instance; None if the
             INSERT returned no generated shard keys.
         :param upsert: whether the INSERT may also have updated stored rows of the same shard keys.
-            It is unknown which, so all rows with these shard keys count as affected.
+            Nobody knows which rows, so all rows with these shard keys count as affected.
         """
         cached = self._cached
         touched: dict[str | None, set[str] | None] = {}
@@ -272,9 +274,9 @@ class TrackedWrite:
             elif field.name == isolate:
                 new_isolate = value
         if changes_identity:
-            # The statement changes a primary key or shard key, and so the names of cache entries.
-            # This is rare, so the old and new names are not determined. All rows of the table count
-            # as affected.
+            # The statement changes a primary key or shard key, so the names of cache entries
+            # change, too. To find the old and new names would be complicated, and the case is rare.
+            # So all rows of the table count as affected.
             self.touch_all()
             return execute()
         new_isolates: Iterable[str] | None = ()
@@ -295,7 +297,8 @@ class TrackedWrite:
                 changed = execute()
             except BaseException:
                 # In spite of the exception, the database may have executed the statement: the
-                # handler of a Unix signal can raise anywhere. So the rows count as affected.
+                # handler of a Unix signal can raise after it was sent. So the rows count as
+                # affected.
                 self._touch_rows(guessed_rows, new_isolates)
                 raise
             if changed == 1:
@@ -307,11 +310,11 @@ class TrackedWrite:
     def _guess(
         self, rows: AffectedRows, new_isolate: Any
     ) -> tuple[AffectedRows, list[tuple[str, Any]]] | None:
-        """Guess the keys of the written row that the conditions of the statement do not determine.
+        """Guess those keys of the written row that are not in the conditions of the statement.
 
-        The statement must have one primary key in its conditions. The guessed shard key is that of
-        the instance that is being saved or deleted. The guessed isolate key is the value that the
-        statement sets, which the row probably has already; otherwise that of the instance.
+        The conditions must contain one primary key. The guessed shard key is that of the instance
+        that is being saved or deleted. If the statement sets the isolate key, the guess is that the
+        row already has this value. Otherwise, the guessed isolate key is that of the instance.
 
         :param rows: the keys that the conditions of the statement determine.
         :param new_isolate: the isolate key that the statement sets; ``_ABSENT`` if it sets none.
@@ -349,10 +352,9 @@ class TrackedWrite:
         return AffectedRows(keys, rows.pks, isolates), conditions
 
     def _rows_by_conditions(self) -> AffectedRows:
-        """Return the keys of the affected rows, as far as the conditions of the query contain them.
+        """Return the keys of the affected rows that the conditions of the statement contain.
 
-        If the conditions do not determine the keys of one kind, the attribute of the result for
-        this kind is None.
+        For example, if the conditions contain only shard keys, ``pks`` and ``isolates`` are None.
         """
         cached = self._cached
         pk, key, isolate = columns = _key_columns(self._query.model).columns
@@ -394,9 +396,9 @@ class TrackedWrite:
         except (FieldDoesNotExist, FieldError, NotSupportedError):
             matching = None
         if matching is None:
-            # The written rows are unknown: they are too many to list, or cannot be selected. So all
-            # rows with the known shard keys count as affected, or all rows of the table if the
-            # shard keys are unknown.
+            # The written rows are too many to list, or cannot be selected. So all rows with the
+            # shard keys in the conditions count as affected. If the conditions contain no shard
+            # key, all rows of the table count as affected.
             self._touch_rows(AffectedRows(rows.keys, None, rows.isolates), new_isolates)
             return execute()
         if not matching:
@@ -451,7 +453,7 @@ class TrackedWrite:
         """Read and lock the rows that the statement would change; limit the statement to them.
 
         Costs one query. The primary keys of the rows are added to the conditions of the statement,
-        unless these name exactly the same keys.
+        unless the conditions contain exactly these primary keys already.
 
         :param known: the keys that the conditions of the statement determine.
         :returns: for each row, the tokens of the shard key, primary key and isolate key; a key
@@ -488,6 +490,7 @@ class TrackedWrite:
         ]
 
 
-# Implementations of a field's pre_save() after which the instance's attribute equals the stored
-# value. Another implementation may store a value without setting the attribute.
+# The pre_save() methods of fields that leave the stored value in the attribute of the instance,
+# where it can be read after the INSERT. Another pre_save() may store a value without setting the
+# attribute.
 _SETS_ATTRIBUTE = frozenset({Field.pre_save, DateField.pre_save})

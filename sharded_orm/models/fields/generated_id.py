@@ -36,9 +36,9 @@ class EmbeddedShardMixin:
     #: Whether no two rows have the same id, even if they are on different shards.
     unique_over_shards = True
 
-    #: True if ``insert_rows()`` of this field must be called before those of the model's other
-    #: fields with generated ids: it opens the transaction in which another field may repeat the
-    #: insert after an error.
+    #: True if ``insert_rows()`` of this field opens a transaction around the insert. It is then
+    #: called before ``insert_rows()`` of the model's other fields, so that they run inside the
+    #: transaction. There, another field may repeat the insert after an error.
     outermost = False
 
     @property
@@ -123,9 +123,12 @@ def insert_with_ids(
 
 
 def all_or_nothing(alias: str) -> transaction.Atomic:
-    """Return an atomic block on ``alias``: an exception inside it always rolls back its writes."""
-    # If autocommit is off, the outermost atomic block opens no transaction. After an error, the
-    # caller could still commit the rows. So the block needs a savepoint in this case.
+    """Return an atomic block on ``alias`` whose writes are always rolled back after an exception.
+
+    With plain ``transaction.atomic()``, this is not so if autocommit is off.
+    """
+    # If autocommit is off, the outermost atomic block does not begin a transaction, because one is
+    # open already. After an error, the caller could still commit the rows. So use a savepoint.
     connection = connections[alias]
     needs_savepoint = not connection.in_atomic_block and not connection.get_autocommit()
     return transaction.atomic(using=alias, savepoint=needs_savepoint)
@@ -142,9 +145,10 @@ def shard_of(alias: str) -> Shard | None:
 
 
 def forget_shard_choice(instances: Sequence[Any]) -> None:
-    """Forget how each row's shard was chosen, so that a copy does not inherit the choice.
+    """Forget the row passed as ``near=``, or the shard that was drawn at random.
 
-    The shard is either that of the row passed as ``near=``, or it was drawn at random.
+    Called after the rows were stored. If the project then copies a row, by setting its primary key
+    to None and saving it again, a shard is chosen anew for the copy.
 
     :param instances: the model instances of the stored rows.
     """
@@ -154,7 +158,6 @@ def forget_shard_choice(instances: Sequence[Any]) -> None:
 
 
 def _get_near(instance: Any) -> Any:
-    """Return the row that was passed as ``near=`` for ``instance``; None if no row was passed."""
     return getattr(instance._state, "near", None)
 
 

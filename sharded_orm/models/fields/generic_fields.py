@@ -1,4 +1,6 @@
-"""Base classes of the library's id fields: Django's fields, typed with their values for mypy."""
+"""Base classes of the library's id fields: Django's fields, which mypy sees with the types of their
+values.
+"""
 
 from __future__ import annotations
 

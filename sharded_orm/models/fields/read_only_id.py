@@ -19,8 +19,8 @@ class ReadOnlyIDMixin:
 
     def deconstruct(self) -> Any:
         name, path, args, kwargs = super().deconstruct()  # type: ignore[misc]  # Field has this method
-        # Django leaves ``editable`` out if it is True, the default of Django's Field. Here the
-        # default is False, so leave it out if it is False.
+        # A migration contains only arguments that differ from their defaults. Django's method
+        # assumes that ``editable`` is True by default, but here the default is False.
         kwargs.pop("editable", None)
         if self.editable:
             kwargs["editable"] = True

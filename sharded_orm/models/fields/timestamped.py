@@ -29,8 +29,9 @@ from sharded_orm.models.fields.generated_id import (
 from sharded_orm.models.fields.generic_fields import BigIntegerField
 from sharded_orm.models.fields.read_only_id import ReadOnlyIDMixin
 
-# The maximum number of attempts to insert a row. Each attempt uses a later millisecond, in which
-# two processes rarely generate the same id. If all attempts collide, something else is wrong.
+# How often rows get new ids if another process has stored the same ids. A new id is of a later
+# millisecond, in which two processes rarely generate the same id. If even the last ids are taken,
+# something else is wrong, and the IntegrityError is raised.
 TRIES = 10
 
 
@@ -262,8 +263,9 @@ class TimestampedIDField(EmbeddedShardMixin, ReadOnlyIDMixin, BigIntegerField):
                 self._check_generated(instances, default, answers, alias)
             rows = answers
         finally:
-            # ``rows`` has one item for each instance, including those with explicit ids. It is
-            # empty if the insert has failed or ignores conflicts. Then set the ids to None.
+            # Replace the DEFAULT on each instance by the generated id. ``rows`` has one item for
+            # each instance, even if it had an id. If the insert has failed or ignores conflicts,
+            # ``rows`` is empty, and the ids become None.
             for row, answer in zip_longest(instances, rows):
                 if getattr(row, self.attname, None) is default:
                     setattr(row, self.attname, answer[-1] if answer else None)

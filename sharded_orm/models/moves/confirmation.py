@@ -55,12 +55,12 @@ def confirmed(group: str, read: Callable[[], R]) -> R:
 def confirmed_stream(
     group: str, open_rows: Callable[[], Iterator[R]], *, several: Callable[[], bool]
 ) -> Iterator[R]:
-    """Return the rows of ``open_rows``, and make sure that no key has moved before the first row.
+    """Return an iterator over the rows of ``open_rows``, with a check that no key has moved.
 
-    When the first row arrives, the database has taken its snapshot, the state from which it reads
-    all rows. If a key has moved by then, ``open_rows`` is called again. Several shards take their
-    snapshots at different moments. So if there are several, the keys are checked once more after
-    the last row.
+    When the first row arrives, the database has taken its snapshot: the state from which it reads
+    all rows. If a key has moved by then, ``open_rows`` is called again. If the rows come from
+    several shards, their snapshots were taken at different moments. So in this case, this function
+    checks after the last row, too, that no key has moved.
 
     :param open_rows: finds the shards, and returns an iterator over the rows. The iterator sends
         the query when its first row is fetched.

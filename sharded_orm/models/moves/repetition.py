@@ -32,9 +32,10 @@ _LOOK, _PART = 0.003, 0.125
 
 
 class WriteAttempt(PlacementUses):
-    """The shards on which one attempt to write has found its keys. Used by one thread at a time.
+    """Remembers the shard of each key that one attempt to write has looked up.
 
-    If one of these keys has moved meanwhile, the attempt must be repeated.
+    If one of these keys has moved to another shard meanwhile, the write must be attempted again.
+    Used by one thread at a time.
     """
 
     def __init__(self) -> None:
@@ -68,26 +69,28 @@ def repeated(
 ) -> R:
     """Return the result of ``write``. Call ``write`` again if a shard key moves during the call.
 
-    The call is repeated in three cases, in which nothing was written:
+    A move can make a write fail in three ways. In each of them, nothing was written:
 
     - The shard refuses the write.
     - The write finds no row, because the rows have left the shard. The database raises no error
-      then: the caller must report it, by ``nothing_written`` or by an error.
+      then. So ``write`` must raise one, or ``nothing_written`` must recognize its result.
     - The write fails because of a deadlock with the process that moves the key.
 
-    Outside of transactions, ``write`` is then called every few milliseconds, until it succeeds or
-    ``MOVE_WAIT`` seconds are over. The same happens if the shard itself moves to another node
+    If no transaction is open, ``write`` is called again every few milliseconds, until it succeeds
+    or ``MOVE_WAIT`` seconds are over. The same happens if the shard itself moves to another node
     (:func:`follow_shard`).
 
     :param group: the shard group of the rows.
-    :param write: finds the shard each time it is called. It changes all its rows on one shard, or
-        none.
-    :param nothing_written: a function that receives the result of ``write``. It returns True if
-        ``write`` may be called again, because no row was found or because a second call changes
-        nothing. None if ``write`` raises an error in such cases.
-    :param joins: if True, and if this thread is inside another call of this function, this write
-        counts as a part of that call's write. Pass True if the caller was given the alias of the
-        shard, because then only the outer write knows the key.
+    :param write: a function that looks up the shard each time it is called, and then changes all
+        its rows on this shard, or none.
+    :param nothing_written: a function that receives the result of ``write``, for example the number
+        of deleted rows. It returns True if a second call of ``write`` does no harm, because the
+        first has found no row, or because the second would change nothing. None if ``write``
+        raises an error when it finds no row.
+    :param joins: what to do if this call is made inside of another call of this function. If True,
+        this write is a part of the outer one. If a key moves, only the outer call repeats its
+        write. Pass True if the caller was given the alias of the shard: only the outer write knows
+        the key.
     :raises KeyMoved: a transaction is open, the move took too long, or a part was written. In a
         transaction, nothing is repeated here; the caller may run the transaction again.
     """
@@ -138,9 +141,9 @@ def repeated(
 def _wait_for_switch(attempt: WriteAttempt, deadline: float) -> None:
     """Wait until no key of ``attempt`` is being switched to a new shard, or until ``deadline``.
 
-    Until then, the shard would refuse the write, and attempts would slow the process that moves the
-    key. Sends at least one query, which renews the lease, so that the next attempt looks its keys
-    up anew.
+    Until then, the shard would refuse each attempt, and the attempts would slow down the process
+    that moves the key. Sends at least one query. It renews the placement lease, so that the next
+    attempt looks up the shards of its keys again.
 
     :param deadline: when the writer gives up, by ``time.monotonic()``.
     """
@@ -162,10 +165,10 @@ def follow_shard(group: str, write: Callable[[], R]) -> R:
     """Return the result of ``write``. Call ``write`` again if its shard moves to another node
     meanwhile.
 
-    Use this function for writes that open a transaction of their own. (A single statement is
-    repeated on the new node anyway.) A write that fails because its shard moves has written
-    nothing. While shards or keys of the group move, ``write`` is also called again after a
-    deadlock, which may be with the process that moves them.
+    Use this function for writes that open a transaction of their own. (A single statement needs no
+    such function: the database backend repeats it on the new node.) A write that fails because its
+    shard moves has written nothing. While shards or keys of the group move, ``write`` is also
+    called again after a deadlock, because it may be one with the process that moves them.
 
     :param write: changes all its rows on one shard, or none. It is called again for at most
         ``MOVE_WAIT`` seconds.
@@ -188,7 +191,8 @@ def follow_shard(group: str, write: Callable[[], R]) -> R:
                 raise
             if isinstance(error, SideFenced):
                 # This server has refused the write, because its pair is switching to the other
-                # server. Do not sleep; wait in the database until the switch is over.
+                # server. Do not sleep: next_place() sends a query that waits for the end of the
+                # switch.
                 wrapper = connections[error.alias]
                 side_wait = side_wait or place_wait(wrapper)
                 side_wait.next_place(wrapper.settings_dict, is_fenced=True)

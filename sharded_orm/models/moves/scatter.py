@@ -64,10 +64,10 @@ def keys_left_out(group: str) -> dict[int, tuple[KeyInFlight, ...]]:
 
 
 class MovingKeys:
-    """The keys of a group that were moving when this object was created, or have moved since.
+    """Finds the keys of a group that were moving when this object was created, or have moved since.
 
-    Such a key's rows may be on two shards, or may have been read on the old shard. Not thread-safe.
-    Cost: one query, if keys of the group can move.
+    The rows of such a key may be on two shards. Or a reader may have read them on the old shard,
+    before they moved. Not thread-safe. Cost: one query, if keys of the group can move.
     """
 
     def __init__(self, group: str) -> None:

@@ -1,7 +1,8 @@
 """Refuses a transaction that would see the rows of a key both before and after a move.
 
-There are two cases. The transaction has used the key on one shard, and then the key has moved to
-another. Or the transaction has taken its snapshot of a shard before the key's rows came there.
+There are two cases. In the first, the transaction has used the key on one shard, and then the key
+has moved to another. In the second, the transaction has taken its snapshot of a shard (the state
+that all its statements read) before the rows of the key came there.
 
 So an open transaction remembers the shard of each key that it has used, and for each shard the
 moves that were known when it began there. See docs/decisions/0028-key-moves.md.
@@ -23,8 +24,9 @@ from sharded_orm.routing.placement_uses import KnownPlacement, current_uses
 from sharded_orm.routing.scattered_keys import Snapshot, has_switched
 from sharded_orm.topology.model import Shard
 
-# Names of two entries in the memory of an open transaction: the shards of the keys that it has
-# used, and the snapshot of its first statement for several shards.
+# Keys of the dict ``transaction_memory`` of an open transaction. The first entry has the shard of
+# each shard key that the transaction has used. The second has the snapshot of its first statement
+# for several shards.
 _KEYS, _FIRST_SCATTER = "keys", "scatter"
 
 
@@ -128,8 +130,8 @@ def _is_in_snapshot(strategy: DirectoryStrategy, key: str, placement: KnownPlace
 def snapshots(strategy: DirectoryStrategy) -> list[Snapshot]:
     """Return the snapshots of shards of the group that this thread's transactions have taken.
 
-    Also record the keys that these transactions have used, so that the end of the current operation
-    checks that they have not moved.
+    Also record the keys that these transactions have used. When the current operation ends, it
+    checks that the recorded keys have not moved.
 
     :raises KeyMoved: it is unknown which moves a snapshot contains.
     """
@@ -155,9 +157,9 @@ def snapshots(strategy: DirectoryStrategy) -> list[Snapshot]:
 
 
 def remember_scatter(group: str, poll: Poll) -> None:
-    """Store ``poll`` in the open transaction if it has sent no statement for several shards before.
+    """Remember ``poll`` if this is the first statement for several shards in an open transaction.
 
-    Does nothing outside of transactions.
+    Does nothing for later statements, and outside of transactions.
 
     :param poll: the moves of keys that are known when this statement is sent.
     """

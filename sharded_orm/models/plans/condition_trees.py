@@ -1,4 +1,7 @@
-"""``Q`` objects in calls of ``filter()`` and ``exclude()``: the tree, and the values in it."""
+"""Separates the values in the arguments of ``filter()`` and ``exclude()`` from their structure.
+
+Two calls whose ``Q`` objects differ only in their values get the same SQL.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,8 @@ from django.db.models import Q
 
 from sharded_orm.models.plans.conditions import kind_of
 
-#: The maximum number of conditions in one call. Longer trees are mostly made by a loop over data, so each
-#: would have a shape of its own.
+#: The maximum number of conditions in one call. Calls with more conditions are mostly made by a
+#: loop over data, so the number differs from call to call, and a plan would rarely be used again.
 MAX_CONDITIONS = 20
 
 
@@ -18,8 +21,10 @@ class ConditionTree(NamedTuple):
     """The arguments of one call of ``filter()`` or ``exclude()``.
 
     :param root: the arguments as one ``Q``, as Django combines them.
-    :param shape: the tree with the types of the values in the place of the values.
-    :param leaves: pairs of name and value in the order in which Django puts them into the SQL.
+    :param shape: the tree as nested tuples, with types instead of values, such as
+        ``("AND", False, ("stars__gt", int), ("user_id", int))``.
+    :param leaves: the conditions, as pairs such as ``("user_id", 1)``, in the order in which Django
+        puts them into the SQL.
     """
 
     root: Q
@@ -28,12 +33,14 @@ class ConditionTree(NamedTuple):
 
     @classmethod
     def of(cls, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ConditionTree | None:
-        """Return the tree of a call; None if it has a part that must be left to Django: an argument
-        that is not exactly a ``Q``, or a ``Q`` with XOR or without conditions.
+        """Return the tree of a call; None if Django must handle the call.
+
+        Django must handle it if an argument is not exactly a ``Q``, if a ``Q`` has no conditions or
+        uses XOR, or if there are more than :data:`MAX_CONDITIONS` conditions.
         """
         if not all(type(arg) is Q for arg in args):
             return None
-        # As QuerySet._filter_or_exclude_inplace().
+        # Combine the arguments as QuerySet._filter_or_exclude_inplace() does.
         root = Q(*args)
         root.children += sorted(kwargs.items())
         leaves: list[tuple[str, Any]] = []
@@ -41,14 +48,18 @@ class ConditionTree(NamedTuple):
         return None if shape is None else cls(root, shape, leaves)
 
     def is_demanded(self) -> list[bool]:
-        """Return for each leaf whether each matching row meets it: no NOT is above it, and no OR of
-        several parts.
+        """Return for each leaf whether every matching row must meet this condition.
+
+        That is so if the condition is not below a NOT, and not below an OR of several parts.
         """
         return list(_demanded(self.root, True))
 
 
 def _shape(node: Q, leaves: list[tuple[str, Any]]) -> tuple[Any, ...] | None:
-    """Return the shape of a node, and add its conditions to ``leaves``. None if Django must handle it."""
+    """Add the conditions in ``node`` to ``leaves``, and return the shape of ``node``.
+
+    Return None if Django must handle the call.
+    """
     parts: list[Any] = []
     child: Any
     for child in node.children:
@@ -76,14 +87,14 @@ def _demanded(node: Q, is_demanded: bool) -> Iterator[bool]:
 
 
 def _demands_its_parts(node: Q) -> bool:
-    # Django's WhereNode.add() also takes the only part of an OR as a part of an AND.
+    # An OR of only one part is the same as an AND. Django's WhereNode.add() treats it so, too.
     return not node.negated and (node.connector == Q.AND or len(node.children) == 1)
 
 
 def with_values(node: Q, replace: Callable[[Any], Any]) -> Q:
-    """Return a copy of a tree whose values are those that ``replace`` returns.
+    """Return a copy of ``node`` with other values: each value is replaced by ``replace(value)``.
 
-    ``replace`` is called with each value, in the order of the leaves.
+    ``replace`` is called in the order of the leaves.
     """
     copy = Q(_connector=node.connector, _negated=node.negated)
     child: Any
@@ -96,7 +107,10 @@ def with_values(node: Q, replace: Callable[[Any], Any]) -> Q:
 
 
 def demanded_conditions(node: Q) -> Q:
-    """Return those conditions of a tree that each matching row meets."""
+    """Return a ``Q`` of those conditions in ``node`` that every matching row must meet.
+
+    For example, return ``Q(user_id=1)`` for ``Q(user_id=1) & (Q(stars=5) | Q(stars=4))``.
+    """
     return Q(*_demanded_leaves(node))
 
 

@@ -72,13 +72,13 @@ class Condition(NamedTuple):
     :param names_shard: whether the condition determines the shard: it is an equality with the shard
         key, or with an id that contains the number of its shard.
     :param form: how the value becomes parameters.
-    :param is_excluded: whether a matching row need not meet the condition. True in ``exclude()``,
-        and in a ``Q`` below NOT or in an OR of several parts.
-    :param takes_instance: whether the value is an instance to which the foreign key refers.
-    :param names_instance: whether the rows are on the shard of that instance, although its key does
-        not determine the shard.
-    :param repeats: the position of an earlier condition that determines the shard by the same
-        column and value; None without one.
+    :param is_excluded: whether a row can match without meeting the condition. True in
+        ``exclude()``, and in a ``Q`` below NOT or in an OR of several parts.
+    :param takes_instance: whether the value is a model instance, as in ``filter(album=album)``.
+    :param names_instance: whether the query must go to the shard of this instance, because the
+        value of the foreign key does not tell the shard.
+    :param repeats: the position of an earlier condition on the same column, if both determine the
+        shard; otherwise None. The two must then have the same value.
     """
 
     field: Any
@@ -92,22 +92,24 @@ class Condition(NamedTuple):
     repeats: int | None = None
 
     def frozen(self, value: Any) -> Any:
-        """Return the value as it is now: later changes of a list or instance do not change it."""
+        """Return a copy of ``value``: the caller may change a list or an instance later."""
         if self.form is ValueForm.LIST:
             return list(value)
         if not self.takes_instance:
             return value
         if not self.names_instance:
             return getattr(value, self.target.attname)
-        # The query needs the shard of the instance, too, so copy the instance.
+        # The query needs not only the value of the foreign key, but also the shard of the instance.
+        # So copy the whole instance.
         instance = object.__new__(type(value))
         instance.__dict__.update(value.__dict__)
         return instance
 
     def prepared(self, value: Any) -> Any:
-        """Return the value of :meth:`frozen` as Django's lookups prepare it.
+        """Return ``value`` prepared for the database, as Django's lookup prepares it.
 
-        :raises Exception: the field does not accept the value. Its lookup raises the same error.
+        :param value: a value that :meth:`frozen` has returned.
+        :raises Exception: the field does not accept the value. Django raises the same error.
         """
         prepare = self.target.get_prep_value
         if self.names_instance:
@@ -120,12 +122,13 @@ class Condition(NamedTuple):
         return value is None or value  # ``= None`` is IS NULL: the lookup isnull with True.
 
     def example(self, prepared: Any, number: int, length: int) -> Any:
-        """Return a made-up value whose prepared form is of the same types as ``prepared``.
+        """Return a made-up value of the same type as ``prepared``, for an example query.
 
-        Return None if the SQL may depend on values of these types.
+        Return None if the SQL may depend on values of this type.
 
-        :param number: the values of different numbers differ. The values of a list take the numbers
-            from ``number`` on.
+        :param prepared: a prepared value of this condition.
+        :param number: tells made-up values apart: different numbers give different values. The
+            values of a list take the numbers from ``number`` on.
         :param length: the number of values in a list.
         """
         if self.form is ValueForm.FIXED:
@@ -141,14 +144,18 @@ class Condition(NamedTuple):
 
 
 def example_number(position: int) -> int:
-    """Return the number of the made-up value of the condition at ``position``."""
+    """Return the ``number`` for :meth:`Condition.example` of the condition at ``position``.
+
+    The numbers leave room for the values of lists, so no two conditions get the same value.
+    """
     return position * 10 + 1
 
 
 def with_repeated_key(conditions: Sequence[Condition]) -> tuple[Condition, ...]:
-    """Return the conditions of a query, of which those that determine the shard again are marked.
+    """Return ``conditions`` with the attribute ``repeats`` set where it applies.
 
-    A related manager and its caller may both add a condition on the shard key.
+    It applies if a related manager and its caller both add a condition on the shard key, as in
+    ``user.photos.filter(user_id=1)``.
     """
     marked: list[Condition] = []
     first: dict[str, int] = {}
@@ -161,10 +168,15 @@ def with_repeated_key(conditions: Sequence[Condition]) -> tuple[Condition, ...]:
 
 
 def kind_of(value: Any) -> Any:
-    """Return the part of a query's shape that stands for ``value``, a value of a condition."""
+    """Return what stands for the value of a condition in the shape of a query.
+
+    This is mostly the type of the value; for a list such as ``[1, 2]``, it is ``(list, int)``.
+    None, True and False stand for themselves, because the SQL depends on them.
+    """
     kind = type(value)
     if kind in _EXAMPLES:
-        # Whether a time has a time zone decides whether preparing it warns.
+        # Times with and without a time zone need different shapes: Django warns if it prepares one
+        # of the wrong kind for the setting USE_TZ.
         return kind if kind is not datetime else (kind, value.tzinfo is None)
     if value is None or kind is bool:
         return value
@@ -228,8 +240,8 @@ def _with_form(
     if issubclass(kind, Model):  # Not isinstance(): a lazy object seems to be an instance.
         if part.lookup != "exact" or not _refers_to(part, name, kind):
             return None
-        # ShardedQuery adds the shard of the instance to the condition, unless the key of the
-        # instance determines the shard.
+        # If the value of the foreign key does not determine the shard, ShardedQuery adds a
+        # condition that the rows are on the shard of the instance.
         is_sharded = options is not None and shard_options(kind) is not None
         names_instance = is_sharded and not options.names_shard(part.field)  # type: ignore[union-attr]  # not None if sharded
         if names_instance and part.is_excluded:
@@ -242,7 +254,7 @@ def _with_form(
 
 def _accepts(target: Any, kind: type, value: Any) -> bool:
     if isinstance(target, DateTimeField):
-        # Preparing a time without a time zone warns if time zones are used.
+        # Django warns if USE_TZ is on and the time has no time zone. Leave such times to Django.
         return kind is datetime and (value.tzinfo is None) is not settings.USE_TZ
     if kind is date:
         return type(target) is DateField

@@ -1,5 +1,7 @@
-"""The parts of models and fields on which the SQL of a plan depends, and which a program may change
-in place.
+"""Detects that a model or a field was changed after a plan was made from it.
+
+A plan is SQL that was compiled once. A program may change attributes of models and fields at run
+time, such as ``Meta.ordering`` or ``db_table``. The SQL of the plan is then out of date.
 """
 
 from __future__ import annotations
@@ -18,12 +20,13 @@ _column = attrgetter("column")
 class Declarations:
     """The declarations of models and fields at the time when a plan is made from them.
 
-    These are the tables, the columns, the order of the rows, whether a column may be NULL, and the
+    It keeps the tables, the columns, the order of the rows, whether a column may be NULL, and the
     classes of the lookups. Immutable and thread-safe.
 
-    Make this before the SQL: if another thread changes a declaration meanwhile, the plan is not used.
+    Create this object before the SQL is compiled. If another thread changes a declaration while the
+    SQL is compiled, :meth:`are_current` then returns False, and the plan is not used.
 
-    :param shape: the queries of the plan.
+    :param shape: the shape of the plan's queries.
     """
 
     __slots__ = ("_lookups", "_meta", "_nulls", "_order", "_tables")
@@ -41,17 +44,17 @@ class Declarations:
             for meta in [model._meta for model in dict.fromkeys(models)]
             for fields in [meta.concrete_fields]
         ]
-        # exclude() adds a condition to a column that may be NULL. A foreign key that may be NULL is
-        # joined by another kind of join.
+        # For these fields, the SQL depends on ``null``: exclude() adds a condition for NULL, and
+        # select_related() of a foreign key that may be NULL is a LEFT OUTER JOIN.
         excluded = [part.field for part in shape.conditions if part.is_excluded]
         self._nulls = [(field, field.null) for field in (*excluded, *(joined or ()))]
         compared = dict.fromkeys(part.field for part in shape.conditions)
         self._lookups = [(field, _lookups(field)) for field in compared]
 
     def are_current(self) -> bool:
-        """Whether nothing was changed since. Takes about a microsecond."""
-        # Each plan asks this at each use. So compare objects by their identity where Django makes a new
-        # object after a change.
+        """Whether no declaration has changed since the plan was made. Takes about a microsecond."""
+        # This is called whenever a plan is used, so it must be fast. Where Django makes a new
+        # object after a change, compare only the identity of the objects.
         for meta, table, fields, columns in self._tables:
             if (
                 meta.concrete_fields is not fields
@@ -75,7 +78,11 @@ class Declarations:
 
 
 def _lookups(field: Any) -> Any:
-    """Return the lookups of a field, as get_lookups(), but faster: mostly the same object each time."""
+    """Return the lookups of a field, as ``get_lookups()`` does.
+
+    Unlike ``get_lookups()``, it mostly returns the same dict at each call, so that the caller can
+    compare the identity first.
+    """
     if "instance_lookups" in field.__dict__:
         return field.get_lookups()
     return type(field).get_class_lookups()

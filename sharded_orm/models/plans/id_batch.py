@@ -1,7 +1,7 @@
 """Reads a batch of rows by their primary keys, if the primary key is the shard key.
 
-The shards follow from the ids, so no condition of the query is searched for a shard key. One
-compiled query serves all shards of a node (a database server).
+Each id tells its shard, so there is no need to search the conditions of a query for a shard key.
+All shards of a node (a database server) are read by one compiled query.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ _SENT_UNCHANGED = frozenset(
     {models.IntegerField.get_db_prep_value, models.AutoField.get_db_prep_value}
 )
 
-# The largest number of ids in a batch, because each id is a parameter of a statement.
+# The largest number of ids in a batch. Each id is a parameter of a statement, and databases limit
+# the number of parameters.
 _MOST = 10_000
 
 
 def ids_by_shard(options: ShardOptions, ids: Sequence[Any]) -> dict[Shard, list[int]] | None:
-    """Return the ids of each shard, without ids that no row can have.
+    """Return a dict that maps each shard to its ids. Ids that no row can have are left out.
 
-    :returns: None if :func:`batch_rows` cannot read the rows: the ids are not integers, there are
-        too many of them, the field stores another value than the id, or keys of the group may move.
-        Also None if all ids are on one shard: Django's own code then reads them.
+    Return None if :func:`batch_rows` cannot read the rows: the ids are not integers, there are too
+    many of them, the field stores another value than the id, or keys of the group may move. Also
+    return None if all ids are on one shard: Django's own code then reads the rows.
     """
     key: Any = options.key
     strategy = runtime.strategy(options.group)
@@ -61,7 +62,10 @@ def ids_by_shard(options: ShardOptions, ids: Sequence[Any]) -> dict[Shard, list[
 def batch_rows(
     queryset: Any, ids: dict[Shard, list[int]]
 ) -> Iterator[tuple[str, list[str], list[Row]]]:
-    """Yield parts of the rows with the ids: a node, the aliases of its shards, and the driver's rows.
+    """Read the rows with the ids, and yield them in parts.
+
+    Each part is a tuple: the name of a node, the alias of each row's shard, and the rows as the
+    driver returns them.
 
     Costs one statement per node (a database server). The nodes are queried in parallel.
 

@@ -1,8 +1,8 @@
 """Plans of new rows: the INSERT of one row, as SQL that Django has compiled once.
 
-The *shape* of an INSERT is what its SQL depends on: the fields, and the types of their values. A
-plan only replaces the making of the SQL: Django's compiler still sends the statement, and reads the
-ids that the database has made.
+The *shape* of an INSERT is what its SQL depends on: the fields, and the types of their values. The
+plan of a shape only saves the time to compile the SQL. Django's compiler still sends the statement,
+and reads the ids that the database has generated.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def insert_row(
 
 
 def _statements_of(compiler: Any, compile_by_django: Callable[[], _Statements]) -> _Statements:
-    """Return the statement of ``compiler``: by a plan if there is one, else as Django compiles it."""
+    """Return the INSERT and its parameters, from a plan or, if there is none, from Django."""
     query, connection = compiler.query, compiler.connection
     (row,) = query.objs
     values: dict[int, Any] = {}
@@ -124,7 +124,9 @@ def _compile(
     values: dict[int, Any],
     prepared: dict[int, Any],
 ) -> _Statements:
-    """Let Django compile the INSERT, with the values that are known already.
+    """Let Django compile the INSERT, but do not let it compute the known values a second time.
+
+    A second call of ``pre_save()`` of a field could return another value, such as a later time.
 
     :param values: what ``pre_save()`` has returned, keyed by the ``id()`` of the field.
     :param prepared: the values that were prepared for the database, keyed by the ``id()`` of the field.

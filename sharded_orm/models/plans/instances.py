@@ -27,10 +27,11 @@ _MOST_LOADERS = 500
 
 _from_db = Model.from_db.__func__  # type: ignore[attr-defined]  # a classmethod
 _init = Model.__init__
-# Another package may have replaced them before this module was imported.
+# Whether the two methods above are Django's. Another package may have replaced them before this
+# module was imported.
 _ARE_DJANGOS = {Model.__module__}.issuperset(map(module_of, (_from_db, _init)))
 
-#: A column of a row: its position in the row, its converters, and the column itself.
+#: A column with converters: its position in a row, the converters, and the column expression.
 _Converters = tuple[int, list[Any], Any]
 
 
@@ -64,8 +65,9 @@ class InstanceLoader:
         self._widths = frozenset({len(self.names)})
         table = model._meta.db_table
         self._columns = columns or [field.get_col(table) for field in fields]
-        # Django (SQLCompiler.get_converters) applies first the converters of the backend, then
-        # those of the fields. Here values() applies the first, and field_values() the second.
+        # Like Django's SQLCompiler.get_converters(): the converters of the backend run first, those
+        # of the fields second. values() runs those of the backend, field_values() those of the
+        # fields.
         self._of_backend = self._converters(connection.ops.get_db_converters)
         self._of_fields = self._converters(lambda column: column.get_db_converters(connection))
         # Each converter of a row, in the order in which Django calls them.
@@ -82,15 +84,16 @@ class InstanceLoader:
             if self._is_plain:
                 positions = tuple(position for position, _, _ in self._steps)
                 self._make_loaded = _loop(tuple(self.names), positions)
-        #: Whether the loader may make instances of rows that other connections with the same
-        #: settings have read, apart from the schema. False if a converter is a project's own: it
-        #: may look at its connection.
+        #: Whether this loader may also make instances from rows of another connection whose
+        #: settings differ only in the schema. False if the project or another package has written a
+        #: converter: it gets the connection as an argument, and may treat connections differently.
         self.serves_others = all(
             (getattr(converter, "__module__", None) or "").startswith(("django.", "sharded_orm."))
             for _, converters, _ in (*self._of_backend, *self._of_fields)
             for converter in converters
         )
-        # SQLite's converter of a DecimalField rounds to these places.
+        # The decimal places of each DecimalField. SQLite's converter rounds to this number of
+        # places, so a loader is out of date if a program changes the number.
         self._places = [(field, field.decimal_places) for field in self._decimal_fields()]
 
     def _converters(self, find: Callable[[Any], list[Any]]) -> list[_Converters]:
@@ -104,7 +107,7 @@ class InstanceLoader:
         return [field for field in fields if isinstance(field, DecimalField)]
 
     def knows_all_fields(self) -> bool:
-        """Whether the model has the same fields as when the loader was made, with the same converters."""
+        """Whether the fields of the model have not changed since the loader was made."""
         # Django makes this list anew if a field was added.
         if self._declared is not self._model._meta.concrete_fields:
             return False
@@ -139,8 +142,9 @@ class InstanceLoader:
         return converted
 
     def converted(self, rows: Sequence[Row]) -> Sequence[Row]:
-        """Return ``rows``, as the driver has returned them, converted by :meth:`values` and
-        :meth:`field_values`. They are not changed.
+        """Return ``rows`` with values converted by all converters: backend's first, then fields'.
+
+        :param rows: rows as the driver has returned them. They are not changed.
         """
         steps, connection = self._steps, self._connection
         if not steps:
@@ -152,7 +156,10 @@ class InstanceLoader:
         return converted
 
     def loaded(self, rows: Sequence[Row], queryset: Any) -> list[Any]:
-        """Return the instances of ``rows``, as the driver has returned them, as :meth:`instances`."""
+        """Convert ``rows``, and return their model instances.
+
+        :param rows: rows as the driver of the loader's connection has returned them.
+        """
         make = self._make_loaded
         if (
             make is None
@@ -225,14 +232,16 @@ class InstanceLoader:
             instance._state = state = ModelState()
             state.adding = False
             state.db = alias
-            # The lengths were compared above: zip(…, strict=True) takes as long as the rest of the line.
+            # The lengths were compared above. strict=True would double the time of this line.
             instance.__dict__.update(zip(names, row))  # noqa: B905
             instances.append(instance)
         return instances
 
 
 def loader_of(key: tuple[Any, tuple[str, ...] | None, Any], connection: Any) -> InstanceLoader:
-    """Return the loader, which makes instances from rows that ``connection`` has read.
+    """Return the :class:`InstanceLoader` for rows that ``connection`` has read.
+
+    The connection keeps its loaders, so mostly no loader is made.
 
     :param key: a tuple: the model; the attnames of the fields in a row, or None for all fields; the
         :class:`JoinedInstances` of joined rows, or None if the rows are of one table.
@@ -243,7 +252,7 @@ def loader_of(key: tuple[Any, tuple[str, ...] | None, Any], connection: Any) -> 
     if kept is None:
         kept = connection.__dict__[_LOADERS] = {True: {}, False: {}}
     try:
-        # As settings.USE_TZ, without the Python function that gets attributes of Django's settings.
+        # A faster settings.USE_TZ: it avoids the call of the settings' __getattr__().
         uses_zones = object.__getattribute__(settings, "USE_TZ")
     except AttributeError:
         uses_zones = settings.USE_TZ
@@ -265,7 +274,8 @@ def _has_plain_attributes(model: Any, names: Sequence[str]) -> bool:
 
 
 def _is_word(name: str) -> bool:
-    # Python changes some other letters when it compiles a text.
+    # Python normalizes some letters that are not ASCII when it compiles code. The attribute would
+    # get another name.
     return name.isascii() and name.isidentifier() and "__" not in name and not iskeyword(name)
 
 
@@ -273,10 +283,13 @@ def _is_word(name: str) -> bool:
 def _loop(names: tuple[str, ...], positions: tuple[int, ...] = ()) -> Callable[..., list[Any]]:
     """Return a function that makes instances of plain models whose fields have these attnames.
 
-    :param positions: the position of the converted value, for each converter that the function calls.
+    The function is compiled from text that contains the names, as in ``instance.title = v1``. Such
+    assignments take half of the time of ``__dict__.update()``. The instances also take less memory:
+    as long as nobody reads ``__dict__``, Python makes no dict.
+
+    :param positions: for each converter that the function calls, the position of its value in a
+        row.
     """
-    # Assignments take half of the time of __dict__.update(), and their instances less memory: Python makes
-    # no dict for an instance whose __dict__ nobody has asked for. Only generated code has the names.
     steps = range(len(positions))
     text = _LOOP.format(
         values="".join(f"v{position}, " for position in range(len(names))),
@@ -312,9 +325,10 @@ def make(model, rows, aliases, connection=None, steps=(), new=object.__new__):
 
 
 def _calls_django(model: Any) -> bool:
-    """Whether Django's methods make the instances of ``model``, and set their attributes.
+    """Whether ``model`` makes instances, and sets their attributes, by Django's own methods.
 
-    Each read asks, because a project or another package may replace a method at any time.
+    If a project or another package has replaced one of them, such as ``from_db()``, the loader must
+    call it. That can happen at any time, so this is checked at each read.
     """
     # Compare by "is", and look at the type: a replacement may claim to be equal, and have all
     # attributes of the original.
@@ -328,10 +342,10 @@ def _calls_django(model: Any) -> bool:
 
 
 def _is_plain(model: Any) -> bool:
-    """Whether Django's code is all that makes an instance of ``model``, apart from :func:`_calls_django`.
+    """Whether an instance may be made without calling its ``__init__()``.
 
-    False if a mixin has an ``__init__()``, or if a field of the model has a descriptor that is not
-    Django's.
+    False if a mixin has an ``__init__()``, or if a field has a descriptor that is not Django's:
+    their code would not run. :func:`_calls_django` checks the methods that may be replaced later.
     """
     return (
         _ARE_DJANGOS

@@ -1,4 +1,4 @@
-"""Makes instances together with the related instances of ``select_related()``, as Django makes them."""
+"""Makes the instances of a query with ``select_related()``, and their related instances."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from sharded_orm.cache.values import Row
 
 
 class JoinedInstances:
-    """Makes instances, and those to which their foreign keys refer, from joined rows. Immutable.
+    """Makes instances from the joined rows of a query with ``select_related()``. Immutable.
 
-    :param compiler: a compiler that has compiled such a query.
+    Each instance also gets the related instances to which its foreign keys refer.
+
+    :param compiler: a compiler that has compiled the query.
     """
 
     def __init__(self, compiler: Any) -> None:
@@ -33,12 +35,15 @@ class JoinedInstances:
         )
 
     def is_plain(self, model: Any) -> bool:
-        """Whether the rows consist of columns, and those of ``model`` are all its own."""
+        """Whether the rows have only columns, among them all columns of the table of ``model``.
+
+        False, for example, if the query selects an expression or defers a field.
+        """
         own = [getattr(column, "target", None) for column in self.columns[self._own]]
         return set(map(type, self.columns)) == {Col} and own == list(model._meta.concrete_fields)
 
     def instances(self, values: Sequence[Row], queryset: Any, alias: str) -> list[Any]:
-        """Return the instances of rows of converted values.
+        """Return the instances of ``values``: rows that :class:`InstanceLoader` has converted.
 
         :param alias: the alias of the database that has returned the rows.
         """

@@ -33,18 +33,19 @@ if TYPE_CHECKING:
 #: ``count()``.
 ROWS, GET, EXISTS, COUNT = "rows", "get", "exists", "count"
 
-#: The value that a read returns if it was not done: Django must do it.
+#: Returned by a read that cannot be done by the plan or the cache. The caller must then let Django
+#: do it.
 UNREAD: Any = object()
 
-# The part of the SQL that each further value of a list adds.
+# What the SQL has more for each further value of a list: IN (%s) becomes IN (%s, %s).
 _FURTHER = ", %s"
 
 
 class ReadCache(Protocol):
-    """Finds the results of queries of one shape in a cache."""
+    """The interface through which a plan reads the results of its queries from the cache."""
 
     def is_current(self) -> bool:
-        """Whether the model is cached in the same way as when this object was made."""
+        """Whether the cache settings of the model have not changed since this object was made."""
 
     def read(
         self,
@@ -57,8 +58,9 @@ class ReadCache(Protocol):
         """Return the result of a read. Return :data:`UNREAD` if the cache must not be used now.
 
         :param values: one value for each condition, prepared by the condition's field.
-        :param query_database: returns rows as the driver returns them, or for :data:`EXISTS` and
-            :data:`COUNT` the value. Called if the result is not in the cache.
+        :param query_database: called if the result is not in the cache. It queries the database,
+            and returns the rows as the driver returns them. For :data:`EXISTS` and :data:`COUNT`,
+            it returns the value.
         """
 
     def prepare(
@@ -78,14 +80,15 @@ class ReadCache(Protocol):
 class Plan:
     """The SQL of one kind of read, for queries that differ only in their values.
 
-    Thread-safe. Immutable, except that it keeps the SQL of some pages.
+    Immutable and thread-safe.
 
     :param sql: the SQL without a LIMIT. If a condition compares with a list, this is the SQL for a
         list of one value.
-    :param list_end: the position in ``sql`` at which the values of a list end.
+    :param list_end: the position in ``sql`` where the placeholders of further list values are
+        added. None if no condition compares with a list.
     :param constants: the first parameters, which are the same for all these queries.
-    :param fixed: the parameters of each condition whose value belongs to the shape, keyed by the
-        position of the condition.
+    :param fixed: maps the position of a condition to its parameters, for conditions whose value is
+        a part of the shape, such as ``deleted=False``.
     :param names: the attnames of the selected fields; None for all fields of the model.
     :param joined: makes the instances of ``select_related()``; None if the rows are of one table.
     :param declarations: the declarations from which the SQL was made.
@@ -121,24 +124,27 @@ class Plan:
         self._selection = shape.selection
         self._loader_key = shape.model, names, joined
         self._joined = joined
-        # Whether the results are instances of rows of one table.
+        # Whether each result is a model instance made from columns of one table.
         self._is_simple = shape.selection.makes_instances and joined is None
         #: The tables that the SQL reads, first that of the model.
         self.tables = (shape.model._meta.db_table,) if joined is None else joined.tables
         self._declarations = declarations
-        # For each condition: the type of values that are sent as they are, if there is one.
+        # For each condition, what is needed to make its parameters. The last item is the type of
+        # values that are sent to the database without a conversion; None if there is no such type.
         self._conditions = [
             (part.target, part.form, fixed.get(position, ()), _unchanged_type(part, connection))
             for position, part in enumerate(shape.conditions)
         ]
-        # The types of the values, if all of them are sent as they are.
+        # If no condition needs a conversion, the type of each value. Values of exactly these types
+        # are sent as they are. If a condition needs a conversion, None.
         kinds = [unchanged for _, form, _, unchanged in self._conditions if form is ValueForm.VALUE]
         is_unchanged = len(kinds) == len(self._conditions) and None not in kinds
         self._unchanged = tuple(kinds) if is_unchanged else None
         # Whether the tables have shard keys that are text.
         shard = getattr(connection, "shard", None)
         self._is_guarded = shard is not None and key_guard.guards(shard.group, self.tables)
-        # The smallest and the largest value of each condition whose column has these.
+        # The positions of conditions on integer columns, with the smallest and the largest number
+        # that the column can store.
         self._ranges = [
             (position, *bounds)
             for position, part in enumerate(shape.conditions)
@@ -193,7 +199,7 @@ class Plan:
         return self._bound(values, connection) if self.accepts(values) else None
 
     def _bound(self, values: Sequence[Any], connection: Any) -> list[Any]:
-        """Return the parameters for values that the plan accepts."""
+        """Do :meth:`parameters`, for values for which :meth:`accepts` is True."""
         parameters = [*self._constants]
         for (target, form, fixed, unchanged), value in zip(self._conditions, values, strict=True):
             if type(value) is unchanged:
@@ -282,7 +288,10 @@ class Plan:
         *,
         is_value: bool,
     ) -> Any:
-        """Send one query, and return its rows as the driver returns them, or its value."""
+        """Send one query. Return its rows as the driver returns them, or its one value.
+
+        :param is_value: whether the query is a count() or exists().
+        """
         shard = getattr(connection, "shard", None)
         if self._is_guarded and shard is not None:
             # Check that the database compares text keys exactly. If Django sends the query, the SQL
@@ -323,7 +332,10 @@ class Plan:
 
 
 def _unchanged_type(part: Any, connection: Any) -> type | None:
-    """Return the type of those values of a condition that Django sends as they are; None if unknown."""
+    """Return ``int`` or ``str`` if Django sends values of this type unchanged, otherwise None.
+
+    :param part: the condition with which the values are compared.
+    """
     return next(
         (kind for kind in (int, str) if is_sent_unchanged(part.target, kind, connection)), None
     )
@@ -342,9 +354,10 @@ def _bounds(field: Any, connection: Any) -> tuple[int, int] | None:
 
 
 def _relate(instances: list[Any], queryset: Any) -> None:
-    """Set the instance of a related manager on the instances that it has read.
+    """Set the related objects that the queryset knows already on ``instances``.
 
-    This does what ModelIterable does with the queryset's known related objects.
+    For example, each photo of ``album.photos.all()`` gets ``album`` as its album, without a query.
+    Django's ModelIterable does the same.
     """
     meta = queryset.model._meta
     for field, known in queryset._known_related_objects.items():
@@ -375,9 +388,9 @@ def compile_plan(
     of the SQL may depend on a value.
 
     :param kind: :data:`ROWS`, :data:`GET`, :data:`EXISTS` or :data:`COUNT`.
-    :param examples: queries without limits, and the recorded calls that have built them. No two of
-        the values in a query are equal. If a condition compares with a list, there are several
-        examples: lists of one value, of two, and so on. The queries are changed.
+    :param examples: pairs of a query without limits and the recorded calls that have built it. The
+        values in a query all differ. If a condition compares with a list, there are several
+        examples: with a list of one value, of two, and so on. This function changes the queries.
     :param declarations: the declarations of the models before the examples were made.
     :param cache: finds the results in a cache; None if these queries are never cached.
     """
@@ -445,7 +458,12 @@ def _compiler(kind: str, query: Query, connection: Any) -> Any:
 def fixed_parameters(
     shape: Shape, values: Sequence[Any], compiler: Any
 ) -> dict[int, tuple[Any, ...]]:
-    """Return the parameters of the conditions whose values belong to the shape, by position."""
+    """Return the parameters of the conditions whose values are a part of the shape.
+
+    The result maps the position of a condition to its parameters. For example, ``deleted=False`` at
+    position 1 gives ``{1: (False,)}`` on MySQL, but ``{1: ()}`` on PostgreSQL, where Django's SQL
+    is ``NOT deleted``.
+    """
     parameters = {}
     for position, part in enumerate(shape.conditions):
         if part.form is ValueForm.FIXED:
@@ -456,8 +474,8 @@ def fixed_parameters(
 
 
 def is_plain_query(query: Query) -> bool:
-    """Whether all conditions of ``query`` compare columns of one table by lookups of Django."""
-    # If the model has parents, some of its columns are in other tables.
+    """Whether all conditions of ``query`` compare columns of one table by Django's lookups."""
+    # Exclude models with parents (multi-table inheritance): some columns are in another table.
     return _is_plain(query.where) and not any(query.get_meta().parents.values())
 
 

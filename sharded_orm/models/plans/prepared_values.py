@@ -1,5 +1,6 @@
-"""Finds the values that Django sends to the database unchanged, so that a plan need not prepare
-them.
+"""Finds out which values Django sends to the database unchanged.
+
+A plan need not call the field's methods for such values, which saves time.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Any
 from django.db import models
 from django.db.backends.base.operations import BaseDatabaseOperations
 
-# The methods of Django that prepare a value. A value of the type on the right is returned unchanged.
+# Maps a method of Django that prepares values to the type of the values that it returns unchanged.
 _PREPARE: dict[Callable[..., Any], type] = {
     models.IntegerField.get_prep_value: int,
     models.FloatField.get_prep_value: float,
@@ -49,8 +50,8 @@ def only_adapts_datetimes(field: Any) -> bool:
 def is_sent_unchanged(field: Any, kind: type, connection: Any) -> bool:
     """Whether ``field`` prepares each value of exactly the type ``kind`` to that same value.
 
-    False if the field, or the database, has a method of its own for it. The answer holds for all
-    connections of one class.
+    False if the class of the field, or the backend, overrides Django's method for it. The answer
+    holds for all connections of one class.
     """
     if type(field) in (models.ForeignKey, models.OneToOneField):
         # Django lets the field to which a foreign key refers prepare the value.

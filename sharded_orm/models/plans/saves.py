@@ -26,17 +26,19 @@ from sharded_orm.models.sharding.options import ShardOptions
 MAX_SAVES = 200
 
 _SEEN: Any = object()
-#: The plans of save(), by model and shape. A shape consists of the names of the fields to be saved, the
-#: types of the conditions' values, and the types of the new values. A plan is made at the second save of a
-#: shape; after the first save, ``_SEEN`` stands in its place. None means that Django compiles each save.
+#: The plans of save(), by model and shape. A shape consists of the number of conditions, the names
+#: of the fields to be saved, the types of the conditions' values, and the types of the new values.
+#: The first save of a shape stores ``_SEEN``, the second makes the plan. None means that no plan
+#: can be made, so Django compiles each save.
 _saves: dict[Any, dict[tuple[Any, ...], Any]] = {}
 
 
 class SavedTable:
-    """Stands in for the model class in ``Model._save_table()``, and for its base manager.
+    """Passed to ``Model._save_table()`` instead of the model class, to avoid a queryset.
 
-    Django makes a queryset of the base manager for each save. A planned save makes it only if it is
-    needed.
+    Django makes a queryset for each save: ``cls._base_manager.using(alias)``. A save by a plan
+    mostly needs no queryset. So this object stands in for the class and for the base manager, and
+    ``using()`` returns a :class:`SavedRows`, which makes the queryset only when it is used.
 
     :param is_row_missing: whether the UPDATE was sent already, and found no row.
     """
@@ -54,7 +56,7 @@ class SavedTable:
 
     @property
     def manager(self) -> Any:
-        """The base manager of the model."""
+        """Django's base manager of the model, for which this object stands."""
         return self._manager
 
     def using(self, alias: str) -> SavedRows:
@@ -65,7 +67,7 @@ class SavedTable:
 
 
 class SavedRows:
-    """All rows of a table, as the queryset ``manager.using(alias)``, which is made when it is used.
+    """Stands for the queryset ``manager.using(alias)``, and makes it when an attribute is used.
 
     :param is_row_missing: whether the UPDATE of the saved row was sent already, and found no row.
     """
@@ -84,7 +86,7 @@ class SavedRows:
 
 
 class SavedFields(NamedTuple):
-    """The fields that the saves of a model write, if they save the same names.
+    """The fields that saves of a model write. Valid for all saves with the same ``update_fields``.
 
     :param declared: the fields of the model, as Django lists them. Django makes a new list when a
         field is added.
@@ -101,8 +103,8 @@ class SavedFields(NamedTuple):
     written: Sequence[Any]
 
 
-#: The fields of saves, by model and the names of the fields to be saved. None means that Django must
-#: find out what is saved.
+#: The fields that saves write, by model and by the names in ``update_fields``. None means that
+#: Django must find the fields at each save.
 _fields: dict[Any, dict[frozenset[str] | None, SavedFields | None]] = {}
 
 
@@ -125,7 +127,7 @@ def save_row(
 ) -> bool | None:
     """Update one row by a plan, and return whether a row matched.
 
-    Return None, without sending anything, if Django must update the row. This is also so for the first
+    Return None, without sending anything, if Django must update the row. Django also does the first
     two saves of a shape.
 
     :param options: the shard key and the group of the row's model.
@@ -154,7 +156,7 @@ def save_loaded_row(
     without sending anything, if Django must save the row; Django then calls ``pre_save()`` of the
     fields again.
 
-    :param model: the model whose table is written. It is not cached.
+    :param model: the model whose table is written. Its rows are not cached.
     :param alias: the shard of the row.
     :param names: the names of the fields to be saved; None for all fields.
     """
@@ -179,10 +181,11 @@ def save_loaded_row(
 def loaded_values(
     options: ShardOptions, model: Any, row: Any, names: frozenset[str] | None
 ) -> tuple[Any, Any, list[tuple[Any, Any]]] | None:
-    """Return the values of a save: the prepared shard key, the primary key, and the written fields.
+    """Return what a save needs: the prepared shard key, the primary key, and the new values.
 
-    The fields come with their new values, as ``Model._save_table()`` finds them. Return None if Django
-    must find the values; it then calls ``pre_save()`` of the fields once more.
+    The new values are pairs of a field and its value, as ``Model._save_table()`` would find them.
+    Return None if Django must find the values. Django then calls ``pre_save()`` of the fields once
+    more.
 
     :param model: the model whose table is written.
     :param names: the names of the fields to be saved; None for all fields.
@@ -197,7 +200,8 @@ def loaded_values(
     if (
         saved is None
         or type(model._base_manager) is not Manager
-        # pre_save() of the other fields would load theirs first, if they are deferred, too.
+        # The shard key is deferred. Leave the save to Django, which loads deferred fields in its
+        # order.
         or key.attname not in attributes
     ):
         return None
@@ -209,7 +213,7 @@ def loaded_values(
 
 
 def known_plan(model: Any, shape: tuple[Any, ...], connection: Any) -> UpdatePlan | None:
-    """Return the plan that earlier saves of a shape have made; None if there is none for ``connection``."""
+    """Return the plan of a shape of saves; None if there is no plan that fits ``connection``."""
     plan = _saves.get(model, {}).get(shape)
     if plan is None or plan is _SEEN or not plan.fits(connection):
         return None
@@ -218,7 +222,7 @@ def known_plan(model: Any, shape: tuple[Any, ...], connection: Any) -> UpdatePla
 
 
 def known_fields(model: Any, names: frozenset[str] | None) -> SavedFields | None:
-    """Return the fields of a save that Django has done before; None if they are not known.
+    """Return the fields of a save; None if no earlier save with the same ``names`` has found them.
 
     :param names: the names of the fields to be saved; None for all fields.
     """
@@ -229,7 +233,10 @@ def known_fields(model: Any, names: frozenset[str] | None) -> SavedFields | None
 def saved_fields(
     options: ShardOptions, model: Any, names: frozenset[str] | None
 ) -> SavedFields | None:
-    """Return the fields of a save, and remember them for :func:`known_fields`. The arguments are as there."""
+    """Find the fields of a save, and remember them for :func:`known_fields`.
+
+    Return None if Django must find the fields at each save.
+    """
     by_names = _fields.setdefault(model, {})
     try:
         saved = by_names[names]
@@ -265,7 +272,8 @@ def _find_saved_fields(
         # Since Django 6.0, an UPDATE returns the values of generated fields. A plan does not do so.
         or any(field.generated for field in meta.local_concrete_fields)
         or not fields
-        # Django's own methods may be called twice: they set the time again, or have stored the file.
+        # If a plan fails, Django calls pre_save() of the fields a second time. Django's own methods
+        # allow that: they set the time again, or find that the file was stored already.
         or not all(
             type(field).pre_save.__module__.startswith("django.db.models.fields")
             for field in fields
@@ -287,8 +295,8 @@ def plan_of_save(
 
     The arguments are those of :func:`save_row`, except:
 
-    :param conditions: what the row must have, by name: first the shard key, whose value its field
-        has prepared, then the primary key.
+    :param conditions: the conditions of the UPDATE, such as ``{"user_id": 1, "pk": 10001}``: first
+        the shard key, prepared by its field, then the primary key.
     """
     if names is not None and type(names) is not frozenset:
         return None
@@ -328,7 +336,7 @@ def _learn_save(
     shape: tuple[Any, ...],
     connection: Any,
 ) -> None:
-    """Make the plan of a save, which Django will do this time."""
+    """Make the plan of a shape of saves, for later saves. Django does the present save."""
     plan = plan_of(
         f"save() of {options.model.__name__} with {shape}",
         lambda: _plan_of_example(options, rows, conditions, new_values, connection),

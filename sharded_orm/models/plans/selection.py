@@ -30,9 +30,11 @@ LOADED, DEFERRED, JOINED = "only", "defer", "select_related"
 class Selection(NamedTuple):
     """One call that selects fields. Immutable.
 
-    :param iterable: the class by which Django's queryset makes its results.
+    :param iterable: the class with which Django's queryset makes its results, such as
+        ``ValuesListIterable`` for ``values_list()``.
     :param names: the arguments of the call.
-    :param method: the name of the query's method, if the results are instances.
+    :param method: ``only``, ``defer`` or ``select_related``; "" for ``values()`` and
+        ``values_list()``.
     """
 
     iterable: type[Any]
@@ -54,7 +56,11 @@ class Selection(NamedTuple):
         return self.method in (LOADED, DEFERRED)
 
     def is_known(self, model: Any) -> bool:
-        """Whether plans know the call: it names different columns of the model's own table."""
+        """Whether a query with this call can have a plan.
+
+        It can if the arguments name different columns of the model's own table. Arguments of
+        ``select_related()`` must name foreign keys to models of the same group.
+        """
         if not all(type(name) is str for name in self.names):
             return False
         if not self.names and (self.makes_instances or self.iterable is FlatValuesListIterable):
@@ -63,8 +69,8 @@ class Selection(NamedTuple):
         if fields is None or len(set(self.names)) < len(self.names):
             return False
         return not self.joins or all(
-            # A name such as "owner_id" is not that of a relation. The rows of the related model are
-            # on the same shard, because they are in the same group.
+            # select_related() accepts "owner", but not "owner_id". Related rows of the same group
+            # are on the same shard, so they can be joined.
             field.is_relation
             and field.name == name
             and group_of(field.related_model) == group_of(model)
@@ -72,7 +78,7 @@ class Selection(NamedTuple):
         )
 
     def apply(self, query: Any) -> None:
-        """Do to ``query`` what the call does."""
+        """Apply the call to ``query``."""
         if not self.makes_instances:
             query.set_values(self.names)
         elif self.joins:
@@ -83,17 +89,20 @@ class Selection(NamedTuple):
             query.add_immediate_loading(self.names)
 
     def selects(self, model: Any, fields: Sequence[Any]) -> bool:
-        """Whether ``fields``, the columns in a compiled SELECT, are those that the call names."""
+        """Whether the compiled SELECT has the expected columns.
+
+        :param fields: the fields of the columns in the SELECT, in their order.
+        """
         every = list(model._meta.concrete_fields)
         if self.makes_instances:
             return [field for field in every if field in fields] == list(fields)
         return list(fields) == (fields_of(model, self.names) if self.names else every)
 
     def results(self, rows: Sequence[Row], names: Sequence[str]) -> list[Any]:
-        """Return the results that Django makes of rows of values.
+        """Return the results of ``values()`` or ``values_list()``: dicts, tuples or single values.
 
-        :param rows: rows of converted values.
-        :param names: the attnames of the selected fields.
+        :param rows: the rows, after all converters.
+        :param names: the attnames of the columns, for a call without arguments.
         """
         if self.iterable is FlatValuesListIterable:
             return [row[0] for row in rows]
@@ -121,8 +130,7 @@ def _dicts(names: tuple[str, ...]) -> Callable[[Sequence[Row]], list[Any]]:
 #: All fields, as instances.
 EVERYTHING = Selection(ModelIterable)
 
-#: The classes by which ``values_list()`` makes its results, keyed by its arguments ``flat`` and
-#: ``named``.
+#: Maps the arguments ``(flat, named)`` of ``values_list()`` to the class that makes its results.
 VALUES_LISTS: dict[tuple[bool, bool], type[Any]] = {
     (False, False): ValuesListIterable,
     (True, False): FlatValuesListIterable,

@@ -9,8 +9,8 @@ Django:
 
 - :mod:`sharded_orm.models.plans.conditions` knows each condition. At most one compares with a list.
 - At most one condition is an equality that determines the shard. It may be repeated with the same
-  value. AND joins it to the others. ``exclude()``, OR and NOT contain no condition on the shard
-  key.
+  value. It is not inside ``exclude()``, OR or NOT, and these contain no other condition on the
+  shard key.
 - The query selects and is ordered by columns of the model's own table.
 """
 
@@ -49,7 +49,7 @@ P = TypeVar("P")
 logger = logging.getLogger("sharded_orm.plans")
 
 _TEXT = frozenset({str})
-# Makes a named tuple without the Python function that is its __new__().
+# A faster way to make a Recording. Recording(…) calls __new__(), which is written in Python.
 _new = tuple.__new__
 
 #: The maximum number of shapes that a process keeps. If a shape is not kept, Django compiles each of
@@ -58,9 +58,10 @@ MAX_SHAPES = 10_000
 
 
 class Shape:
-    """A shape of queries: the calls that build a query, without their values.
+    """A shape of queries: the calls that build a query, without their values. Thread-safe.
 
-    A shape is a node of a tree: a child is the shape after one more call. Thread-safe.
+    The shapes of a model form a tree. For example, the shape of ``filter(user_id=…)`` has a child
+    for ``filter(user_id=…).order_by("-id")``. See :attr:`children`.
 
     :param model: the model of the queries.
     :param options: the shard key and the group of the model; None if it is not sharded.
@@ -106,7 +107,8 @@ class Shape:
         self.conditions = conditions
         self.ordering = ordering
         self.selection = selection
-        #: The class that makes the results from rows; None if the results are instances.
+        #: Django's class that makes the results of values() and values_list() from rows. None if
+        #: the results are model instances.
         self.value_iterable = None if selection.makes_instances else selection.iterable
         #: The position of the condition that determines the shard; None if there is no such
         #: condition.
@@ -114,13 +116,13 @@ class Shape:
         self.has_list = any(part.form is ValueForm.LIST for part in conditions)
         self.repeats_key = any(part.repeats is not None for part in conditions)
         self.excludes = any(part.is_excluded for part in conditions)
-        #: Whether the values of the last call may be changed by their owner later, or are not
-        #: prepared by their field.
+        #: Whether the values of the last call must be copied or treated in a special way: lists and
+        #: instances, which the caller may change later, and values such as None and True.
         self.freezes = any(
             part.form is not ValueForm.VALUE or part.takes_instance
             for part in conditions[len(conditions) - len(names) :]
         )
-        #: For each condition of the last call: its name, and the field that prepares its value.
+        #: Pairs (name, field) of the conditions of the last call. The field prepares the value.
         self.prepares = [
             (name, part.target)
             for name, part in zip(names, conditions[len(conditions) - len(names) :], strict=True)
@@ -147,7 +149,7 @@ class Shape:
         return f"{self.model.__name__} by {names}{chosen} in the order {self.ordering}"
 
     def keep(self, call: tuple[Any, ...], child: Shape | None) -> None:
-        """Keep the shape after one more call, if there is room for it."""
+        """Store ``child``, the shape after ``call``, unless there are too many shapes."""
         if call not in self.children and has_room():
             self.children[call] = child
 
@@ -156,13 +158,14 @@ class Recording(NamedTuple):
     """The calls that have built a queryset, with their values. Immutable.
 
     :param shape: the shape of the calls.
-    :param filters: for each call of ``filter()`` and ``exclude()``, whether it was ``exclude()``,
-        and its keyword arguments. If it had others, all of them as one ``Q``.
+    :param filters: a pair for each call of ``filter()`` and ``exclude()``: whether it was
+        ``exclude()``, and its keyword arguments. If it had ``Q`` arguments, all its arguments as
+        one ``Q``.
     :param values: the values of the shape's conditions, each prepared by its field.
     :param limits: the slice as two row numbers, counted from 0: its first row, and the row after
         its last row. None if the queryset was not sliced.
-    :param instances: copies of the instances with which the conditions compare. Only if their shard
-        is part of the condition, because their keys do not determine it.
+    :param instances: copies of those instances in conditions, as in ``filter(album=album)``, to
+        whose shard the query must go, because the value of the foreign key does not tell the shard.
     """
 
     shape: Shape
@@ -201,7 +204,7 @@ class Recording(NamedTuple):
         )._with_one_key()
 
     def _with_one_key(self) -> Recording | None:
-        """Return this recording; None if it has two conditions on the shard key with other values."""
+        """Return this recording; None if two conditions require different shard keys."""
         if self.shape.repeats_key:
             for part, value in zip(self.shape.conditions, self.values, strict=True):
                 if part.repeats is not None and value != self.values[part.repeats]:
@@ -209,7 +212,7 @@ class Recording(NamedTuple):
         return self
 
     def filtered_by_tree(self, tree: ConditionTree, *, excluded: bool = False) -> Recording | None:
-        """Return a new recording as :meth:`filtered`, for a call with ``Q`` objects."""
+        """Do what :meth:`filtered` does, for a call whose arguments contain ``Q`` objects."""
         child = self.shape.children.get((excluded, tree.shape))
         frozen = None if child is None else self._frozen(child, tree.leaves)
         if child is None or frozen is None:
@@ -228,12 +231,13 @@ class Recording(NamedTuple):
     def _frozen(
         self, child: Shape, named: Sequence[tuple[str, Any]]
     ) -> tuple[list[Any], list[Any], tuple[Any, ...]] | None:
-        """Return the values of one more call: as they are now, and prepared; and all instances.
+        """Return what a new recording needs of the values of one more call.
 
-        Return None if Django must handle the call.
+        The result is a tuple: copies of the values, the values prepared by their fields, and
+        ``instances`` for the new recording. Return None if Django must handle the call.
 
         :param child: the shape after the call.
-        :param named: the names and values of its conditions.
+        :param named: pairs of the name and the value of each condition in the call.
         """
         values, prepared, instances = [], [], self.instances
         for part, (_, value) in zip(child.conditions[len(self.values) :], named, strict=True):
@@ -248,7 +252,11 @@ class Recording(NamedTuple):
         return values, prepared, instances
 
     def still_holds(self, named: dict[str, Any]) -> bool:
-        """Whether the last call, ``filter(**named)``, would record the same values now."""
+        """Whether the values of the last call, ``filter(**named)``, are still the recorded ones.
+
+        They may have changed since: for example, the condition of a related manager has the
+        primary key of an instance.
+        """
         count = len(self.shape.names)
         new = zip(
             self.shape.names, self.shape.conditions[-count:], self.values[-count:], strict=True
@@ -256,7 +264,9 @@ class Recording(NamedTuple):
         return all(part.prepared(part.frozen(named[name])) == value for name, part, value in new)
 
     def learn_filter(self, named: dict[str, Any], *, excluded: bool = False) -> bool:
-        """Record the shape of ``filter(**named)``, which Django has accepted, for :meth:`filtered`.
+        """Record the shape of ``filter(**named)``, after Django has accepted this call.
+
+        From then on, :meth:`filtered` can handle calls of this shape.
 
         :returns: False if the shape was known already.
         """
@@ -266,13 +276,13 @@ class Recording(NamedTuple):
         )
 
     def learn_tree(self, tree: ConditionTree, *, excluded: bool = False) -> bool:
-        """Record a shape as :meth:`learn_filter`, for a call with ``Q`` objects."""
+        """Do what :meth:`learn_filter` does, for a call whose arguments contain ``Q`` objects."""
         demanded = tree.is_demanded()
         return self._learn(
             (excluded, tree.shape),
             [
-                # A row need not meet this condition. Such a condition does not route the query,
-                # just as a condition of exclude().
+                # A condition below OR or NOT is treated like one of exclude(): rows that do not
+                # meet it may match, so it does not determine the shard.
                 (name, value, excluded or not is_demanded)
                 for (name, value), is_demanded in zip(tree.leaves, demanded, strict=True)
             ],
@@ -281,7 +291,8 @@ class Recording(NamedTuple):
     def _learn(self, call: tuple[Any, ...], named: Sequence[tuple[str, Any, bool]]) -> bool:
         """Record the shape after ``call``.
 
-        :param named: the name and value of each condition, and whether it is one of ``exclude()``.
+        :param named: a tuple for each condition: its name, its value, and whether rows that do not
+            meet it may match, as with ``exclude()``.
         :returns: False if the shape was known already.
         """
         shape = self.shape
@@ -317,7 +328,7 @@ class Recording(NamedTuple):
         return None if child is None else self._of_shape(child)
 
     def learn_order(self, names: tuple[Any, ...]) -> None:
-        """Record the shape of ``order_by(*names)``, which Django has accepted, for :meth:`ordered`."""
+        """Record the shape of ``order_by(*names)``, after Django has accepted this call."""
         shape = self.shape
         columns = own_columns(shape.model)
         if not _are_texts(names) or any(name.removeprefix("-") not in columns for name in names):
@@ -326,7 +337,7 @@ class Recording(NamedTuple):
         shape.keep(("order_by", *names), Shape(shape.model, shape.options, *ordered))
 
     def selected(self, selection: Selection) -> Recording | None:
-        """Return a new recording: the calls recorded here, followed by that of ``selection``.
+        """Return a new recording: the calls recorded here, followed by a call such as ``values()``.
 
         Return None if Django must handle the call, or if :meth:`learn_selection` has not seen it.
         """
@@ -344,7 +355,7 @@ class Recording(NamedTuple):
         return _new(Recording, (self.shape, self.filters, self.values, limits, self.instances))
 
     def learn_selection(self, selection: Selection) -> None:
-        """Record the shape of a selection that Django has accepted, for :meth:`selected`."""
+        """Record the shape of a call such as ``values()``, after Django has accepted this call."""
         shape = self.shape
         if shape.selection is not EVERYTHING or not selection.is_known(shape.model):
             return
@@ -354,9 +365,9 @@ class Recording(NamedTuple):
     def example(self, length: int = 1) -> Recording | None:
         """Return a copy of this recording without its slice, with made-up values that all differ.
 
-        So each parameter of the compiled SQL shows to which condition it belongs. Only a condition
-        that repeats another one has the same value. Return None if a prepared value has an unknown
-        type, because the SQL may depend on it.
+        A made-up value occurs only once, so each parameter of the compiled SQL shows to which
+        condition it belongs. But a condition that repeats another one has the same value. Return
+        None if a value has an unknown type, because the SQL may depend on this value.
 
         :param length: the number of values in a list.
         """
@@ -381,8 +392,8 @@ class Recording(NamedTuple):
     def replay(self, query: Any, *, excludes: bool = True, selects: bool = True) -> None:
         """Apply the recorded calls to ``query``, a new query of the model.
 
-        :param excludes: whether to apply the calls of ``exclude()``, too, and those parts of a ``Q``
-            that a matching row need not meet.
+        :param excludes: whether to apply all conditions. If False, leave out calls of ``exclude()``
+            and conditions below OR or NOT, which are not needed to find the shard.
         :param selects: whether to select only what the recorded calls select.
         """
         for excluded, given in self.filters:
@@ -401,19 +412,20 @@ class Recording(NamedTuple):
 
 
 def plan_of(what: str, make: Callable[[], P | None]) -> P | None:
-    """Return the plan that ``make`` makes; None if Django must handle the statements. Log which.
+    """Call ``make`` to make a plan, log whether it has made one, and return the plan or None.
 
-    Call this for a statement that Django has sent, or sends now.
+    None means that Django must handle all statements of this kind. An error in ``make`` counts as
+    None. The caller must let Django handle the present statement.
 
-    :param what: the kind and the shape of the statements, for the log.
+    :param what: a description of the statements for the log.
     """
     plan = None
     try:
         plan = make()
     except Exception:
-        # A field or the backend refuses made-up values, or a value of the caller. For a value of
-        # the caller, Django raises the same error; otherwise its own statement succeeds. So ignore
-        # the error here.
+        # A field or the backend has refused a value. If it is a made-up value, the statement of the
+        # caller, which Django handles, succeeds all the same. If it is a value of the caller,
+        # Django raises the same error. So ignore the error here.
         logger.debug("%s has no plan", what, exc_info=True)
     logger.debug("%s: %s", what, "left to Django" if plan is None else "planned")
     return plan

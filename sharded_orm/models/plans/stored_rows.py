@@ -1,8 +1,9 @@
-"""save() of a stored row, without the steps of Django that do nothing for it.
+"""A fast ``save()`` of a stored row, which leaves out steps that do nothing for most rows.
 
-If a save has a plan, most of its time is not the UPDATE. Django sends two signals, and looks for
-deferred fields and for tables of parents. The sharded model checks the row twice, because a
-receiver may change it in between. For most rows, none of these steps does anything.
+If the UPDATE was compiled once (a plan), most of the time of a save is spent on other steps. Django
+sends two signals, and looks for deferred fields and for tables of parents. The sharded model checks
+the row twice, because a receiver may change the row between the checks. Most rows have no
+receivers, no deferred fields and no parents.
 """
 
 from __future__ import annotations
@@ -24,41 +25,41 @@ from sharded_orm.models.plans.switch import are_write_plans_on
 from sharded_orm.models.sharding.kept_shard import UNCHANGEABLE, KeptShard
 from sharded_orm.models.sharding.options import ShardOptions, required_options
 
-# The methods that a save calls, in each class and in the part of Django that ours call.
+# The methods that save() calls. If a project overrides one of them, the fast save is not used.
 _CALLED = (
     "save_base", "_save_table", "_do_update", "_save_parents", "_prepare_related_fields_for_save",
     "_get_pk_val", "_is_pk_set",
 )  # fmt: skip
 _of_model = attrgetter(*_CALLED)
 _of_django = attrgetter("save", *_CALLED[:3])
-# Django's module, whose signals a test may replace.
+# Django's module. Read the signals from it at each save, because a test may replace them.
 _base: Any = models.base
 _send = Signal.send
-# Attributes of ``_state`` that say how the shard of a new row is chosen. They are dropped after a save.
+# Attributes of ``_state`` that choose the shard of a new row. The fast save does not handle them.
 _CHOICES = frozenset({"near", "drawn_shard"})
 
 
 class SaveMethods:
-    """The methods that save a row of a sharded model, if no project has methods of its own.
+    """Knows the methods of Django and of this library that save a row, to notice overrides.
 
-    :param base: the class of this library from which all sharded models derive.
+    :param base: the class ``ShardedModel``, from which all sharded models derive.
     """
 
     def __init__(self, base: Any) -> None:
         self._base = base
         self._expected = _of_model(base)
         self._of_django = _of_django(super(base, base))
-        # Another package may have replaced the methods before this one was imported.
+        # False if another package has replaced Django's methods before this library was imported.
         modules = {_base.__name__, dispatcher.__name__}
         self._are_known = modules.issuperset(map(module_of, (*_of_django(Model), _send)))
 
     def are_used_by(self, row: Any) -> bool:
-        """Whether ``save()`` of ``row`` calls these methods and no others. Takes about a microsecond."""
+        """Whether ``save()`` of ``row`` calls no overridden method. Takes about a microsecond."""
         model = type(row)
         return (
             self._are_known
             and _of_model(model) == self._expected
-            # A mixin may stand between our class and Django's.
+            # Look at the classes after ShardedModel, too: a mixin may come before Django's Model.
             and _of_django(super(self._base, model)) == self._of_django
             and row.__dict__.keys().isdisjoint(_CALLED)
         )
@@ -70,21 +71,22 @@ def save_stored_row(
     arguments: Mapping[str, Any],
     save_cached: Callable[[Any, ShardOptions, Any, str, frozenset[str] | None], bool | None],
 ) -> Literal[True] | KeptShard | None:
-    """Update ``row`` as ``save()`` does, and return True if a row matched.
+    """Try to save ``row`` the fast way, and return True if its UPDATE has found the row.
 
-    Otherwise return the shard that was looked up, and whether the UPDATE was sent; None if no shard
-    was looked up. Then Django must save the row, or go on after the UPDATE, if no row matched. Sends
-    at most one query.
+    Otherwise the caller must call Django's ``save()``. The result then tells what was done already:
+    a :class:`KeptShard` with the shard that was looked up, and whether the UPDATE was sent and
+    found no row. It is None if no shard was looked up. Sends at most one query.
 
-    This does what ``Model.save()`` and ``Model.save_base()`` do for a row that is stored and
-    complete. The model must have no parents, no methods of the project in their place, and no
-    receivers of ``pre_save`` and ``post_save``. Errors are those of Django.
+    The fast way does what ``Model.save()`` and ``Model.save_base()`` do for a stored row with all
+    its fields loaded. It is not used if the model has parents, if the project overrides a method
+    that ``save()`` calls, or if ``pre_save`` or ``post_save`` have receivers. Errors are those of
+    Django.
 
-    :param methods: the methods that save a row of which no step may be left out.
+    :param methods: knows the methods that save a row, to notice overrides.
     :param arguments: the arguments of ``save()``.
-    :param save_cached: does what :func:`save_loaded_row` does, for a row of a cached model. Its
-        arguments are what the cache knows of the model, the model's options, the row, its shard,
-        and the names of the fields to be saved.
+    :param save_cached: a function that does what :func:`save_loaded_row` does, for a cached model.
+        Its arguments are the :class:`CachedModel`, the model's options, the row, its shard, and the
+        names of the fields to be saved.
     """
     model, state = type(row), row._state
     names = arguments.get("update_fields")
@@ -96,7 +98,7 @@ def save_stored_row(
     if (
         saved is None
         or not arguments.keys() <= {"update_fields"}
-        # If fields are deferred, Django saves the others.
+        # If fields are deferred, Django saves only the loaded ones.
         or (names is None and not row.__dict__.keys() >= saved.attnames)
         or state.adding
         or not _CHOICES.isdisjoint(state.__dict__)
@@ -106,8 +108,8 @@ def save_stored_row(
         or _is_heard(model)
     ):
         return None
-    # From here on, do the remaining steps in the order of Model.save() and Model.save_base(). Those of
-    # Model._save_parents() and Model._save_table() are left out, too, but for the UPDATE.
+    # Now do the steps that this row needs, in the order of Model.save() and Model.save_base(). Of
+    # the steps of Model._save_parents() and Model._save_table(), only the UPDATE is needed.
     options = required_options(model)
     has_related_rows = bool(state.fields_cache)
     if has_related_rows:
@@ -128,20 +130,25 @@ def save_stored_row(
         else:
             is_updated = save_cached(cached, options, row, using, names)
     except Exception:
-        # Django's context manager does nothing without an error, so enter it only now.
+        # Django puts mark_for_rollback_on_error() around the save. It only acts on an error, so it
+        # is enough to use it now.
         with transaction.mark_for_rollback_on_error(using=using):
             raise
     if is_updated:
         state.db = using
         return True
-    # Django would ask for the shard again. The strategy would send a query for it, if keys move.
+    # Remember the shard for the usual save, which follows. It would look up the shard again, which
+    # costs a query if keys can move.
     kept = KeptShard.of(generation, options.group, key, shard)
     kept.has_found_none = is_updated is False
     return kept
 
 
 def _is_heard(model: Any) -> bool:
-    """Whether somebody may notice that the signals of a save are not sent."""
+    """Whether ``pre_save`` or ``post_save`` must be sent.
+
+    True if one of them has a receiver for ``model``, or if its ``send()`` was replaced.
+    """
     for signal in (_base.pre_save, _base.post_save):
         if (signal.receivers and signal.has_listeners(model)) or (
             getattr(signal.send, "__func__", None) is not _send

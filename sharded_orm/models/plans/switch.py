@@ -1,4 +1,4 @@
-"""Switches plans off, for a block or for a site."""
+"""Switches plans off: for a block of code, or by the settings."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def without_plans() -> Iterator[None]:
         _are_plans_on.reset(token)
 
 
-#: Returns whether the calling code runs outside of :func:`without_plans`. Each call of a queryset asks this,
-#: so no function is put around the method.
+#: Returns whether the calling code runs outside of :func:`without_plans`. This is the method get()
+#: of the variable itself, because a function around it would cost time in each call of a queryset.
 are_plans_on: Callable[[], bool] = _are_plans_on.get
 
 
 def are_write_plans_on() -> bool:
-    """Whether a row may be written by a plan."""
+    """Whether plans may write rows: outside of :func:`without_plans`, if the settings allow it."""
     return _are_plans_on.get() and runtime.config().write_plans

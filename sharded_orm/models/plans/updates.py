@@ -39,11 +39,11 @@ class UpdatePlan:
 
     Immutable and thread-safe.
 
-    :param where: the SQL, whose last parameters are the values of the conditions.
-    :param shape: has these conditions.
+    :param where: makes the SQL of the whole UPDATE, and the parameters of its conditions.
+    :param shape: the shape with the conditions.
     :param fields: the fields that are written, in the order of the SQL.
     :param kinds: the type of each field's prepared value.
-    :param omits_null: whether the SQL spells NULL, and has no parameter for it.
+    :param omits_null: whether the SQL contains the word NULL, instead of a parameter that is None.
     :param connection: a connection whose class is that of all connections that may use the plan.
     """
 
@@ -60,8 +60,9 @@ class UpdatePlan:
         connection: Any,
     ) -> None:
         self._where = where
-        # Each field, the type of its prepared value, the type of those values that are sent as
-        # they are, and the type of those that only the backend prepares if they have a time zone.
+        # For each field: the type of its prepared value, the type of values that are sent to the
+        # database without a conversion, and the type of values that only the backend converts if
+        # they have a time zone. The last two are None if there is no such type.
         self._fields = [
             (
                 field,
@@ -75,7 +76,7 @@ class UpdatePlan:
         self.conditions = shape.conditions
 
     def fits(self, connection: Any) -> bool:
-        """Whether the plan may be used on ``connection``. See the plan of a read."""
+        """Whether the plan may be used on ``connection``; see :meth:`Plan.fits`."""
         return self._where.fits(connection)
 
     def execute(
@@ -97,11 +98,11 @@ class UpdatePlan:
     def bind(
         self, new_values: Sequence[Any], values: Sequence[Any], connection: Any
     ) -> tuple[str, tuple[Any, ...]] | None:
-        """Check the write, and return its SQL and parameters. Return None if the plan cannot be
-        used.
+        """Check the shard keys of the write, and return the SQL and its parameters.
 
-        The arguments are those of :meth:`execute`, and :meth:`fits` must be true. The caller
-        reports the write to the observers of the model.
+        Return None if the plan cannot be used for these values. The arguments are those of
+        :meth:`execute`. Call this only if the plan :meth:`fits` the connection. The caller must
+        tell the observers of the model about the write.
         """
         where = self._where
         compiled_update.check_write(connection, where.tables[0])
@@ -138,7 +139,7 @@ def compile_update(
 
     Return None if it is unclear which parameter of the SQL belongs to which field or condition.
 
-    :param shape: has the conditions of the UPDATE.
+    :param shape: the shape with the conditions of the UPDATE.
     :param examples: queries with these conditions, as for
         :func:`~sharded_orm.models.plans.plan.compile_plan`.
     :param new_values: pairs of a field and its new value, which is of one of :data:`PLAIN_TYPES`.
@@ -190,7 +191,10 @@ def are_same(parameters: Sequence[Any], expected: Sequence[Any]) -> bool:
 
 
 def has_placeholder(field: Any, connection: Any) -> bool:
-    """Whether the SQL of a value of ``field`` may depend on more of the value than its type."""
+    """Whether ``field`` chooses the SQL placeholder of a value by the value, not only by its type.
+
+    A plan cannot be made for such a field, because its SQL may differ from value to value.
+    """
     return any(
         hasattr(field, name) and not _is_binary_placeholder(getattr(field, name), name, connection)
         for name in ("get_placeholder", "get_placeholder_sql")
@@ -198,8 +202,10 @@ def has_placeholder(field: Any, connection: Any) -> bool:
 
 
 def _is_binary_placeholder(method: Any, name: str, connection: Any) -> bool:
-    """Whether ``method`` is that of Django's ``BinaryField``, and the backend is one of Django's,
-    which only distinguish None, expressions and other values.
+    """Whether ``method`` is that of Django's ``BinaryField``, on a backend of Django.
+
+    The placeholder of such a field depends only on whether the value is None, an expression or
+    another value. So a plan can be made for it.
     """
     own = vars(BinaryField).get(name)
     kind = next(c for c in type(connection.ops).__mro__ if "binary_placeholder_sql" in vars(c))

@@ -37,13 +37,13 @@ from sharded_orm.topology.model import ShardGroup
 
 
 class RoutedQuerySet(CachedQuerySet[M]):
-    """A queryset that finds its shards each time it runs; see :class:`ShardedQuerySet`."""
+    """A queryset that finds its shards each time it is evaluated; see :class:`ShardedQuerySet`."""
 
     _scatters = False
     _partial = False
     _is_using_called = False
-    #: The alias on which the query is running now; None if it is not running. It saves a second
-    #: look-up of the shards.
+    #: The alias on which the query is running now; None if it is not running. While it is set, the
+    #: property ``db`` returns it without looking up the shards again.
     _running_on: str | None = None
     #: Whether this read may use a guess: the shard key that the row had at an earlier look-up, as a
     #: source of keys remembers it. ``_guess`` is the guess that was used. See

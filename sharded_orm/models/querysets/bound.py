@@ -100,9 +100,12 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
         return keyed
 
     def _check_against(self, key: BoundKey) -> None:
-        """Raise an error if this queryset has read, or would read, rows without the key ``key``.
+        """Raise an error if rows of this queryset do not have the bound key.
 
-        :param key: the bound key, which a ``with bound()`` block or a request has set.
+        Checks rows that it has read already, and the instance of a related manager, such as
+        ``album`` for ``album.photos``.
+
+        :param key: the key that is bound now.
         """
         query: Any = self.query
         if isinstance(instance := self._hints.get("instance"), Model):
@@ -168,12 +171,15 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
         return iterate_inside_async(unbound(), rows) if self._prefetches_all_keys() else rows
 
     def _prefetches_all_keys(self) -> bool:
-        """Whether this queryset has prefetches and is for all keys, inside a ``bound()`` block.
+        """Whether this queryset has prefetches, and reads all keys inside of a ``bound()`` block.
+
+        :meth:`scatter` makes such a queryset. Its prefetches must read the rows of all keys, too.
 
         :raises BoundKeyMismatch: a queryset in the prefetches was built while a key was bound, so
             it has rows of one key only.
         """
-        # Read ``query`` last, because this builds it, and a read by a plan has built none.
+        # Read ``query`` only if it is needed. A queryset that a plan reads has no query yet, and
+        # the property would build it.
         if not self._prefetch_related_lookups or not is_any_bound():
             return False
         query: Any = self.query
@@ -351,8 +357,8 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
             )
 
     def _combinator_query(self, combinator: str, *others: Any, **kwargs: Any) -> Any:
-        # Combine copies of the querysets. A copy has the condition on the bound key (set by
-        # bound()), but a queryset that was built before bound() has none.
+        # A queryset that was built before bound() has no condition on the bound key (set by
+        # bound()). A copy that is made inside of bound() gets the condition. So combine copies.
         if not is_any_bound():
             return super()._combinator_query(combinator, *others, **kwargs)
         copies = [

@@ -178,7 +178,8 @@ class BulkWritingQuerySet(RoutedQuerySet[M]):
             key = self._options.key
             for obj in objs:
                 refuse_related_of_other_key(obj, fields)
-                # Skip a row whose key is None, but not a row whose key was deferred.
+                # A row whose key is None has no shard that could be checked. But check a row whose
+                # key is deferred.
                 if key is not None and obj.__dict__.get(key.attname, obj) is not None:
                     obj._refuse_other_shard(str(self._db))
         if self._is_pinned() or not objs or not fields:
@@ -260,10 +261,11 @@ class BulkWritingQuerySet(RoutedQuerySet[M]):
 
 
 def refuse_rows_of_other_shards(options: ShardOptions, values: Iterable[Any], alias: str) -> None:
-    """Raise :exc:`CrossShardRelation` if an instance in ``values`` is on another shard than ``alias``.
+    """Raise :exc:`CrossShardRelation` if a value is an instance on another shard than ``alias``.
 
-    ``values`` are the values of a row that is to be stored on ``alias``, so the row must not refer to
-    an instance on another shard.
+    A row that is stored on ``alias`` must not refer to such an instance.
+
+    :param values: values of the row; those that are no model instances are ignored.
     """
     for value in values:
         value_alias = colocated_alias(options, value) if isinstance(value, Model) else None

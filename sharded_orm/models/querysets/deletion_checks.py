@@ -1,7 +1,8 @@
-"""Finds rows that protect or restrict rows on any shard, before the first shard deletes its rows.
+"""Checks on all shards that rows may be deleted, before the first shard deletes its rows.
 
-Django's collector finds such rows of one database. With several shards, the rows of the first shards
-would be deleted before the collector of a later shard raises its error.
+A foreign key with ``PROTECT`` or ``RESTRICT`` may forbid the deletion of a row. Django's collector
+checks that for the rows of one database, and raises an error before it deletes any. With several
+shards, the rows of the first shards would be deleted already when a later shard raises its error.
 """
 
 from __future__ import annotations
@@ -55,15 +56,15 @@ def _causes_of_refusals(model: Any) -> Iterator[Any]:
 
 
 def refuse_deletion(group: str, parts: Iterable[Any], batch_size: int | None = None) -> None:
-    """Raise an error if rows protect or restrict rows of ``parts``. Deletes nothing.
+    """Raise an error if a row of ``parts`` may not be deleted, on any shard. Deletes nothing.
 
-    Cost: each shard gets the reads of a deletion. The rows of one shard at a time are in memory, or of
-    one batch.
+    Cost: on each shard, the queries that a deletion sends before it deletes. The rows of one shard
+    are in memory at a time; with ``batch_size``, only the rows of one batch.
 
     :param parts: a queryset for each shard.
-    :param batch_size: the number of rows that are read together, if they are deleted in such batches.
-        Rows that ``RESTRICT`` or a function of the project may concern are read together all the
-        same: whether they may be deleted can depend on the others.
+    :param batch_size: the number of rows in a batch, if the rows are deleted in batches. It is
+        ignored if anything but ``PROTECT`` may forbid the deletion, such as ``RESTRICT``: whether a
+        row may be deleted can then depend on rows of other batches.
     :raises ProtectedError: its ``protected_objects`` are those of all shards.
     :raises RestrictedError: its ``restricted_objects`` are those of all shards.
     """
@@ -90,7 +91,7 @@ def _collect(rows: Any, batch_size: int | None) -> None:
 
 
 def _batches(rows: Any, size: int) -> Iterator[list[Any]]:
-    """Yield ``rows`` in lists of ``size`` rows, by their primary keys. One query for each list."""
+    """Yield ``rows`` in lists of ``size`` rows, ordered by primary key. One query for each list."""
     ordered = rows.order_by("pk")
     batch = list(ordered[:size])
     while batch:
@@ -112,8 +113,8 @@ def run_collectors(collectors: Iterable[Callable[[], object]]) -> None:
             protected.append(error)
         except RestrictedError as error:
             restricted.append(error)
-    # For one database, a collector would raise this error only if no row is protected, because it
-    # looks for restricted rows last.
+    # If there are both kinds of errors, raise the one for protected rows. Django does so for one
+    # database, too.
     if protected:
         raise _merged(protected, [error.protected_objects for error in protected])
     if restricted:
@@ -121,7 +122,12 @@ def run_collectors(collectors: Iterable[Callable[[], object]]) -> None:
 
 
 def _merged(errors: list[Any], rows: list[Iterable[Any]]) -> Any:
-    """Return one error with the message and rows that Django's error would have for one database."""
+    """Return one error for the errors of several shards.
+
+    It has the message and the rows that Django's error would have if all rows were in one database.
+
+    :param rows: the protected or restricted rows of each error.
+    """
     first = errors[0]
     if len(errors) == 1:
         return first
@@ -136,7 +142,8 @@ def _merged(errors: list[Any], rows: list[Iterable[Any]]) -> Any:
 
 
 def _distinct(rows: Iterable[Iterable[Any]]) -> Any:
-    # Return a set, as Django does, unless the set would merge rows of two shards with the same id.
+    # Return a set, as Django does. But two rows of different shards with the same id are equal, so
+    # a set would lose one of them. In this case, return a list.
     distinct = {(type(row), row._state.db, row.pk): row for some in rows for row in some}
     as_set = set(distinct.values())
     return as_set if len(as_set) == len(distinct) else list(distinct.values())

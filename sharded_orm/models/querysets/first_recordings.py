@@ -1,4 +1,7 @@
-"""The empty recordings with which new querysets begin, and which classes of querysets record calls."""
+"""Decides which classes of querysets record the calls that build them.
+
+A new queryset of such a class begins with an empty recording, which this module provides.
+"""
 
 from __future__ import annotations
 
@@ -26,25 +29,26 @@ COPIED = frozenset(QuerySet().__dict__) | {
     "_is_using_called", "_partial", "_recording", "_scatters", "_uncached",
 }  # fmt: skip
 
-#: The number of attributes of a queryset that records its calls, if none was added and none deleted.
+#: The usual number of attributes of a queryset that records its calls. Another number shows that
+#: attributes were added or deleted.
 PLAIN_COUNT = len(QuerySet().__dict__) + 1
 
 _recordings: dict[tuple[Any, Any], Recording | None] = {}
-#: The attributes of a new queryset that records its calls, by its class and model; None if each new
-#: queryset must set them itself. Dicts among them are replaced by new ones for each queryset.
+#: Maps (queryset class, model) to the attributes of a new queryset that records its calls. Other
+#: new querysets copy them. None if they cannot be copied. Each new queryset gets dicts of its own.
 templates: dict[tuple[Any, Any], dict[str, Any] | None] = {}
 
 
 def forget() -> None:
     """Drop all recordings and shapes (the stored forms of recorded querysets).
 
-    They contain the field that determines the shard. After a change of the settings, it may be another
-    one.
+    Called when the settings have changed: another field may now determine the shard.
     """
     global _recordings, templates
     forget_shapes()
-    # Make new dicts: another thread may be about to enter a recording of the old settings in the old
-    # dict. The recordings come first: then a template in the new dict has none of the old ones.
+    # Make new dicts, and do not empty the old ones: another thread may be about to add a recording
+    # that it has made from the old settings. It adds it to the old dict, which nobody reads any
+    # more. Replace the recordings first, because a template contains a recording.
     _recordings = {}
     templates = {}
 
@@ -70,16 +74,19 @@ def first_recording(queryset_class: Any, model: Any, recorder: Any) -> Recording
     if _skips_nothing(queryset_class, recorder):
         shape = queryset_class._first_shape(model)
     recording = None if shape is None else Recording(shape)
-    # Another thread may have made one meanwhile. All querysets must have the same.
+    # If another thread has stored a recording meanwhile, return that one: all querysets of a class
+    # and model must share one recording.
     return recordings.setdefault((queryset_class, model), recording)
 
 
 def template(queryset: Any) -> dict[str, Any] | None:
-    """Return the attributes of ``queryset``, to be set on other new querysets of its class and
-    model.
+    """Return the attributes of ``queryset``, to copy them to new querysets of its class and model.
 
-    Return None if setting one of them may need more than an entry in ``__dict__``, or if one is a
-    project's own attribute, whose value querysets must not share.
+    Return None if they cannot be copied: the project has added an attribute, whose value may not be
+    shared, or it has overridden how an attribute is set, so that an entry in ``__dict__`` is not
+    enough.
+
+    :param queryset: a new queryset that records its calls.
     """
     queryset_class: Any = type(queryset)
     attributes = queryset.__dict__
@@ -95,11 +102,11 @@ def template(queryset: Any) -> dict[str, Any] | None:
 
 
 def _skips_nothing(queryset_class: Any, recorder: Any) -> bool:
-    """Return whether a plan may read querysets of this class, although it skips some methods.
+    """Return whether plans may read querysets of this class.
 
-    The skipped methods must be Django's or this package's: then a plan has the same effect. All
-    base classes are examined, even those behind this package's classes in the method resolution
-    order.
+    A read by a plan skips some methods, such as ``filter()``. If the project overrides one of them,
+    its method would not be called, so no plan may be used. All base classes are examined, even
+    those that come after this package's classes in the method resolution order.
     """
     bases = [base for base in queryset_class.__mro__ if base not in (object, Generic)]
     # In the method resolution order, a class of the project may come after the recorder. It must

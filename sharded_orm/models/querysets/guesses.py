@@ -48,8 +48,11 @@ def guess_of(query: Query, *, ordered: bool) -> KeyGuess | None:
 
 
 def shard_of(group: str, key_guess: KeyGuess) -> Shard | None:
-    """Return the shard of the guessed key; None if no key is remembered, or if the shard has rows
-    of moving keys. Such a row may be an outdated copy, which does not show that the guess is right.
+    """Return the shard of the guessed key; None if the guess cannot be used.
+
+    It cannot be used if no key is remembered. It cannot be used either if the shard has rows of
+    keys that are moving: a row found there may be an outdated copy, and would not prove the guess
+    right.
     """
     shard = None if key_guess.key is None else runtime.locate(group, key_guess.key)
     if shard is None or shard.number in keys_left_out(group):

@@ -1,7 +1,8 @@
 """The base class of mixins that override methods of Django's queryset.
 
-The mypy plugin of django-stubs makes the type of a queryset's manager from the queryset's first
-base class only. If this is a mixin, type checkers must not take it for a queryset.
+For type checkers, this class is not a queryset. Otherwise the mypy plugin of django-stubs would
+give wrong types to managers: it looks only at the first base class of a queryset, which may be such
+a mixin. At run time, the class is Django's ``QuerySet``.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from django.db.models.query import MAX_GET_RESULTS
 def matching_rows(queryset: Any) -> list[Any]:
     """Return at most ``MAX_GET_RESULTS`` rows of ``queryset``, for ``get()``.
 
-    Changes the query of ``queryset``: it has a limit and no ordering afterwards.
+    This function changes the query of ``queryset``: it removes the ordering and sets a limit.
     """
     queryset.query.clear_ordering(force=True)
     queryset.query.set_limits(high=MAX_GET_RESULTS)

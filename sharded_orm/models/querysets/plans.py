@@ -41,8 +41,9 @@ class PlannedQuerySet(CallRecorder[M], BoundKeyQuerySet[M]):
 
     def _with_bound_key(self) -> Self:
         if self._recording is not None and key_in_force(self.model) is None:
-            # No key is bound now, and the query has stored no key, because it is not built yet.
-            # Return here, because ``super()`` would build the query.
+            # No key is bound now. The queryset still records its calls, so no key was bound when it
+            # was built, either. Return here, because super() would build the query to find that
+            # out.
             return self
         return super()._with_bound_key()
 
@@ -58,7 +59,7 @@ class PlannedQuerySet(CallRecorder[M], BoundKeyQuerySet[M]):
     @classmethod
     def _is_routed(cls, kind: str, example: Recording) -> bool:
         shape = example.shape
-        # Leave out the conditions of exclude(), which never determine the shard.
+        # Conditions of exclude() never determine the shard, so leave them out of this query.
         query = ShardedQuery(shape.model)
         example.replay(query, excludes=False, selects=False)
         key = None if shape.shard_at is None else example.values[shape.shard_at]
@@ -92,10 +93,11 @@ class PlannedQuerySet(CallRecorder[M], BoundKeyQuerySet[M]):
         return row
 
     def _recording_under_bound_key(self) -> Recording | None:
-        """Return an empty recording if this queryset selects exactly the rows of the bound key.
+        """Return an empty recording if this queryset is ``objects.all()`` inside of ``bound()``.
 
-        A recording is a list of the calls that build a queryset. Return None for other querysets,
-        and for models that are not cached.
+        A recording is a list of the calls that build a queryset. With it, ``get()`` can read by a
+        plan. Return None if the queryset has a condition other than the bound key, or if the model
+        is not cached.
         """
         key = key_in_force(self.model) if is_any_bound() else None
         if key is None or plan_of(self.model) is None or not are_plans_on():
@@ -132,7 +134,8 @@ class PlannedQuerySet(CallRecorder[M], BoundKeyQuerySet[M]):
                 and not (strategy := runtime.strategy(group)).moves_keys
                 and (shard := runtime.located(group, strategy, key)) is not None
             ):
-                # The commonest read: do what _PlanRead would do, without the object.
+                # A shortcut for the commonest read. It does what _PlanRead does, but saves the time
+                # to make the object.
                 connection = connection_of(shard.alias)
                 if plan.fits(connection):
                     result = plan.read(kind, self, recording.values, limits, connection)
@@ -152,7 +155,8 @@ class PlannedQuerySet(CallRecorder[M], BoundKeyQuerySet[M]):
         return result
 
     def _prepared(self) -> Any:
-        # Called for fetch_together(), which confirms afterwards that no key has moved.
+        # fetch_together() calls this. It checks afterwards that no key has moved, so there is no
+        # need to check it here.
         recording = self._recorded() if self._result_cache is None else None
         planned = None if recording is None else self._planned_by_key(recording)
         if planned is None:
@@ -164,7 +168,7 @@ class PlannedQuerySet(CallRecorder[M], BoundKeyQuerySet[M]):
         return read
 
     def _planned_by_key(self, recording: Recording) -> _PlanRead | None:
-        """Return the read of the recorded rows by their plan; None if they have no plan."""
+        """Return a :class:`_PlanRead` for the recorded query; None if it can have no plan."""
         shape = recording.shape
         if (
             shape.shard_at is None
@@ -181,8 +185,8 @@ class PlannedQuerySet(CallRecorder[M], BoundKeyQuerySet[M]):
 
         A source of keys is an object that looks up a row's shard key by a value in another column.
 
-        A source may only remember the key from an earlier look-up. Then the read itself shows
-        whether the key is still right; see :mod:`sharded_orm.models.querysets.guesses`.
+        A source may remember the key from an earlier look-up. The read then uses this key, and
+        shows whether it is still right; see :mod:`sharded_orm.models.querysets.guesses`.
         """
         if not key_sources.has_key_sources() or self._scatters or self._hints or is_scoped():
             return UNREAD
@@ -217,8 +221,8 @@ class _PlanRead:
     ) -> None:
         self.kind, self.recording = kind, recording
         self._queryset, self._limits = queryset, limits
-        #: The alias of the shard on whose connection a plan (SQL for all similar queries) will be
-        #: compiled after Django has run the query. None if no plan will be compiled.
+        #: The alias of the shard whose connection compiles the plan (SQL for all similar queries).
+        #: None if no plan is to be compiled. It is compiled after Django has run the query.
         self.alias: str | None = None
         #: A function that returns the shard keys that the sources of keys (such as a lookup table)
         #: have found. Django's read uses it, so that the sources are not queried twice.
@@ -227,10 +231,10 @@ class _PlanRead:
     def at_key(self, *, prepares: bool = False) -> Any:
         """Do the read on the shard of the recorded shard key; return UNREAD if Django must do it.
 
-        The caller confirms that the key was there.
+        The caller must check that the key has not moved during the call.
 
-        :param prepares: whether to prepare a read through the cache, instead of doing it. The result is
-            then None if the cache is not used.
+        :param prepares: if True, do not read, but only prepare a read through the cache. The result
+            is then the prepared read, or None if the cache is not used.
         """
         shape, values = self.recording.shape, self.recording.values
         assert shape.shard_at is not None
@@ -247,7 +251,11 @@ class _PlanRead:
         return confirmed(self.recording.shape.options.group, read)
 
     def at_shards(self, find: Callable[[], Sequence[Shard] | None]) -> Any:
-        """Do the read if ``find()`` returns a list of at most one shard; otherwise return UNREAD."""
+        """Do the read on the only shard that ``find()`` returns.
+
+        If ``find()`` returns an empty list, no row exists, and nothing is sent. Return UNREAD if it
+        returns several shards, or None: Django must then do the read.
+        """
 
         def read() -> Any:
             shards = find()
@@ -260,7 +268,7 @@ class _PlanRead:
         return confirmed(self.recording.shape.options.group, read)
 
     def learn(self) -> None:
-        """Make a plan, if Django has run such a query before."""
+        """Make the plan, if this was at least the second query of this kind that Django has run."""
         if self.alias is not None:
             learn(
                 self.kind,

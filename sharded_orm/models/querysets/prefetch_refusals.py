@@ -1,21 +1,24 @@
-"""Refuses prefetches for rows of several shards if they compute something over all related rows.
+"""Refuses prefetches whose results would be wrong because the instances are on several shards.
 
-One database prefetches with one statement for all instances. Several shards use one statement each.
-All related rows of an instance are on its shard, and so in one statement. So these give the same
-results as on one database:
+If all instances are in one database, a prefetch is one statement for all of them. If they are on
+several shards, it is one statement for each shard. The related rows of an instance are all on its
+shard, so one statement reads all of them. So most querysets of a ``Prefetch`` give the same results
+as in one database:
 
-- conditions, joins, orders, columns, and aggregates, because Django groups by the row
+- conditions, joins, orders and columns
+- aggregates, because Django computes them for each row
 - ``distinct()`` without fields, because it compares whole rows, with their primary keys
-- slices, because Django numbers the rows of each instance apart, by a window over the relation
+- slices, because Django counts the rows of each instance separately
 - subqueries, which :class:`~sharded_orm.models.sharding.colocation.Colocation` checks
 
-These may give other results, and are refused here:
+But some querysets compute a value from rows of several instances, for example the rank of a photo
+among the photos of all users. One shard does not have all these rows. Refused are:
 
-- window functions and ``distinct("stars")``, unless the rows of each partition, or with equal
-  values, are on one shard
-- groups that are not rows, which no method of querysets makes
-- ``union()`` and its like: Django adds no condition to their parts, so each shard would return the
-  rows of all instances
+- window functions, unless all rows of a partition are on one shard
+- ``distinct("stars")``, unless all rows with the same value are on one shard
+- groups of several rows, which a queryset of instances has only if private methods made them
+- ``union()``, ``intersection()`` and ``difference()``: Django does not limit their parts to the
+  instances, so each shard would return the rows of all instances
 """
 
 from __future__ import annotations
@@ -48,8 +51,8 @@ def refuse_lookups(model: Any, lookups: Sequence[Any], *, inside: bool = True) -
     """Check the querysets of the ``Prefetch`` objects in ``lookups``, before anything is sent.
 
     :param model: the model of the instances, which are on several shards.
-    :param inside: whether the instances of each statement are all those of one shard. False after a
-        lookup has left the group: then each statement may have rows of any shard.
+    :param inside: whether each statement is for all instances of one shard. False for lookups that
+        follow a relation to another group: a statement may then be for instances of any shards.
     :raises ScatterNotSupported: a queryset computes something over the rows of several shards.
     """
     for lookup in lookups:
@@ -70,11 +73,11 @@ def refuse_sets(query: Query, group: str | None, matched: Sequence[Any] = ()) ->
     """Raise an error if ``query`` computes something over the rows of several shards.
 
     :param query: the query of related rows, which is run on each of several shards.
-    :param group: the group of the instances if the related rows of each shard are on this shard.
-        None if each statement may read any rows.
-    :param matched: fields by which Django will match the rows with instances. They are not NULL in
-        the result, although ``query`` has no condition on them yet.
-    :raises ScatterNotSupported: ``query`` does so.
+    :param group: the shard group of the instances, if the related rows are on the shards of their
+        instances. None if they may be anywhere.
+    :param matched: fields by which Django assigns the rows to instances, such as the foreign key.
+        They are not NULL in the result, although ``query`` has no condition on them yet.
+    :raises ScatterNotSupported: the query uses rows of several shards for one value.
     """
     if query.combinator:
         raise refuse(
@@ -109,14 +112,18 @@ def refuse_sets(query: Query, group: str | None, matched: Sequence[Any] = ()) ->
 
 
 class _Apart:
-    """Whether rows with equal values of an expression are all read by one of the statements."""
+    """Called with an expression, tells whether rows with equal values are all on one shard.
+
+    For example, True for an integer shard key, and for a foreign key to rows of the same group.
+    False for a number of stars, because photos on all shards may have the same number.
+    """
 
     def __init__(self, query: Query, group: str | None, matched: Sequence[Any]) -> None:
         self._query, self._matched = query, matched
         model: Any = query.model
-        # A query that joins nothing may have no table before it is compiled.
+        # The query may have no base_table before it is compiled.
         self._own_table = query.base_table or model._meta.db_table
-        # The statements have rows of one shard each only if the rows are in the instances' group.
+        # Related rows of another group are not on the shards of the instances.
         self._group = group if group_of(model) == group else None
 
     def __call__(self, expression: Any) -> bool:
@@ -136,7 +143,8 @@ class _Apart:
         )
 
     def _is_nullable(self, column: Col) -> bool:
-        # NULL is a partition, too, and rows of several shards may have it.
+        # Rows of several shards may have NULL in the column. SQL treats them as equal, for example
+        # as one partition of a window.
         is_own = column.alias == self._own_table
         if column.target in self._matched and (is_own or column.target.model != self._query.model):
             return False
@@ -152,7 +160,10 @@ class _Apart:
         )
 
     def _is_about(self, column: Col) -> bool:
-        """Whether ``column`` has the id of a row of one model, to which a generic foreign key refers."""
+        """Whether ``column`` is the object id of a generic foreign key to one model on the shard.
+
+        The query must then have a condition on the content type.
+        """
         model: Any = column.target.model
         for field in model._meta.private_fields:
             if (
@@ -168,27 +179,31 @@ class _Apart:
 
 
 def _parts(query: Query) -> Iterator[Any]:
-    """Yield the expressions of ``query`` that may contain a window function, resolved."""
+    """Yield the expressions of ``query`` that may contain a window function."""
     for annotation in query.annotations.values():
         yield from parts_of(annotation)
     yield from parts_of(query.where)
     order: Any = query.order_by or (query.default_ordering and query.model._meta.ordering) or ()  # type: ignore[union-attr]  # the model is not None here
     for name in (*order, *query.extra_order_by):
         if isinstance(name, str):
-            # A name of an annotation, which is checked above, or of a column; or SQL text.
+            # The name of a column or of an annotation, or SQL text of extra(), which may contain a
+            # window. The expressions of annotations were yielded above.
             yield name
         elif any(isinstance(part, Window) for part in parts_of(name)):
-            # The window is not resolved before the query is compiled.
+            # Resolve the window: its column names are not yet replaced by column expressions.
             yield from parts_of(name.resolve_expression(query.chain(), allow_joins=True))
         else:
             yield from parts_of(name)
 
 
 def _relation(model: Any, path: str) -> tuple[bool, Sequence[Any]]:
-    """Follow a path of relations, as in ``prefetch_related()``.
+    """Follow a path of relations, such as ``"album__tags"`` in ``prefetch_related()``.
 
-    Return whether all of it leads to rows on the shard of the instances of ``model``. Also return the
-    fields by which Django matches the rows at the end with instances, except primary keys.
+    Return a pair. The first item tells whether the whole path stays on the shard of the instances.
+    The second is a sequence of the fields by which Django assigns the rows at the end of the path
+    to instances, such as the foreign key. Primary keys are left out.
+
+    :param model: the model of the instances.
     """
     group = group_of(model)
     matched: Sequence[Any] = ()

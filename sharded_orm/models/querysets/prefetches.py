@@ -1,6 +1,7 @@
 """Helpers for ``prefetch_related()``, because Django sends a prefetch to one database only.
 
-The instances are split by their database, and the lookups by whether they leave the shard group.
+The instances are split into a list for each database. The lookups (the arguments of
+``prefetch_related()``) are split into those that may lead to another shard group, and all others.
 """
 
 from __future__ import annotations
@@ -22,9 +23,12 @@ _is_split: ContextVar[bool] = ContextVar("sharded_orm_split_prefetch", default=F
 
 @contextmanager
 def one_of_several(several: bool = True) -> Iterator[None]:
-    """In the block, prefetches are for the rows of one shard. Others follow for the other shards.
+    """Context manager for the part of a prefetch that is for the instances of one shard.
 
-    :param several: whether others follow. If not, the block changes nothing.
+    Code in the block can ask :func:`is_one_of_several`, and learns that the prefetch has other
+    parts for other shards.
+
+    :param several: whether the prefetch has other parts. If False, the block has no effect.
     """
     token = _is_split.set(several or _is_split.get())
     try:
@@ -59,17 +63,20 @@ def alias_of(instance: Any) -> str | None:
 
 
 def split_lookups(model: type[Model], lookups: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """Return two lists of lookups for prefetching: those that may leave the shard group, and all others.
+    """Split ``lookups`` into two lists: those that may leave the shard group, and all others.
 
     A lookup may leave the group if it begins with a foreign key to another group, or with a generic
     foreign key.
+
+    :param lookups: the arguments of ``prefetch_related()``.
     """
     other_group: list[Any] = []
     same_group: list[Any] = []
     for lookup in lookups:
         path = getattr(lookup, "prefetch_through", lookup)
-        # Like Django, look for the relation's descriptor on the model, and not for the field: a
-        # lookup begins with the descriptor's name, and the field may have another name.
+        # Like Django, look for the attribute of the model, such as Photo.album, and not for the
+        # field: a lookup begins with the name of the attribute, and the field may have another
+        # name.
         descriptor = getattr(model, path.split(LOOKUP_SEP)[0], None)
         leaves_group = isinstance(descriptor, ForwardManyToOneDescriptor) and (
             group_of(descriptor.field.remote_field.model) != group_of(model)

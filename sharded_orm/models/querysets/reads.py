@@ -101,7 +101,8 @@ class ReadingQuerySet(RoutedQuerySet[M]):
         return key_guess
 
     def _fetch_rows(self) -> bool:
-        # If a key has moved, this method is called again. So drop the rows of the earlier attempt.
+        # If a key has moved during this method, it is called once more. So drop the rows of the
+        # first call.
         self._result_cache, self._prefetch_done = None, False
         destination = self._destination()
         if isinstance(destination, str):
@@ -143,7 +144,10 @@ class ReadingQuerySet(RoutedQuerySet[M]):
         self._prefetch_done = True
 
     def _refuse_prefetches_of_sets(self) -> None:
-        """Raise an error if the rows are on several shards, and one of the prefetches needs all rows."""
+        """Raise an error if a prefetch would be wrong for rows of several shards.
+
+        See :mod:`sharded_orm.models.querysets.prefetch_refusals`.
+        """
         if self._prefetch_related_lookups and issubclass(self._iterable_class, ModelIterable):
             # Lookups that leave the group are not split.
             _, same_group = split_lookups(self.model, self._prefetch_related_lookups)
@@ -220,7 +224,8 @@ class ReadingQuerySet(RoutedQuerySet[M]):
         # Call Django's method on an empty queryset: it only checks the arguments.
         super(ReadingQuerySet, self.none()).in_bulk(field_name=field_name)
         if self._fields is not None:
-            # Since Django 6.1, in_bulk() works after values() and values_list().
+            # Since Django 6.1, in_bulk() works after values() and values_list(). But these results
+            # do not tell their shard, so two rows with the same value could not be noticed.
             if not isinstance(self._destination(ordered=False), str):
                 raise refuse(
                     "in_bulk() after values() or values_list()",
@@ -294,7 +299,8 @@ class ReadingQuerySet(RoutedQuerySet[M]):
         targets = self._targets()
         if targets is None:
             return super().explain(format=format, **options)
-        # Return the database's query plan of each shard, because it depends on the rows of the shard.
+        # Each shard may execute the query in another way, because its rows differ. So return the
+        # output of EXPLAIN of each shard.
         return "\n\n".join(
             f"-- {target.shard.alias}\n{self._for_target(target).explain(format=format, **options)}"
             for target in targets

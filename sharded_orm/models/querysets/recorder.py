@@ -42,7 +42,8 @@ from sharded_orm.models.sharding.type_variables import M
 # The value of ``_query`` before the recorded calls are applied to a query.
 _UNBUILT: Any = object()
 _build_lock = RLock()
-# Other packages replace these methods of Django's class, to observe reads. Then the replacement is called.
+# Django's methods. Another package may replace them on QuerySet, to observe reads. Shortcuts that
+# would not call the replacement are then not taken.
 _INIT, _FETCH_ALL = QuerySet.__init__, QuerySet._fetch_all
 
 
@@ -56,19 +57,22 @@ class CallRecorder(QuerySetMixin[M]):
     #: The calls that have built this queryset. None if its query was built in another way, or if
     #: a caller may have changed the query.
     _recording: Recording | None = None
-    # Django 6.1 sets this attribute on the querysets themselves.
+    # Django 6.1 sets this attribute on a queryset, to False while a related manager filters it in
+    # place. Earlier versions of Django do not know it.
     _cloning_enabled = True
 
     def __init__(
         self, model: Any = None, query: Any = None, using: str | None = None, hints: Any = None
     ) -> None:
         recording = None
-        # Take the dict now: another thread may drop it, with what is derived from the settings.
+        # Read the global variable only once: if the settings change now, another thread replaces
+        # it. A template made from the old settings must not get into the new dict.
         templates = first_recordings.templates
         if query is None and are_plans_on() and self._records(using, hints):
             attributes = templates.get((type(self), model))
             if attributes is not None and QuerySet.__init__ is _INIT:
-                # Set what the other branch has set on an earlier queryset, in a fifth of the time.
+                # Copy the attributes of an earlier new queryset. This takes a fifth of the time of
+                # __init__().
                 own = self.__dict__
                 own.update(attributes)
                 own["_db"] = using
@@ -106,7 +110,10 @@ class CallRecorder(QuerySetMixin[M]):
 
     @classmethod
     def _first_shape(cls, model: Any) -> Shape | None:
-        """Return the shape (calls without values) of all rows; None if ``model`` records no calls."""
+        """Return the shape of a queryset without any calls, that is, of all rows of ``model``.
+
+        Return None if querysets of ``model`` must not record their calls.
+        """
         raise NotImplementedError
 
     @classmethod
@@ -116,9 +123,10 @@ class CallRecorder(QuerySetMixin[M]):
 
     @classmethod
     def _is_routed(cls, kind: str, example: Recording) -> bool:
-        """Return whether the query that ``example`` has recorded may have a plan (SQL that is
-        compiled once for all similar queries): it must be sent to the database to which Django
-        would send the query.
+        """Return whether a plan (SQL for all similar queries) would go to the right database.
+
+        A plan must send its SQL to the database to which Django would send the query that
+        ``example`` has recorded.
         """
         return True
 
@@ -160,8 +168,8 @@ class CallRecorder(QuerySetMixin[M]):
             recording = self._recording
             if recording is not None and self._query is _UNBUILT:
                 if self._deferred_filter is not None:
-                    # The last filter is that of a related manager. Leave it out: Django applies it
-                    # later, with the values that the manager's instance has then.
+                    # The last filter is that of a related manager, such as album.photos. Leave it
+                    # out: Django applies it later, with the primary key that album has then.
                     recording = recording._replace(filters=recording.filters[:-1])
                 query = self._new_query(self.model)
                 recording.replay(query)
@@ -183,7 +191,7 @@ class CallRecorder(QuerySetMixin[M]):
         return super().__deepcopy__(memo)
 
     def _recorded(self) -> Recording | None:
-        """Return the recorded calls; None if Django must execute the next call or read."""
+        """Return the recorded calls; None if Django must handle the next call or read."""
         recording = self._recording
         if (
             recording is None
@@ -191,17 +199,17 @@ class CallRecorder(QuerySetMixin[M]):
             or not self._cloning_enabled
             or self._sticky_filter
             or self._defer_next_filter
-            # Use no plan after only() or defer() on a related manager: the rows may lack the field
-            # by which Django assigns the known instance.
+            # Use no plan after only() or defer() on a related manager, such as album.photos: the
+            # rows may lack the foreign key by which Django sets album on them.
             or (self._known_related_objects and recording.shape.selection.defers)
             or not self._may_read_by_plan()
             or not are_plans_on()
         ):
             return None
         if self._deferred_filter is not None:
-            # The condition of a related manager was recorded with the instance's value at that
-            # time. Django reads the value later, namely now. So use the recording only if the value
-            # has not changed.
+            # The recording has the value that the instance of a related manager had when the filter
+            # was recorded. Django uses the value that the instance has now. So use the recording
+            # only if the value is still the same.
             _, _, kwargs = self._deferred_filter
             if not recording.still_holds(kwargs):
                 return None
@@ -212,8 +220,8 @@ class CallRecorder(QuerySetMixin[M]):
         attributes = clone.__dict__
         attributes.update(self.__dict__)
         if len(attributes) != PLAIN_COUNT and not attributes.keys() <= COPIED:
-            # Do not copy an attribute or method that the project has set on this one object. With the usual
-            # number of attributes, there is none, unless the project has also deleted one of Django's.
+            # The project has set an attribute on this queryset object. Like Django's _clone(), do
+            # not copy it. (The comparison of the number is only a fast test for the usual case.)
             for name in attributes.keys() - COPIED:
                 del attributes[name]
         attributes["_recording"] = recording
@@ -257,7 +265,8 @@ class CallRecorder(QuerySetMixin[M]):
         if args:
             return self._filtered_by_tree(method, args, kwargs)
         is_deferred, self._defer_next_filter = self._defer_next_filter, False
-        # Since Django 6.1, a related manager filters its new queryset in place.
+        # Since Django 6.1, a related manager turns cloning off, and filters its new queryset in
+        # place.
         in_place = is_deferred and not self._cloning_enabled
         if in_place:
             self._cloning_enabled = True
@@ -353,8 +362,9 @@ class CallRecorder(QuerySetMixin[M]):
     def _selected(
         self, selection: Selection | None, method: str, *fields: Any, **options: Any
     ) -> Self | None:
-        """Record a call that selects fields, and return the queryset after this call; None if the
-        call cannot be recorded, so that Django must execute it.
+        """Record a call that selects fields, and return the queryset after this call.
+
+        Return None if the call cannot be recorded. Django must then execute it.
 
         :param selection: a description of the fields; None if the call cannot be recorded.
         :param method: the name of the called method, such as ``only``; ``fields`` and ``options``
@@ -376,7 +386,8 @@ class CallRecorder(QuerySetMixin[M]):
         if recording is None or not all(isinstance(lookup, str | Prefetch) for lookup in lookups):
             return super().prefetch_related(*lookups)
         # Do the same as QuerySet.prefetch_related(), but without ``query``, which would end the
-        # recording. A recorded query is neither combined with another, nor has it a FilteredRelation.
+        # recording. Django's checks for union() and FilteredRelation are not needed: a queryset
+        # with one of these records no calls.
         prefetching = self._with_recording(recording)
         prefetching._prefetch_related_lookups += lookups
         return prefetching
@@ -417,7 +428,7 @@ class CallRecorder(QuerySetMixin[M]):
     def get(self, *args: Any, **kwargs: Any) -> M:
         recording = self._recorded()
         tree = ConditionTree.of(args, kwargs) if args and recording is not None else None
-        # Only _fetch_all() prefetches.
+        # A plan in get() would not prefetch: only _fetch_all() does so.
         if (
             recording is None
             or recording.limits is not None

@@ -1,7 +1,8 @@
 """Finds the shards of a query. No other module decides where a query goes.
 
-A *bound* is a set of shards that contains every row that can match the query. A query without a
-bound is sent to all shards of its group if ``scatter()`` was called on it; otherwise it is refused.
+A *bound* of a query is a set of shards that contains every row that can match the query. (It has
+nothing to do with the bound key.) A query without a bound is sent to all shards of its group if
+``scatter()`` was called on it; otherwise it is refused.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ from sharded_orm.routing.where_clause import (
 from sharded_orm.scatter import Target
 from sharded_orm.topology.model import Shard, ShardGroup
 
-# The alias of the shard for queries whose conditions determine no shard; None refuses such queries.
-# It is set while Django validates an instance: the check for unique values must query only the
-# instance's shard.
+# The alias of the shard to which queries are sent whose conditions determine no shard. If it is
+# None, such queries are refused. It is set while Django validates an instance: the check for unique
+# values must query only the instance's shard.
 _scope: ContextVar[str | None] = ContextVar("sharded_orm_scope", default=None)
 
 
@@ -78,8 +79,9 @@ class Route:
     #: The alias passed to ``using()``, if it is not a shard of the group, such as the database that
     #: had the table before the model was sharded. Otherwise None.
     outside: str | None = None
-    #: Whether a source of keys found the shards by a value in another column. The query then has no
-    #: condition on the shard key, so it may also match rows of a moved key on their old shard.
+    #: Whether a source of keys, such as a lookup table, found the shards by a value in another
+    #: column. The query then has no condition on the shard key. So it may also match outdated rows
+    #: that a moved key has left on its old shard.
     by_values: bool = False
 
     @property
@@ -234,9 +236,9 @@ def plain_key(options: ShardOptions, query: Query, *, ordered: bool = True) -> A
             return None
         field = lookup.lhs.target
         if not compares_as(Exact, lookup):
-            # This condition is not an equality. A comparison of a column with plain values can
-            # exclude rows, but not change the shard, so ignore it. But __in on a key column whose
-            # list lacks the key means that no row matches, and no shard is needed.
+            # This condition is not an equality. If it compares a column with plain values, it can
+            # exclude rows, but not change the shard, so ignore it. One exception is __in on a key
+            # column: if the list lacks the key, no row matches, and no shard is needed.
             if is_plain_value(lookup.rhs) and not (
                 isinstance(lookup, In) and field.column in columns
             ):
@@ -351,8 +353,8 @@ def targets(options: ShardOptions, group: ShardGroup, query: Query, route: Route
     """Return each shard of ``route``, paired with the query to send to it.
 
     If ``query`` has a list of keys (``__in``), the query for a shard contains only the keys of that
-    shard. While a key moves, two shards may have its rows. The query for one of them then excludes
-    them, unless all keys in the conditions are on one shard.
+    shard. While a key moves, both its old and its new shard may have its rows. The query for one of
+    the two then excludes these rows, unless conditions on shard keys lead to a single shard.
 
     :param group: the shard group of ``options``.
     """

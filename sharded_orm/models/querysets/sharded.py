@@ -14,10 +14,11 @@ from sharded_orm.models.sharding.type_variables import M
 class ShardedQuerySet(PlannedUpdateQuerySet[M]):
     """A :class:`~django.db.models.query.QuerySet` that sends its queries to the right shards.
 
-    Each time the query runs, its conditions determine the shards: equality on the shard key
-    determines one shard, ``__in`` the shards of the listed keys, and a comparison with an instance
-    the shard of that instance. If the conditions determine no shard, the query raises
-    :exc:`ShardKeyRequired`; after a call of :meth:`scatter`, it is sent to all shards instead.
+    Each time the query runs, its conditions determine the shards. For example, ``user_id=7``
+    selects the shard of the key 7, ``user_id__in=[7, 8]`` selects the shards of both keys, and
+    ``album=album`` selects the shard that has the album. If the conditions determine no shard, the
+    query raises :exc:`ShardKeyRequired`. After a call of :meth:`scatter`, such a query is sent to
+    all shards instead.
 
     A read of several shards returns exactly the result that one database would return, or raises
     :exc:`ScatterNotSupported`. Writes run shard by shard: each shard's write is atomic, but all of

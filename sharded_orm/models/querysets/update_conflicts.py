@@ -1,11 +1,11 @@
 """Refuses an upsert under a bound key if it may change rows that do not have this key.
 
 The bound key is the shard key that a ``with bound()`` block or a request sets for all its queries.
-An upsert is ``bulk_create(update_conflicts=True)``. The database updates a stored row that is in
-conflict with a new row by a unique constraint, even if it has another shard key. A query before the
-insert cannot exclude this, because another transaction may store such a row later. So each unique
-constraint must contain the shard key, or a field in which the new row has NULL or a new id, which
-no stored row has.
+An upsert is ``bulk_create(update_conflicts=True)``. If a new row and a stored row have the same
+values in a unique constraint, the database updates the stored row, even if that row has another
+shard key. A query before the insert cannot exclude this, because another transaction may store such
+a row later. So each unique constraint must contain the shard key, or a field by which no stored row
+can equal the new row: the new row has NULL in it, or gets a new id.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from sharded_orm.models.sharding.key_errors import describe
 from sharded_orm.models.sharding.options import ShardOptions
 
 # These pre_save() methods leave None unchanged, or replace it by a new id. So if the field is None
-# in a new row, no stored row has the same value.
+# in a new row, no stored row equals the new row in this field: NULL equals nothing, and the id is
+# new.
 _OF_NO_ROW = frozenset({Field.pre_save, TicketField.pre_save})
 
 
@@ -66,8 +67,8 @@ def _constraints(model: Any, unique_fields: Iterable[str] | None) -> list[list[A
         if field.unique and not field.primary_key
     ]
     constraints += map(list, meta.unique_together)
-    # Ignore constraints with a condition: databases that look for conflicts by all constraints do
-    # not support conditions.
+    # Skip constraints with a condition. Without ``unique_fields``, the database is MySQL or
+    # MariaDB, which do not support conditions, so that Django has not created these constraints.
     constraints += [
         [*constraint.fields, *constraint.expressions]
         for constraint in meta.constraints
@@ -77,9 +78,10 @@ def _constraints(model: Any, unique_fields: Iterable[str] | None) -> list[list[A
 
 
 def _fields(model: Any, names: Iterable[Any]) -> list[Any]:
-    """Return the fields in ``names``, a list of field names and of expressions.
+    """Return the fields in ``names``, which contains names of fields and expressions.
 
-    A plain ``F("name")`` counts as the name of a field. Other expressions are skipped.
+    ``F("name")`` counts as the name of a field. Other expressions, such as ``Lower("name")``, are
+    skipped.
     """
     meta = model._meta
     fields: list[Any] = []
@@ -92,15 +94,15 @@ def _fields(model: Any, names: Iterable[Any]) -> list[Any]:
 
 def _holds_key(options: ShardOptions, field: Any) -> bool:
     if options.key is None:
-        # A row of an automatic many-to-many table has the shard key of the two rows that it
-        # relates. An earlier check has compared their keys, so a foreign key to either of them
-        # determines the key.
+        # An automatic many-to-many table has no field for the shard key. Its rows have the key of
+        # the two rows that they relate. An earlier check has made sure that both have the same key,
+        # so each of the two foreign keys determines the key.
         return bool(field.is_relation)
     return bool(field.attname == options.key.attname)
 
 
 def _is_of_no_row(field: Any, obj: Any) -> bool:
-    """Whether ``obj`` gets NULL or a new id in ``field``, values that no stored row has."""
+    """Whether ``obj`` gets NULL or a new id in ``field``, so that no stored row equals it there."""
     if getattr(field, "generated", False) or type(field).pre_save not in _OF_NO_ROW:
         return False
     if field.is_relation and field.get_cached_value(obj, default=None) is not None:

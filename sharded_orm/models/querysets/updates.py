@@ -1,4 +1,7 @@
-"""``update()`` by plans: SQL that is compiled once for all updates which differ only in their values."""
+"""Runs ``update()`` by a plan: an UPDATE whose SQL is compiled once and used again.
+
+A plan serves all updates of a process that differ only in their values.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +23,16 @@ from sharded_orm.models.querysets.route import PLAIN_KEYS
 from sharded_orm.models.sharding.type_variables import M
 from sharded_orm.topology.model import Shard
 
-#: The fields that an update writes, and the types of the new values.
+#: The names of the fields that an update writes, and then the types of the new values, such as
+#: ``("title", "stars", str, int)``.
 _Write = tuple[Any, ...]
 
 
 class PlannedUpdateQuerySet(PlannedQuerySet[M]):
-    """A mixin whose ``update()`` uses a plan where it can.
+    """A mixin whose ``update()`` sends the SQL of a plan if it has one, instead of compiling it.
 
-    A plan is SQL that was compiled once for all updates which differ only in their values.
+    A plan is an UPDATE that was compiled once for all updates that differ only in their values. For
+    an update without a plan, Django's ``update()`` compiles the SQL.
     """
 
     def update(self, **kwargs: Any) -> int:
@@ -51,9 +56,10 @@ class PlannedUpdateQuerySet(PlannedQuerySet[M]):
         return changed
 
     def _recorded_update(self, new_values: dict[str, Any]) -> Recording | None:
-        """Return the recorded calls if ``update(**new_values)`` may use a plan, a compiled UPDATE.
+        """Return the recorded calls of this queryset if ``update(**new_values)`` may use a plan.
 
-        Return None if Django must run the update.
+        A plan is an UPDATE that was compiled earlier. Return None if Django must compile this
+        update, for example, because the queryset is sliced or ordered.
         """
         recording = (
             self._recorded() if PLAIN_TYPES.issuperset(map(type, new_values.values())) else None
@@ -64,8 +70,8 @@ class PlannedUpdateQuerySet(PlannedQuerySet[M]):
             or recording.shape.ordering is not None
             or recording.shape.selection is not EVERYTHING
             or recording.shape.shard_at is None
-            # A plan does not check on which shard an instance is. So use none if a condition
-            # compares with an instance.
+            # A plan does not check on which shard an instance is. So do not use a plan if a
+            # condition compares with an instance.
             or recording.instances
             # A queryset of a related manager uses no plan.
             or self._hints
@@ -102,10 +108,10 @@ def _shard_of(recording: Recording) -> Shard | None:
 def _learn(
     recording: Recording, write: _Write, values: dict[str, Any], queryset_class: Any
 ) -> None:
-    """Compile a plan for an update that Django has executed, if it is the second of its shape.
+    """Compile a plan for later updates of the same shape, after Django has executed an update.
 
-    A shape is the list of a queryset's calls, without the values. Later updates of this shape use
-    the plan.
+    A shape is the list of a queryset's calls without the values, such as ``filter(pk=?)``. The
+    first update of a shape is only noted; the second one compiles the plan.
     """
     shape = recording.shape
     if write not in shape.seen:

@@ -1,8 +1,9 @@
 """Converts the values of many rows before the first shard stores its rows, to find wrong values.
 
-Django converts values when it sends them. The rows of the first shards would be stored before a
-wrong value for a later shard is found, such as text for an ``IntegerField``. The result of the
-conversion is not kept.
+Django converts the values of a row when it sends the row, and finds a wrong value only then, such
+as text for an ``IntegerField``. If the wrong value is in a row for the third shard, the rows of the
+first two shards are stored already. So this module converts all values before anything is sent. The
+converted values are thrown away, because Django converts the values again.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from sharded_orm.models.plans.prepared_values import is_sent_unchanged
 
 # These pre_save() methods return the attribute of the instance, or a new id if it is None.
 _PLAIN_PRE_SAVE = frozenset({Field.pre_save, TicketField.pre_save})
-# These do the same, unless the field has auto_now or auto_now_add.
+# These pre_save() methods, too, return the attribute of the instance, unless the field has auto_now
+# or auto_now_add.
 _PRE_SAVE_OF_TIMES = frozenset({DateField.pre_save, DateTimeField.pre_save, TimeField.pre_save})
 # These fields send None as NULL, on every database.
 _SENDS_NONE = frozenset(
@@ -42,10 +44,13 @@ def check_new_values(model: Any, rows_by_alias: Mapping[str, Sequence[Any]]) -> 
 
     Does nothing for rows of one shard, because Django converts their values before it sends them.
 
-    Cost: that of Django's conversion, for values that are not sent unchanged. Values that
-    ``pre_save()`` computes are not checked, because it may be called only once.
+    Values that ``pre_save()`` computes are not checked, because ``pre_save()`` may be called only
+    once for each row.
 
-    :param rows_by_alias: new rows of ``model``, keyed by the alias of their shard.
+    Cost: each value is converted once more than in Django, except values that Django sends
+    unchanged, such as an ``int`` for an ``IntegerField``.
+
+    :param rows_by_alias: maps the alias of each shard to the new rows of ``model`` for this shard.
     """
     if len(rows_by_alias) < 2:
         return
@@ -72,9 +77,10 @@ def check_changed_values(rows_by_alias: Mapping[str, Sequence[Any]], fields: Ite
 
     Does nothing for rows of one shard, because Django converts their values before it sends them.
 
-    Cost: that of Django's conversion, but only for values that are not sent unchanged.
+    Cost: each value is converted once more than in Django, except values that Django sends
+    unchanged, such as an ``int`` for an ``IntegerField``.
 
-    :param rows_by_alias: stored rows, keyed by the alias of their shard.
+    :param rows_by_alias: maps the alias of each shard to the rows that are stored there.
     :param fields: the fields to be updated.
     """
     if len(rows_by_alias) < 2:
@@ -83,8 +89,9 @@ def check_changed_values(rows_by_alias: Mapping[str, Sequence[Any]], fields: Ite
     fields = [field for field in fields if field.concrete and not field.primary_key]
     for alias, rows in rows_by_alias.items():
         connection = connections[alias]
-        # Django's bulk_update() converts values inside of an atomic block. So an error marks a block
-        # around the call for rollback. An error of bulk_create() does not, since Django 6.0.
+        # Django's bulk_update() converts values inside its own atomic block. So if the caller has
+        # opened a block around the call, a wrong value marks that block for rollback. Do the same
+        # here. (check_new_values() does not, because bulk_create() of Django 6.0 does not.)
         with transaction.mark_for_rollback_on_error(using=alias):
             for field, has_expressions in _converted_fields(fields, rows, connection):
                 for value in _values(field, rows):
@@ -106,7 +113,10 @@ def _check_expression(field: Any, value: Any) -> None:
 
 
 def _stores_attribute(field: Any) -> bool:
-    """Whether the field stores the attribute of the instance, and nothing that it computes."""
+    """Whether the field stores the attribute of the instance.
+
+    False if ``pre_save()`` may compute another value, such as the time for ``auto_now``.
+    """
     if "pre_save" in field.__dict__:
         return False
     pre_save = type(field).pre_save
@@ -116,9 +126,13 @@ def _stores_attribute(field: Any) -> bool:
 
 
 def _kinds(rows: Iterable[Any]) -> dict[str, set[type]]:
-    """Return the types of the attributes of ``rows``, keyed by the names of the attributes."""
-    # There are many rows, but few combinations of names and types. Deferred fields have no entry,
-    # because reading them would send a query.
+    """Map the name of each attribute of ``rows`` to the types of its values.
+
+    For example, ``{"id": {int}, "title": {str, NoneType}}``.
+    """
+    # Collect the distinct combinations of names and types first: there are many rows, but few such
+    # combinations. Read __dict__, in which a deferred field is missing: reading the attribute would
+    # send a query.
     shapes = {
         (tuple(values), tuple(map(type, values.values())))
         for values in (row.__dict__ for row in rows)
@@ -133,9 +147,10 @@ def _kinds(rows: Iterable[Any]) -> dict[str, set[type]]:
 def _converted_fields(
     fields: Iterable[Any], rows: Iterable[Any], connection: Any
 ) -> Iterator[tuple[Any, bool]]:
-    """Yield those of ``fields`` whose values Django may convert, or may not be able to.
+    """Yield pairs (field, has_expressions) for the fields whose values must be checked.
 
-    With each field, yield whether some of the values are expressions.
+    Skip a field if Django sends all its values unchanged, because such values cannot be wrong.
+    ``has_expressions`` tells whether some of the values are expressions.
     """
     kinds_by_name = _kinds(rows)
     for field in fields:

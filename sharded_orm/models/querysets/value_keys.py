@@ -1,7 +1,9 @@
 """Finds the shard keys of a query whose conditions contain no shard key.
 
-It queries the sources of keys, which find a row's shard key by a value in another column. The query
-is given as a recording: the calls of its queryset, which are not compiled yet.
+For example, a query has only the condition ``email = "a@b.c"``, and a lookup table stores the shard
+key for each email address. Such a table is a source of keys: it finds a row's shard key by a value
+in another column. The query is given as a recording: the calls of its queryset, which are not
+compiled yet.
 """
 
 from __future__ import annotations
@@ -21,8 +23,9 @@ from sharded_orm.topology.model import Shard
 class ValueKeys:
     """Finds the shard keys for the ``column = value`` conditions of one query. Not thread-safe.
 
-    It queries the sources of keys, which find a row's shard key by a value. AND joins the
-    conditions, so each row of the query has one of the keys that were found for a single condition.
+    It queries the sources of keys, which find a row's shard key by a value in another column. AND
+    joins the conditions of the query. So it is enough to find the keys for one condition: each row
+    of the query has one of them.
     """
 
     def __init__(self, recording: Recording) -> None:
@@ -35,7 +38,7 @@ class ValueKeys:
         self._answers: dict[tuple[Any, Any], Sequence[Any] | None] = {}
 
     def guess(self) -> KeyGuess | None:
-        """Return the guessed shard key of the query's row; None if no source of keys has a guess.
+        """Return the shard key that the query's row probably has; None if no source has a guess.
 
         See :func:`~sharded_orm.models.querysets.guesses.guess_of`.
         """
@@ -49,8 +52,9 @@ class ValueKeys:
         """Return the shards that can have rows of the query; None if they are unknown.
 
         A source of keys finds the shard keys of rows by the value of another column. The shards are
-        those of the keys that it returns. Return None for a single shard that may also have rows of
-        a moving key, because these rows may match, too. Each call queries the sources.
+        those of the keys that it returns. While a key moves, a shard may have copies of its rows
+        that a query must leave out. If the result would be one shard with such copies, return None,
+        because a copy may match the conditions, too. Each call queries the sources.
         """
         self._answers.clear()
         for field, value in self._equalities:
@@ -67,8 +71,8 @@ class ValueKeys:
     def known_keys(self, model: Any, field: Any, values: Sequence[Any]) -> Sequence[Any] | None:
         """Return the shard keys of the rows whose ``field`` has one of ``values``.
 
-        Like :func:`~sharded_orm.models.sharding.key_sources.known_keys`. But the result for a
-        single value is remembered, so that the sources of keys are queried only once for it.
+        Does what :func:`~sharded_orm.models.sharding.key_sources.known_keys` does, but remembers
+        the result for a single value, so that the sources of keys are queried for it only once.
         """
         if len(values) != 1:
             return key_sources.known_keys(model, field, values)

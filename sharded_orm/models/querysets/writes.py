@@ -46,8 +46,9 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
 
     def create(self, **kwargs: Any) -> M:
         if not self._is_pinned():
-            # The new row's key determines its shard, even if the filters of this queryset determine
-            # another shard.
+            # The key of the new row determines its shard. The filters of this queryset do not:
+            # after ``filter(user_id=1)``, ``create(user_id=2)`` stores the row on the shard of the
+            # key 2.
             self._for_write = True
             obj: M = self.model(**kwargs)
             obj.save(force_insert=True, using=self._db)
@@ -103,8 +104,8 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
         )
 
     def _refuse_new_row_of_two_keys(self, values: dict[str, Any]) -> None:
-        # Raise CrossKeyRelation before the first query. save() would raise it only after the row
-        # was looked up.
+        # Refuse ``get_or_create(user_id=1, album=album)`` if the album has the key 2. save() would
+        # raise CrossKeyRelation, too, but only after a query has looked for the row.
         options = self._options
         for name in key_names(options).intersection(values):
             key = known_key(options, self.model(**{name: values[name]}))
@@ -136,7 +137,7 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
         new: dict[str, Any] | None,
         run: Callable[[Self], tuple[M, bool]],
     ) -> tuple[M, bool]:
-        """Call ``run`` with a copy of this queryset for the shard of the row.
+        """Call ``run`` with a copy of this queryset for the shard of the row to find or create.
 
         :param values: the values by which the row is looked up. A new row gets them, too.
         :param changed: new values of an existing row.
@@ -159,7 +160,8 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
     def _check_found_or_created(
         self, changed: dict[str, Any] | None, new: dict[str, Any] | None
     ) -> None:
-        # save() would refuse an expression only after the row was looked up.
+        # Refuse expressions that read other shards now. save() would refuse them, too, but only
+        # after a query has looked for the row.
         colocation = colocation_on(self._options, str(self._db))
         check_found_or_created(colocation, self.model, changed, new)
 
@@ -167,13 +169,14 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
         """Return this queryset limited to the shard of the row that is to be found or created.
 
         :param values: the keyword arguments of ``get_or_create()`` or ``update_or_create()``.
-            Without ``using()``, they must determine one shard, by the shard key or otherwise.
-        :param new: more values of a row to be created. A shard key in ``new`` is enough only if no
-            shard can have a row that matches ``values``.
+            Without ``using()``, they must determine one shard, by the shard key or otherwise, such
+            as by an id that contains the shard.
+        :param new: more values of a row to be created. If only ``new`` contains the shard key, it
+            decides the shard only if no stored row can match ``values``.
         """
         alias = str(self._db) if self._is_pinned() else self._alias_of_lookup(values, new)
-        # Check the instances among ``values`` even if using() chooses the shard: if a row is
-        # created, it refers to them.
+        # Check the instances among ``values`` even if using() chooses the shard, because a new row
+        # would refer to these instances.
         refuse_rows_of_other_shards(self._options, values.values(), alias)
         # Pass ordered=False, because get(), which will read the row, sends no ORDER BY.
         self.filter(**values)._check_colocation_on(alias, ordered=False)
@@ -237,8 +240,9 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
         return updated
 
     def _refuse_instances_of_other_key(self, values: dict[str, Any]) -> None:
-        # Refuse update(album=album) if a row to be updated has a shard key that differs from the
-        # album's. Sends one query for each instance, unless the conditions contain the key.
+        # Refuse update(album=album) if one of the rows to be updated does not have the album's
+        # shard key. If the conditions of this queryset contain the key, compare it. Otherwise send
+        # one query for each instance among the values, to look for a row with another key.
         options = self._options
         if options.key is None:
             self._refuse_ends_of_two_keys(values)
@@ -264,8 +268,8 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
                 refuse_values_of_other_key(options, options.key.get_prep_value(key), {name: other})
 
     def _refuse_ends_of_two_keys(self, values: dict[str, Any]) -> None:
-        # Refuse an update that would relate rows of two keys by an automatic many-to-many table. A
-        # row of this table has the shard key of the two rows that it relates.
+        # Refuse an update such as update(tag=tag) on an automatic many-to-many table if the tag
+        # does not have the shard key of the other related row. Both related rows need the same key.
         options = self._options
         instances = {name: value for name, value in values.items() if isinstance(value, Model)}
         if not instances or not relates_one_key(options):
@@ -289,10 +293,10 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
     def delete(self) -> tuple[int, dict[str, int]]:
         """Delete the rows on each shard, in one transaction per shard.
 
-        If a row of any shard is protected or restricted, an error is raised before the first shard
-        deletes a row. Cost: for rows of several shards, each shard gets the reads of Django's
-        ``delete()`` twice if ``PROTECT``, ``RESTRICT`` or a function of the project may refuse the
-        deletion. Otherwise, the check sends nothing.
+        If ``PROTECT`` or ``RESTRICT`` forbids the deletion of a row on any shard, an error is
+        raised before the first shard deletes a row. Cost: this check repeats the reads of Django's
+        ``delete()`` on each shard. It is made only if the rows are on several shards, and a foreign
+        key with ``PROTECT``, ``RESTRICT`` or a function of the project may refuse the deletion.
         """
         if self._is_deletion_refused():
             return super().delete()
@@ -304,9 +308,9 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
         )
 
     def _is_deletion_refused(self) -> bool:
-        """Whether ``delete()`` of Django refuses this queryset, whichever rows it has.
+        """Whether Django's ``delete()`` refuses this queryset because of its form.
 
-        It refuses slices, ``union()`` and the like, ``values()``, and ``distinct()`` with fields.
+        It refuses a slice, ``union()`` and the like, ``values()``, and ``distinct()`` with fields.
         """
         query = self.query
         is_of_other_rows = query.is_sliced or query.combinator or query.distinct_fields

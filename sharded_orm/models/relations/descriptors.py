@@ -82,10 +82,15 @@ class _PerShard:
         )
 
     def _checked(self, part: Any, group: str | None) -> Any:
-        """Return ``part``, or raise an error if it should not be split by shards.
+        """Return ``part``, or raise an error if its query computes over the rows of several shards.
 
-        :param part: the related rows for the instances of one shard, and how they are matched.
-        :param group: the group of the instances if the related rows are beside them, else None.
+        For example, ``union()`` or a window function in a ``Prefetch`` object. If each shard
+        computed it alone, the result would be wrong.
+
+        :param part: the prefetched rows of one shard, and the functions that match them with the
+            instances, as ``get_prefetch_querysets()`` returns them.
+        :param group: the group of the instances if the related rows are on the same shards; None if
+            they are elsewhere.
         """
         query = getattr(part[0], "query", None)
         if query is not None and is_one_of_several() and group_of(self._sides()[0]) is not None:
@@ -93,9 +98,10 @@ class _PerShard:
         return part
 
     def _refuse_several_rows(self, part: Any) -> Any:
-        """Raise an error if a relation to a single row has matched several rows.
+        """Raise an error if several rows match an instance that can have only one related row.
 
-        This can happen because a unique constraint holds only within one shard.
+        For example, users are global and profiles are on shards. A unique constraint holds only
+        within one shard, so two shards may have a profile of the same user.
         """
         rows, rel_attr, instance_attr, single, *cache_arguments = part
         if not single or group_of(self._sides()[1]) is None:
@@ -106,10 +112,11 @@ class _PerShard:
 
 
 def _copies(querysets: Sequence[Any] | None) -> list[Any] | None:
-    """Return copies of the querysets of a ``Prefetch``, each with hints of its own.
+    """Return copies of the querysets of a ``Prefetch`` object, each with its own dict of hints.
 
-    Django adds an instance to the hints of a queryset, and the hints route the queryset. The
-    caller's querysets must not keep such a hint, and those for two shards must not share one.
+    Django stores one of the instances in the dict of hints, and the router chooses the shard by it.
+    If the copies for two shards shared a dict, the second instance would replace the first one, and
+    both queries would be sent to one shard. And the project's queryset would keep the hint.
     """
     if not querysets:
         return None
@@ -122,7 +129,8 @@ def _copies(querysets: Sequence[Any] | None) -> list[Any] | None:
 def refuse_equal_values(rows: Sequence[Any], value_of: Callable[[Any], Any]) -> None:
     """Raise :exc:`CrossShardRelation` if rows of several shards are related to the same instance.
 
-    An instance can have only one related row here.
+    Called for relations in which an instance can have only one related row, such as
+    ``user.profile``.
 
     :param rows: the rows of a prefetch.
     :param value_of: returns the value by which a row is related to an instance.
@@ -143,16 +151,16 @@ def refuse_equal_values(rows: Sequence[Any], value_of: Callable[[Any], Any]) -> 
 
 
 class _ByConditions(_PerShard):
-    """A mixin for relations to a single row, which may be of another group than the instance.
+    """A mixin for relations to a single row, such as ``photo.album`` or ``user.profile``.
 
-    If the groups differ, the instance does not determine the shard of the related row. The
-    conditions of the query determine the shard.
+    The related row may be of another group than the instance. Then the instance does not determine
+    the shard of the related row, and the conditions of the query determine it.
     """
 
     def get_queryset(self, **hints: Any) -> Any:
         # Overrides get_queryset() of Django's descriptor. Django's queryset would get its alias
-        # from the router. But the router does not know the relation, so it could return the wrong
-        # shard.
+        # from the router. But Django does not tell the router which relation is followed, so the
+        # router could return the wrong shard.
         if (instance := hints.get("instance")) is not None:
             refuse_other_key(instance)
         rows = super().get_queryset(**hints)
@@ -216,9 +224,9 @@ class ShardedReverseOneToOneDescriptor(_ByConditions, ReverseOneToOneDescriptor)
         return self.related.model, self.related.related_model
 
     def __get__(self, instance: Any, cls: Any = None) -> Any:
-        # Overrides ReverseOneToOneDescriptor.__get__(). A row with another shard key than the
-        # instance counts as missing, whether it comes from this call or from an earlier read, such
-        # as a prefetch.
+        # Overrides ReverseOneToOneDescriptor.__get__(). If the related row has another shard key
+        # than the instance, it counts as missing. The row may come from this call, or from the
+        # cache of the instance, where a prefetch has stored it.
         row = super().__get__(instance, cls)
         if instance is not None and not self._has_key_of(instance, row):
             self.related.set_cached_value(instance, None)
@@ -264,8 +272,8 @@ class ShardedManyToManyDescriptor(ManyToManyDescriptor):  # type: ignore[type-ar
         return make_related_manager(manager, self.rel, mixins, reverse=self.reverse)
 
 
-#: Prefetched rows and instances are matched by equal values. A row that must match no instance gets
-#: this object as its value.
+#: Django matches a prefetched row with the instances that have an equal value. A row with a wrong
+#: shard key must match no instance, so it gets this object as its value.
 _UNRELATED = object()
 
 
@@ -340,7 +348,6 @@ def make_related_manager(
 
 
 def _mixins_of(rel: Any) -> tuple[type[Any], ...]:
-    """Return the mixins for the manager of a foreign key or many-to-many field."""
     same_group = group_of(rel.model) == group_of(rel.related_model)
     if rel.field.many_to_many:
         # A many-to-many table between two groups needs no mixin: a system check (E008) and the
@@ -361,7 +368,8 @@ def install_descriptors(model: type[Model]) -> None:
     """Install this module's descriptors on both sides of the relations of a sharded model.
 
     The model on the other side gets a descriptor even if it is a global or plain Django model.
-    Django's own descriptor would get the alias from the router, which cannot know the relation.
+    Django's own descriptor would ask the router for the database. But Django does not tell the
+    router which relation is followed, so the router could return the wrong shard.
     """
     fields: tuple[Any, ...] = (*model._meta.local_fields, *model._meta.local_many_to_many)
     for field in fields:

@@ -67,9 +67,10 @@ class RelatedRowsField(ModelChoiceField):  # type: ignore[type-arg]  # the class
         return super().get_bound_field(form, field_name)
 
     def _is_key_wrong(self, form: Any) -> bool:
-        """Whether no rows can be offered, because the form has no valid shard key for its new row.
+        """Whether the visitor has sent no valid shard key for the form's new row.
 
-        The visitor has sent no key or a wrong one. The form reports that.
+        Then no rows can be offered, because the rows to offer must have that key. The form shows an
+        error at the field of the key.
         """
         row: Any = getattr(form, "instance", None)
         options = None if row is None else options_of(row)
@@ -79,7 +80,7 @@ class RelatedRowsField(ModelChoiceField):  # type: ignore[type-arg]  # the class
         return self.relation is not key and _submitted_key(form, key) is None
 
     def _key(self, form: Any) -> dict[str, Any]:
-        """Return the shard key of the rows to offer, as ``{attribute name: value}``.
+        """Return the shard key of the rows to offer, such as ``{"owner_id": 7}``.
 
         Return an empty dict if rows with any key may be offered.
         """
@@ -130,8 +131,8 @@ def _key_of_parent(form: Any, key: Any) -> Any:
 def _submitted_key(form: Any, key: Any) -> Any:
     """Return the shard key that the visitor has entered into the form's field for the key.
 
-    Return None if there is no value or an invalid one. Checking the value may cost a query, so the
-    result is stored on the form, for its other relation fields.
+    Return None if there is no value or an invalid one. The check of the value may send a query. So
+    the result is stored on the form, and the form's other relation fields use it.
     """
     if not hasattr(form, "_submitted_shard_key"):
         form._submitted_shard_key = _read_submitted_key(form, key)
@@ -186,9 +187,10 @@ def _save_relation(field: Any, row: Any, value: Any) -> None:
             row._state.key_of_parent = key
             if row.__dict__.get(name) is None:
                 setattr(row, name, key)
-    # If the keys of the chosen row and the form's row differ, the chosen row cannot be assigned, so
-    # set only its id. Usually Model.clean_fields() then reports that there is no such row. But the
-    # choice is right if the visitor has changed the key of the form's row accordingly.
+    # An assignment raises CrossShardRelation if the chosen row has another shard key than the
+    # form's row. Then set only the id of the chosen row. Usually Model.clean_fields() finds no row
+    # with this id and key, and the form shows an error. But the visitor may also have chosen a new
+    # key for the form's row. If the chosen row has the new key, the choice is right.
     try:
         type(field).save_form_data(field, row, value)
     except CrossShardRelation:

@@ -2,7 +2,7 @@
 
 A note is *about* the row to which its generic foreign key refers. If both rows are in one group,
 they are on one shard, as with a foreign key. If the other row is outside of the group, the relation
-is followed only if the stored values determine the shard; otherwise it is refused.
+can be followed only if the stored values determine the shard. Otherwise an error is raised.
 
 The package's app imports this module only if ``django.contrib.contenttypes`` is installed.
 """
@@ -48,12 +48,13 @@ from sharded_orm.models.sharding.same_key import key_for_related, refuse_two_key
 class ShardedGenericForeignKey(GenericForeignKey):
     """A generic foreign key that looks up the row to which it refers in the right database.
 
-    If both rows are of one group, the right database is the shard of the referring row. Otherwise it
-    is the global database, or the shard that the id of the referenced row determines.
+    If both rows are of one group, the right database is the shard of the referring row. Otherwise
+    the referenced row is in the global database, or on the shard that its id determines.
     """
 
-    #: ``Colocation`` refuses queries that reach rows on other shards. A subquery that follows this
-    #: field does not, because two related rows of one group are on one shard.
+    #: ``Colocation`` refuses a query if a subquery may read rows of another shard. This attribute
+    #: tells it that a subquery may follow this field: two related rows of one group are on one
+    #: shard.
     stays_on_shard = True
 
     def check_references(self, alias: str, rows: Sequence[Any]) -> None:
@@ -137,8 +138,8 @@ class ShardedGenericForeignKey(GenericForeignKey):
 class ShardedGenericDescriptor(compat.generic_foreign_key_descriptor()):  # type: ignore[misc]  # the base class is typed as Any
     """The descriptor of a generic foreign key, such as ``note.content_object``."""
 
-    #: A :class:`ShardedGenericForeignKey`, typed as Any: the type checker would take the
-    #: attribute for the value of the field.
+    #: A :class:`ShardedGenericForeignKey`. It is typed as Any, because the type checker would give
+    #: a field in a class body the type of the field's values.
     field: Any
     #: Most prefetches are split by shard. This attribute tells ``split_lookups()`` not to split a
     #: prefetch along this field, because it handles the instances of all shards together.
@@ -264,14 +265,14 @@ class ShardedGenericRelation(GenericRelation):
     too. Related rows of another group prevent the deletion.
     """
 
-    #: ``Colocation`` refuses reads of rows on other shards. This attribute allows joins along this
-    #: field, because they find all rows on the same shard.
+    #: ``Colocation`` refuses a query if a join may read rows of another shard. This attribute tells
+    #: it that a join may follow this relation: two related rows of one group are on one shard.
     stays_on_shard = True
 
     def bulk_related_objects(self, objs: Any, using: str = DEFAULT_DB_ALIAS) -> Any:
-        # Overrides GenericRelation.bulk_related_objects(). Django deletes the returned rows in the
-        # database of ``objs``. Rows of another group are in other databases, so refuse the deletion
-        # if there are any.
+        # Overrides GenericRelation.bulk_related_objects(), which Django calls before it deletes
+        # ``objs``. Django deletes the returned rows, too, in the database of ``objs``. Related rows
+        # of another group are in other databases. So if there are any, refuse the deletion.
         model: Any = self.remote_field.model
         group = group_of(model)
         if group == group_of(self.model):
@@ -339,7 +340,8 @@ class GenericRows(RelatedRows):
     def _refuse_key_change(self, objs: Iterable[Any]) -> None:
         """Raise :exc:`ShardKeyChanged` if relating ``objs`` would change their shard key.
 
-        That is the case if the shard key is the field that stores the id of the related row.
+        That happens if the shard key of a note is the field with the id of the row that the note is
+        about. Then ``photo.notes.add(note)`` would give the note the photo's id as its key.
         """
         key = self._options.key
         if key is None or key.name not in (relating := self._related({})):
@@ -386,8 +388,8 @@ class GenericBeside(GenericRows, NullableBeside):
     create.alters_data = True  # type: ignore[attr-defined]  # Django's method has this attribute, too
 
     def add(self, *objs: Any, bulk: bool = True) -> None:
-        # Overrides add() of Django's manager, which does not check whether the update changes the
-        # rows' shard key.
+        # Overrides add() of Django's manager, whose UPDATE could change the shard key of the rows.
+        # Refuse that.
         self._refuse_key_change(objs)
         super().add(*objs, bulk=bulk)
 
@@ -406,8 +408,8 @@ class GenericBeside(GenericRows, NullableBeside):
 class GenericFromOutside(GenericRows, NullableFromOutside):
     """The manager of ``person.notes`` if the person is global or of another group than the notes.
 
-    Each note is on the shard of its own key. ``remove()`` deletes the notes, as the method of
-    Django's manager does.
+    Each note is on the shard of the note's shard key. ``remove()`` deletes the notes, as Django's
+    method does.
     """
 
     def add(self, *objs: Any, bulk: bool = True) -> None:

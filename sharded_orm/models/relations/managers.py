@@ -52,16 +52,17 @@ class RelatedRows:
         return options
 
     def _repeated(self, change: Callable[[], Any]) -> Any:
-        """Call ``change``; call it again if a shard key moves meanwhile.
+        """Call ``change``. If a shard key moves meanwhile, call it again.
 
-        A second call does no harm, because it leaves the same rows related.
+        A second call does no harm: the same rows are related after it as after the first one.
         """
         return repeated(self._options.group, change, nothing_written=lambda _: True)
 
     def _created(self, create: Callable[[], Any]) -> Any:
-        """Call ``create``; call it again if a shard key moves meanwhile.
+        """Call ``create``. If it fails because a shard key moves meanwhile, call it again.
 
-        :param create: stores a row, or raises an error if nothing was stored.
+        :param create: stores a row, or raises an error. After an error nothing is stored, so a
+            second call cannot store the row twice.
         """
         return repeated(self._options.group, create)
 
@@ -73,10 +74,10 @@ class RelatedRows:
         return repeated(self._options.group, run, nothing_written=lambda result: not result[1])
 
     def _values_with_key(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Return ``values`` of a new related row, with the shard key of the instance added if needed.
+        """Return ``values`` of a new related row, and add the shard key of the instance to them.
 
-        The key is added if the row needs the same key as the instance and ``values`` contains no
-        key.
+        The key is added only if the row needs the same key as the instance, and ``values`` contains
+        no key.
         """
         key = key_for_related(self.model, self._rel.field, self.instance)
         return with_key(self.model, key, values)
@@ -209,10 +210,10 @@ class ManyBeside(RelatedRows):
         # IGNORE. If such a row referred to a row of another shard, MariaDB would skip it without an
         # error. So first check the rows that are to be related.
         self._check_targets(objs)
-        # If a key moves, this add() may be repeated, but create() or get_or_create(), which may
-        # have called it after they stored the related row, must not be. So record that a part of
-        # their write is stored. In a transaction, such as that of set(), nothing is repeated
-        # anyway.
+        # create() and get_or_create() call this method after they have stored the related row. If a
+        # key moves now, they must not be repeated, because they would store that row twice. So
+        # record that a part of their write is stored. This add() itself may be repeated. In a
+        # transaction, such as that of set(), nothing is repeated anyway.
         if not in_transaction(self._options.group):
             write_in_part()
         add = super().add  # type: ignore[misc]  # Django's manager class has this method
@@ -317,8 +318,8 @@ class ManyBeside(RelatedRows):
         return with_key(self.through, key, values or {}) if key else values
 
     def _check_targets(self, objs: Any) -> None:
-        # Check ``objs`` before Django opens a transaction, because an error inside the transaction
-        # would make it unusable.
+        # Check ``objs`` before Django opens its atomic block. An error inside this block would make
+        # the caller's transaction unusable.
         _refuse_unrelatable(self._rel.field, self.instance, objs)
         self._get_target_ids(self.target_field_name, objs)  # type: ignore[attr-defined]  # Django's manager class has this method
         self._refuse_absent(objs)

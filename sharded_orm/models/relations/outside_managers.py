@@ -21,9 +21,9 @@ class FromOutside(RelatedRows):
     """The manager of ``person.photos`` if the person is global or of another group than the photos.
 
     The photos may be on any shard. If their foreign key to the person is the shard key, all photos
-    of one person are on one shard. Otherwise the shard is determined by the shard key of each
-    photo, or by a condition of the caller. The router is not used, because it does not know the
-    relation.
+    of one person are on one shard. Otherwise each photo is on the shard of its own shard key, and a
+    query needs a condition on that key. The router is not used: Django does not tell it which
+    relation is followed.
     """
 
     core_filters: dict[str, Any]
@@ -67,7 +67,8 @@ class FromOutside(RelatedRows):
                 for obj in objs:
                     obj.save()
             return
-        # Leave the shard key out of the UPDATE. It is unchanged: any change was refused above.
+        # Leave the shard key out of the UPDATE, because no key changes: a row whose key would
+        # change was refused before.
         key = self._options.key
         changes = {name: value for name, value in values.items() if not key or name != key.name}
         if changes:
@@ -134,7 +135,7 @@ class FromOutside(RelatedRows):
         refuse_other_key(obj)
 
     def _pks_by_alias(self, objs: Iterable[Any]) -> dict[str, list[Any]]:
-        """Return the primary keys of ``objs``, keyed by the alias of their shard.
+        """Map the alias of each shard to the primary keys of those ``objs`` that are stored there.
 
         :raises ValueError: one of ``objs`` is not stored on a shard.
         """

@@ -77,10 +77,10 @@ _delete.alters_data = True  # type: ignore[attr-defined]  # Django's method has 
 def _refuse_stored_row_of_other_key(self: Any, alias: str) -> None:
     """Raise :exc:`BoundKeyMismatch` if the stored row does not have the bound key.
 
-    The bound key is the shard key that ``bound()`` has set.
-
-    The ids in the row do not determine its key, and the row may have been read before the key was
-    bound. So if a key is bound, one query is sent.
+    The bound key is the shard key that ``bound()`` has set. A row of an automatic many-to-many
+    table contains only the ids of the two related rows, and not the shard key. So if a key is
+    bound, one query reads the key of a related row. Without this check, code that has read the row
+    before the ``bound()`` block could change it inside the block.
     """
     key = key_in_force(type(self))
     if key is None or self.pk is None:

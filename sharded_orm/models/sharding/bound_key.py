@@ -46,19 +46,19 @@ class BoundKey:
         return f"bound({self.name}={self.value!r})"
 
 
-#: The ``bound_key`` of a query that is meant for all keys, because ``scatter()`` was called on
-#: it.
+#: The ``bound_key`` of a query that is meant for all keys. For example, ``scatter()`` was called on
+#: it, or it looks up the row to which a foreign key refers.
 EXEMPT = BoundKey("", None)
 
 
 class _Binding:
     """One ``with`` block of :class:`bound` or :class:`unbound` that has been entered.
 
-    Immutable, but for the results of :meth:`key_of` that it keeps.
+    It never changes, except that it remembers the results of :meth:`key_of`.
 
     :param owner: the :class:`bound` or :class:`unbound` object of the block.
     :param outer: the binding of the enclosing block; None if there is none.
-    :param values: the value of each bound shard key, as the key's field stores it, keyed by field.
+    :param values: maps the field of each bound shard key to its value, as the field stores it.
         Values of outer blocks are included. Empty in an ``unbound()`` block.
     """
 
@@ -75,10 +75,13 @@ class _Binding:
     def holds(self) -> bool:
         """Whether the binding applies to the calling code.
 
-        False for the code of a module that is being imported inside the block.
+        False for the code of a module that is being imported inside the block. For example, a
+        view's ``queryset = Photo.objects.all()`` must not keep the key of the request that imported
+        the view.
         """
         imports = count_imports_under_way()
-        # Ignore imports that began before the block: the whole program may run inside an import.
+        # Count only imports that began inside the block: the block itself may be run by code that
+        # is being imported, such as a script.
         return not imports or (get_ident() == self._thread and imports <= self._imports)
 
     def key_of(self, model: type[Any]) -> BoundKey | None:
@@ -110,8 +113,9 @@ class _Binding:
 _binding: ContextVar[_Binding | None] = ContextVar("sharded_orm_bound_key", default=None)
 
 
-#: Returns the binding that was made last in this context, or None. If it is None, no key is bound. Each call of a
-#: queryset asks this, so no function is put around the method.
+#: Returns the innermost binding of the current context; None if there is none, so that no key is
+#: bound. Each query calls this. So it is the method of the context variable itself: a Python
+#: function around it would be slower.
 last_binding: Callable[[], object | None] = _binding.get
 
 
@@ -156,9 +160,9 @@ class _Block:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        # The garbage collector may close an abandoned generator, and so end its block, in any
-        # thread or task. Then this block is not in the binding (the bound keys) of that thread or
-        # task; leave that binding unchanged.
+        # The garbage collector may close an abandoned generator, and so end the generator's block,
+        # in any thread or task. If that thread or task has not entered this block, leave its
+        # binding (its bound keys) unchanged.
         binding = _binding.get()
         while binding is not None and binding.owner is not self:
             binding = binding.outer
@@ -294,7 +298,10 @@ class unbound(_Block):  # used like a function
 
 
 def _each_step(block: _Block, generator: Any) -> Iterator[Any]:
-    """Yield the items of ``generator``, whose own code runs inside ``block``."""
+    """Yield the items of ``generator``.
+
+    The code of the generator runs inside ``block``. The code that uses the items runs outside.
+    """
     step, argument = generator.send, None
     while True:
         with block:
@@ -334,12 +341,12 @@ async def _each_step_async(block: _Block, generator: Any) -> AsyncIterator[Any]:
 
 
 def iterate_inside(block: _Block, items: Iterable[Any]) -> Iterator[Any]:
-    """Yield ``items``, each of them computed inside ``block`` but used outside of it."""
+    """Yield ``items``. Each item is computed inside ``block``, but the caller uses it outside."""
     return _each_step(block, (item for item in items))
 
 
 def iterate_inside_async(block: _Block, items: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    """Yield ``items``, each of them computed inside ``block`` but used outside of it."""
+    """Yield ``items``. Each item is computed inside ``block``, but the caller uses it outside."""
     return _each_step_async(block, (item async for item in items))
 
 

@@ -41,7 +41,8 @@ class BoundKeyQuery(Query):
     #: The key that bound() had set when the query was built or first evaluated. None if it had set
     #: no key. :data:`EXEMPT` if the query is meant for all keys.
     bound_key: BoundKey | None = None
-    #: Whether the query's only limit is that of :meth:`exists`. Such a query can still be filtered.
+    #: True if :meth:`exists` has limited the query to one row, and no slice has. A slice can no
+    #: longer be filtered by the bound key, but such a query can.
     is_limited_by_exists = False
 
     def take_bound_key(self) -> None:
@@ -64,9 +65,10 @@ class BoundKeyQuery(Query):
             )
 
     def _take_late(self, key: BoundKey) -> None:
-        """Prepare the parts and subqueries of a query that was built before ``bound()`` was called.
+        """Store the bound key in the parts of a union and in the subqueries, too.
 
-        Called by :meth:`take_bound_key`, even for a new query, which has no parts yet.
+        They need it if the query was built outside of the ``bound()`` block. :meth:`take_bound_key`
+        also calls this method for a new query, which has no parts yet.
         """
         if self.combined_queries:
             self.combined_queries = tuple(map(_taken, self.combined_queries))
@@ -122,19 +124,19 @@ class BoundKeyQuery(Query):
         return copy
 
     def _starts_at_outer_row(self) -> bool:
-        """Whether this is a subquery from which Django has taken the table of :attr:`model`.
+        """Whether this is a subquery from which Django has removed the table of :attr:`model`.
 
-        ``exclude(comments__text="a")`` makes a subquery that begins at the comments, in
-        ``Query.split_exclude()`` and ``Query.trim_start()``. It has no column of the bound key, so
-        it cannot be filtered by the key. It need not be: Django compares its first table with a
-        column of the outer query, which is filtered by the key. Return False if there is no such
-        comparison.
+        For ``Photo.objects.exclude(comments__text="a")``, Django makes a subquery on photos and
+        removes the table of photos from it, in ``Query.trim_start()``. The subquery then begins at
+        the comments. It cannot be filtered by the photo's shard key, because it has no such column.
+        It need not be: a condition ties the comments to a photo of the outer query, which is
+        filtered by the key. Return False if there is no such condition.
         """
         tables: dict[str, Any] = self.alias_map
         if len(tables) < 2:
             return False
-        # A table without references is not in the SQL. But before a query is compiled, its own
-        # table may have no references either.
+        # Find the first table that is in the SQL. Django leaves out a table without references.
+        # Before a query is compiled, no table may have references yet; then ``first`` is None.
         first = next((alias for alias in tables if self.alias_refcount[alias]), None)
         if first is None or first == self.base_table or tables[first].parent_alias is not None:
             return False
@@ -146,7 +148,8 @@ class BoundKeyQuery(Query):
         )
 
     def _is_of_outer_row(self, compared: Any) -> bool:
-        # Django resolves the reference to a column when it resolves the subquery.
+        # A reference to the outer row is a ResolvedOuterRef at first. When Django resolves the
+        # subquery, it becomes a column of a table that only the outer query has.
         return isinstance(compared, ResolvedOuterRef) or (
             type(compared) is Col and compared.alias not in self.alias_map
         )
@@ -175,12 +178,9 @@ class BoundKeyQuery(Query):
     ) -> Iterator[tuple[str, list[Any], bool]]:
         """Yield the conditions in ``node`` that compare the shard key with values.
 
-        Each is a tuple of
-
-        - the path to the key, as in :attr:`BoundKey.name`,
-        - the list of values,
-        - whether all rows of the query must meet the condition.
-
+        Each is a tuple (path, values, is_required), such as ``("owner_id", [7], True)``. The path
+        to the key is a name for ``filter()``, as in :attr:`BoundKey.name`. The last item is True if
+        all rows of the query must meet the condition, and False under an OR, for example.
         Conditions under a NOT are left out.
         """
         denied = denied != node.negated

@@ -19,7 +19,7 @@ from sharded_orm.models.sharding.options import required_options
 
 
 def give_bound_key(instance: Any) -> None:
-    """If the new row ``instance`` has no shard key yet, set it to the key that ``bound()`` has set.
+    """Give the new row ``instance`` the shard key that ``bound()`` has set, if it has no key yet.
 
     :raises BoundKeyMismatch: the row has a different key.
     """
@@ -61,8 +61,10 @@ def refuse_other_key(instance: Any) -> None:
 
 
 def refuse_rows_given_by_id(instance: Any, written: Iterable[str] | None = None) -> None:
-    """Raise :exc:`BoundKeyMismatch` if a many-to-many row refers to a row only by its id, which
-    does not show the shard key.
+    """Raise :exc:`BoundKeyMismatch` if a many-to-many row refers to a row only by the row's id.
+
+    For example, ``Through(photo_id=1, tag=tag).save()``. Inside ``bound()``, the photo must have
+    the bound key, but the id does not tell the photo's key.
 
     Does nothing inside :func:`related_rows_checked`, for other models than automatic many-to-many
     tables, or if no key is bound for the rows.
@@ -83,13 +85,14 @@ def refuse_rows_given_by_id(instance: Any, written: Iterable[str] | None = None)
 def refuse_values_given_by_id(
     model: type[Model], values: Mapping[str, Any], row: str | None = None
 ) -> None:
-    """Raise :exc:`BoundKeyMismatch` if ``values`` would relate rows that lack the bound key.
+    """Raise :exc:`BoundKeyMismatch` if a many-to-many row must not get ``values``.
 
-    Each value must be an instance with the bound key (set by ``bound()``), because an id alone does
-    not determine the key. Does nothing inside :func:`related_rows_checked`, for other models than
-    automatic many-to-many tables, or if no key is bound for the rows.
+    Inside ``bound()``, both related rows must have the bound key. So each related row must be given
+    as an instance with this key: an id alone does not tell the key. Does nothing inside
+    :func:`related_rows_checked`, for other models than automatic many-to-many tables, or if no key
+    is bound for the rows.
 
-    :param values: keyed by field name, as for ``update()``.
+    :param values: maps field names to values, as for ``update()``.
     :param row: a description of the row; None for several rows.
     """
     for relation in _checked_relations(model):
@@ -106,9 +109,8 @@ def refuse_values_given_by_id(
 
 
 def _checked_relations(model: type[Model]) -> list[Any]:
-    """Return the relations of ``model`` if it is an automatic many-to-many table with a bound key.
-
-    The key is bound if a ``with bound()`` block has set it. Otherwise return an empty list.
+    """Return the foreign keys of ``model`` whose rows must be checked: those of an automatic
+    many-to-many table for whose rows ``bound()`` has set a shard key. Otherwise the list is empty.
     """
     if key_in_force(model) is None or _are_related_rows_checked.get():
         return []
@@ -123,11 +125,11 @@ _are_related_rows_checked: ContextVar[bool] = ContextVar(
 
 @contextmanager
 def related_rows_checked() -> Iterator[None]:
-    """Context manager that switches off a check of new many-to-many rows, because their keys were
-    compared in another way.
+    """Context manager for a caller that has already compared the shard keys of the rows to relate.
 
-    The check refuses rows whose shard key is not the bound key, and rows given by an id or an
-    expression, whose key is unknown.
+    In the ``with`` block, new rows of automatic many-to-many tables are not checked. The check
+    would refuse rows that do not have the bound key, and rows that are given by an id or an
+    expression, because their key is unknown.
     """
     token = _are_related_rows_checked.set(True)
     try:
@@ -137,9 +139,10 @@ def related_rows_checked() -> Iterator[None]:
 
 
 def has_other_key(instance: Any) -> bool:
-    """Whether ``instance``, a row of a model with a shard key, does not have the bound key.
+    """Whether the shard key of ``instance`` differs from the bound key.
 
-    The bound key is the shard key that a ``with bound()`` block has set.
+    The bound key is the shard key that a ``with bound()`` block has set. False if no key is bound,
+    or if the instance has no key yet. The model of the instance must have a shard key.
 
     :raises TypeError, ValueError, ValidationError: the row's value cannot be a key.
     """

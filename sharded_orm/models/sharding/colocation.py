@@ -110,8 +110,10 @@ class Colocation:
     def _check_shard_condition(self, condition: OnShard, beside: frozenset[str]) -> None:
         """Raise an error if an expression or subquery compares with an instance of another shard.
 
-        Only a condition of the statement's own where tree is adapted to each shard. So at another
-        position, a condition on the shard of an instance needs a statement for this shard alone.
+        ``filter(album=album)`` also adds a condition on the album's shard. In the WHERE of the
+        statement itself, this condition is written anew for each shard, so it is right on all of
+        them. In a subquery, or in an expression such as ``When(album=album, …)``, it is right only
+        on the album's shard. So the statement must be for this shard alone.
         """
         shard = runtime.topology().resolve(condition.alias)
         if (
@@ -314,7 +316,7 @@ class Colocation:
     def _are_about(self, inner: Query, object_id: Col, pk: Col) -> bool:
         """Whether the rows of the subquery ``inner`` refer to the outer row by a GenericForeignKey.
 
-        If so, they are on the shard of the outer row.
+        If so, the rows of the subquery are on the shard of the outer row.
 
         :param object_id: a column of ``inner`` that is equal to ``pk``. To refer to the outer row,
             the rows of ``inner`` must also have its content type.
@@ -384,9 +386,10 @@ class Colocation:
 
 
 def required_values(query: Query, alias: str | None, field: Any) -> Iterator[int]:
-    """Yield each number that every row of ``query`` must have in the column of ``field``.
+    """Yield each number n for which all rows of ``query`` must meet the condition ``field = n``.
 
-    Only the table ``alias`` is considered.
+    :param alias: the alias of the table that the condition must be about, because a query may have
+        the table of ``field`` more than once.
     """
     for lookup in required_conditions(query.where):
         if isinstance(lookup, Exact) and is_from_django(lookup) and isinstance(lookup.rhs, int):
@@ -405,8 +408,10 @@ def _joined_model(join_field: Any) -> Any:
 
 
 def colocation_keys(field: Any, group: str) -> frozenset[tuple[Any, ...]]:
-    """Return tokens for ``field``. Fields that share a token can be compared on each shard alone:
-    two rows with equal values in them are always on the same shard of ``group``.
+    """Return tokens that tell with which other fields ``field`` may be compared in SQL.
+
+    If two fields share a token, two rows with equal values in these fields are always on the same
+    shard of ``group``. So each shard can evaluate a join or comparison of the two fields alone.
 
     A field gets these tokens:
 

@@ -21,9 +21,9 @@ def current_alias(options: Any, instance: Any) -> str | None:
     The result is ``_state.db`` if the key has not moved, or if ``_state.db`` is not a shard, such
     as the database that had the rows before they were sharded.
 
-    Cost: that of a look-up of the key. Nothing inside Django's ``TestCase``, where no key moves. If
-    some keys have moved and the instance's key is not loaded, one more query reads the key from
-    ``_state.db``.
+    Cost: one look-up of the key's shard, but nothing inside Django's ``TestCase``, where no key
+    moves. If some keys have moved and the instance was loaded without its key, one query reads the
+    key from ``_state.db`` first.
 
     :raises KeyMoved: the key of the instance is not loaded, and its row is not on ``_state.db`` any
         more.
@@ -76,7 +76,8 @@ def _read_key(options: Any, instance: Any, alias: str) -> Any:
     if shard is None or shard.group != options.group or instance.pk is None:
         return None
     if options.key is not None and attname in instance.__dict__:
-        # The key is None because None was assigned to it. Code that needs the key reports this.
+        # The program has assigned None to the shard key, so the key need not be loaded. Code that
+        # needs the key reports this.
         return None
     path = attname if options.key is not None else f"{options.relations[0].name}__{attname}"
     # Use Django's queryset, because the library's own would look for the shard again.

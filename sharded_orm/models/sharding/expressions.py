@@ -1,10 +1,11 @@
-"""Finds the subqueries and instances' shards in a query, wherever Django allows an expression.
+"""Finds the parts of a query that may read rows of another shard.
 
-``get_source_expressions()`` does not return every subquery. Others are in the values of a lookup,
-in the condition of a joined relation, or in an attribute that a later version of Django adds. So
-this module searches all attributes of an object. It refuses SQL text that contains SELECT or TABLE.
-It also refuses a project's expression that generates its own SQL, unless the class has the
-decorator ``reads_own_row``.
+These parts are subqueries, and conditions on the shard of an instance. Django's
+``get_source_expressions()`` does not return all of them: a subquery may also be the value of a
+lookup, or be in the condition of a joined relation, or in an attribute that a later version of
+Django adds. So this module searches all attributes of an object. It refuses SQL text that contains
+SELECT or TABLE. It also refuses a project's expression that generates its own SQL, unless the class
+has the decorator ``reads_own_row``.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ _Class = TypeVar("_Class", bound=type)
 
 
 def reads_own_row(cls: _Class) -> _Class:
-    """Class decorator: declare that the SQL of an expression reads only its source expressions.
+    """Class decorator: declare that the SQL of an expression reads only what its arguments read.
 
     ::
 
@@ -120,9 +121,9 @@ def reads_own_row(cls: _Class) -> _Class:
 class ShardCondition:
     """A condition on the shard of an instance.
 
-    :param condition: the condition itself.
+    :param condition: the condition, such as the one that the query adds to ``album=album``.
     :param in_expression: False for a condition of the where tree, which limits the rows of the
-        query. True for a condition inside an expression.
+        query. True for a condition inside an expression, such as ``When(album=album, …)``.
     """
 
     condition: OnShard
@@ -136,8 +137,9 @@ class Nested:
     :param query: the subquery; its references to the outer query are resolved to columns.
     :param compared: the left side of ``column IN (query)`` if the subquery is the right side;
         otherwise None.
-    :param certain: True if a comparison with NULL has the same effect here as a false comparison,
-        as in a condition without NOT. False if the effects may differ.
+    :param certain: True if it makes no difference whether ``IN`` yields NULL or false, as in
+        ``WHERE ref IN (query)``, which excludes the row in both cases. False if it may make a
+        difference, such as under NOT.
     :param not_null: columns that cannot be NULL in the outer query's rows, because another of its
         conditions excludes NULL.
     """
@@ -146,8 +148,9 @@ class Nested:
     compared: Any = None
     certain: bool = False
     not_null: tuple[Col, ...] = ()
-    #: The aliases of the :class:`OnShard` conditions beside the subquery. If one is false, the result
-    #: of the subquery does not matter.
+    #: The shards of the :class:`OnShard` conditions that AND joins to the subquery, as aliases. On
+    #: any other shard, such a condition is false. So the result of the subquery does not matter
+    #: there.
     beside: frozenset[str] = frozenset()
 
 
@@ -225,7 +228,7 @@ def columns(expression: Any) -> tuple[Col, ...]:
 
 
 def is_known(kind: type) -> bool:
-    """Return whether expressions of class ``kind`` read nothing except their source expressions.
+    """Return whether expressions of class ``kind`` read only what their arguments read.
 
     False for a class of a project that generates its own SQL and lacks the decorator
     :func:`reads_own_row`, because such SQL may read any table.
@@ -254,7 +257,7 @@ def _shows_its_sql(kind: type) -> bool:
 
 
 class _Position(NamedTuple):
-    """Facts about a position in the where tree, as in :class:`Nested`."""
+    """Where a condition stands in the where tree; the attributes are those of :class:`Nested`."""
 
     certain: bool = False
     not_null: tuple[Col, ...] = ()

@@ -9,8 +9,8 @@ from typing import Any
 def check_references(alias: str, rows: Sequence[Any]) -> None:
     """Raise :exc:`CrossShardRelation` if a new row refers to a row that the shard ``alias`` lacks.
 
-    Only fields with a method ``check_references`` are checked: generic foreign keys. Rows that were
-    assigned as instances cost no query.
+    Only generic foreign keys of the new rows are checked. If an instance was assigned to the field,
+    the check costs no query.
     """
     for field in rows[0]._meta.private_fields if rows else ():
         if (check := getattr(field, "check_references", None)) is not None:

@@ -23,8 +23,9 @@ class KeptShard:
         self._question: tuple[Any, ...] | None = None
         self._shard: Shard | None = None
         self._accepted: tuple[Any, ...] | None = None
-        #: Whether the UPDATE of the row was sent already, and found no row. That of a cached model may
-        #: have found none because its conditions contain the isolate key, too.
+        #: Whether the UPDATE of the row was sent already, and found no row. (The UPDATE of a cached
+        #: model has a condition on the isolate key, too. So the row may still exist, with another
+        #: isolate key.)
         self.has_found_none = False
 
     @classmethod
@@ -70,13 +71,15 @@ class KeptShard:
     def accept(self, alias: str, value: Any) -> None:
         """Record that a row with the shard key ``value`` belongs on the shard ``alias``.
 
+        One save checks this several times. After the first check, :meth:`is_accepted` answers.
+
         :param value: the key as it is on the instance.
         """
         if type(value) in UNCHANGEABLE:
             self._accepted = (relocation.generation, alias, type(value), value)
 
     def is_accepted(self, alias: str, value: Any) -> bool:
-        """Whether :meth:`accept` was called for the same arguments, and the topology is the same."""
+        """Whether :meth:`accept` was called with these arguments under the present topology."""
         return self._is_open and self._accepted == (
             relocation.generation, alias, type(value), value,
         )  # fmt: skip
@@ -89,9 +92,10 @@ UNCHANGEABLE = frozenset({int, str, UUID})
 class keep_shard:
     """Within the ``with`` block, look up the shard of ``instance`` once for each value of its key.
 
-    :param kept: what is known of the shard already.
+    It is a class because a context manager from a generator function would take three times as
+    long.
 
-    It is a class and not a generator function, which would take three times as long.
+    :param kept: an object that remembers the shard already; None if the shard is not known yet.
     """
 
     __slots__ = ("_kept", "_state")

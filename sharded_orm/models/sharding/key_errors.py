@@ -36,9 +36,10 @@ def key_of_row_changed(row: Model, name: str, key: Any, new_key: Any) -> ShardKe
 
 
 def shard_key_required(options: ShardOptions, problem: str) -> ShardKeyRequired:
-    """Return the error for an operation whose shard is unknown. Its message lists the remedies.
+    """Return the error for an operation whose shard is unknown. The message lists remedies.
 
-    :param problem: what is wrong with the query, as a clause of the message.
+    :param problem: a clause of the message that says what is wrong with the query, such as "the row
+        to find or create is on no one shard".
     """
     name = options.model._meta.object_name
     if options.key is None:

@@ -1,7 +1,8 @@
-"""Sources of keys: they find the shard keys of rows that a query selects by another column.
+"""Sources of keys: objects that find the shard key of a row by a value in another column.
 
-The sources are used only if the conditions of a query contain no shard key. A Django app can add a
-source (:func:`provide_key_source`) once it is loaded.
+For example, a query has only the condition ``email = "a@b.c"``, and a table in the global database
+maps email addresses to shard keys. The sources are used only if the conditions of a query contain
+no shard key. A Django app can add a source (:func:`provide_key_source`) once it is loaded.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from sharded_orm.routing.where_clause import KeysOfRows
 
 
 class KeyGuess(Protocol):
-    """A guessed shard key of the only row that has a certain value in a column.
+    """The shard key that a row probably has, such as the only row with the email ``a@b.c``.
 
-    The key source (an object that finds shard keys by another column) remembers the key from an
-    earlier look-up, so the guess may be out of date. It is right if the guessed key's shard returns
-    a row with the value.
+    A key source, an object that finds shard keys by another column, remembers the key from an
+    earlier look-up. The guess may be out of date. It is right if the shard of the guessed key
+    returns a row with that value.
     """
 
     @property
@@ -56,15 +57,16 @@ class KeySource(Protocol):
         """
 
     def hint(self, model: type[Model]) -> str:
-        """Return a clause for the error message that a query of ``model`` has no shard key.
+        """Return a clause for the error message "the query has no shard key".
 
-        The clause says why this source has found no shard key; "" if the source knows no reason.
+        The clause says why this source has found no shard key for a query of ``model``; "" if the
+        source knows no reason.
         """
 
 
 _sources: list[KeySource] = []
-# A function that returns the keys that this thread has just found for its present read; see
-# hand_over(). It does not belong to a queryset, because threads may share one.
+# The function that hand_over() passes to the next read of this thread or task. It is not stored in
+# the queryset, because several threads may evaluate one queryset.
 _keys_of_read: ContextVar[KeysOfRows | None] = ContextVar("_keys_of_read", default=None)
 
 
@@ -97,8 +99,10 @@ def known_keys(
 
 @contextmanager
 def hand_over(keys: KeysOfRows) -> Iterator[None]:
-    """Within the ``with`` block, let the next look-up by :func:`keys_of_read` use ``keys``.
+    """Within the ``with`` block, let :func:`keys_of_read` return the function ``keys`` once.
 
+    A read that has already queried the sources of keys uses this before it leaves the query to
+    Django: ``keys`` returns the keys that were found, so that the sources are not queried twice.
     This applies only to the current context (:mod:`contextvars`).
     """
     token = _keys_of_read.set(keys)
@@ -109,10 +113,11 @@ def hand_over(keys: KeysOfRows) -> Iterator[None]:
 
 
 def keys_of_read() -> KeysOfRows:
-    """Return the function that finds the keys of a read: one that was handed over, or :func:`known_keys`.
+    """Return the function that finds the shard keys of a read.
 
-    A function that was handed over is returned once. If the read is repeated, the sources of keys are
-    queried again.
+    This is the function from :func:`hand_over`, or :func:`known_keys` if there is none. The
+    function from :func:`hand_over` is returned only once. If the read is repeated because a key has
+    moved, the sources of keys are queried again.
     """
     handed_over = _keys_of_read.get()
     if handed_over is None:
@@ -134,9 +139,9 @@ def guess(model: type[Model], field: Field[Any, Any], value: Any) -> KeyGuess | 
 
 
 def hint(model: type[Model]) -> str:
-    """Return the end of the error message that a query of ``model`` has no shard key.
+    """Return the end of the error message "the query has no shard key", for a query of ``model``.
 
-    It contains a clause of each source of keys that knows why it has found no key; "" if there is
-    none.
+    It joins the clauses of all sources of keys that know why they have found no key; "" if there
+    are none.
     """
     return "".join(f", and {text}" for source in _sources if (text := source.hint(model)))

@@ -33,16 +33,17 @@ class StoredKeyValidator:
     """A validator of the shard key's field for serializers of Django REST framework.
 
     A ``ModelSerializer`` calls the validators of the model's fields before it changes the row.
-    Because of ``requires_context``, it passes its own field as the second argument; Django passes
-    only the value. Sends a query only if the key was deferred.
+    Because of ``requires_context``, the serializer passes its field as the second argument, from
+    which the row is found. Django passes only the value, so nothing is checked. Sends a query only
+    if the key was deferred.
     """
 
     requires_context = True
 
     def __call__(self, value: Any, serializer_field: Any = None) -> None:
         serializer = getattr(serializer_field, "parent", None)
-        # With many=True, ``instance`` is a list of rows. These rows are not checked here, but by
-        # their save().
+        # With many=True, ``instance`` is a list of rows. Do not check these rows here: save() of
+        # each row checks its key.
         row = getattr(serializer, "instance", None)
         is_stored = isinstance(row, Model) and not row._state.adding
         model = (
@@ -87,10 +88,10 @@ def clean_key(options: ShardOptions, row: Any) -> None:
 
     Three rules are checked:
 
-    - The key of a stored row must not have changed. If a form has set the key, any change is
-      detected, without a query. If code has set it, a change is detected only if the new key is on
-      another shard. This costs one look-up in the directory, unless the process remembers the key's
-      shard. (``save()`` refuses all changes.)
+    - The key of a stored row must not have changed. If a form has set the key on the row, any
+      change is detected, without a query. If the program has assigned the key, a change is detected
+      only if the new key is on another shard. This costs one look-up in the directory, unless the
+      process remembers the key's shard. (``save()`` refuses all changes.)
     - Inside ``bound()``, the key must be the bound key.
     - In an inline formset, the key must be that of the parent.
 
@@ -150,8 +151,9 @@ def _save_form_data(key: Any, row: Any, value: Any) -> None:
         row._state.is_key_refused = prepared is not None and prepared != bound_key.value
         if row._state.is_key_refused:
             return
-    # Store the row's key before the form changes it, so that clean_key() can compare. The primary
-    # key with it shows whether the instance is still the same row.
+    # Store the row's key before the form changes it, so that clean_key() can compare the two. Store
+    # the primary key, too: if it is changed later, the instance stands for another row, and
+    # clean_key() does not use the stored key.
     if not row._state.adding and row.__dict__.get(key.attname) is not None:
         pk, before = row._state.__dict__.get("key_before_form", (None, None))
         if before is None or pk != row.pk:

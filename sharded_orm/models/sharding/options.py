@@ -64,10 +64,10 @@ class ShardOptions:
         return ShardKey(self.group, self.columns) if self.columns else None
 
     def _shard_bits(self, field: Any) -> tuple[int, int] | Literal[False] | None:
-        """Return in which form the values of ``field`` contain the shard of a row.
+        """Return how a value of ``field`` tells the shard of its row.
 
-        Return ``(shift, bits)`` if each value is an id with the shard number in these bits. Return
-        None if each value is a shard key. Return False if the values do not determine the shard.
+        Return ``(shift, bits)`` if the value is an id with the shard number in these bits. Return
+        None if the value is a shard key. Return False if the value does not determine the shard.
         """
         if self.key is not None and field.column == self.key.column:
             return None
@@ -122,7 +122,8 @@ class ShardOptions:
     def awaits_key(self, instance: Model) -> bool:
         """Whether ``instance`` is new and its shard key has not been generated yet.
 
-        If so, its shard does not depend on the key, because the key is generated for the shard.
+        If so, the shard is chosen first. The key is then generated so that it contains the number
+        of the shard.
         """
         if not self.key_is_generated or not instance._state.adding:
             return False
@@ -182,8 +183,10 @@ class ShardOptions:
 
     @cached_property
     def _key_may_change_on_insert(self) -> bool:
-        # False for keys that are checked elsewhere: a generated key by the insert, and a key with a
-        # pre_save() of the project by key_of(), which calls it before the shard is chosen.
+        # True if, for example, the key's field is a DateTimeField, whose pre_save() may set the
+        # time. False for a generated key, which the insert checks. Also False if the project has
+        # written the pre_save() of the field: key_of() calls this method before the shard is
+        # chosen.
         return (
             self.key is not None
             and type(self.key).pre_save is not Field.pre_save
@@ -194,8 +197,8 @@ class ShardOptions:
     def refuse_key_changed_on_insert(self, instance: Model) -> None:
         """Raise an error if ``pre_save()`` of the shard key's field would change the key of a new row.
 
-        Django's fields with ``auto_now_add`` change their value in this way. The row's shard has
-        been chosen by the earlier value, so the row would be stored on the wrong shard.
+        A field of Django with ``auto_now_add`` does so. The row's shard has been chosen by the
+        earlier value, so the row would be stored on the wrong shard.
 
         :raises ShardKeyRequired: ``pre_save()`` returns a key that differs from that of
             ``instance``.
@@ -214,10 +217,11 @@ class ShardOptions:
 
     @cached_property
     def global_foreign_key(self) -> Field[Any, Any] | None:
-        """The foreign key to the global database whose values are the shard keys; None if there is none.
+        """The foreign key to a global model whose values are the shard keys; None if there is none.
 
-        It is either the shard key itself, or the foreign key at the end of a chain of foreign keys
-        that begins with the shard key.
+        This is the shard key itself, if it refers to a global model. If the shard key refers to a
+        sharded model whose primary key is a foreign key to a global model, this is that primary
+        key. Longer chains of foreign keys are followed, too.
         """
         field: Any = self.key
         while field is not None and field.is_relation:

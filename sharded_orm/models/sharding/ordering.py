@@ -1,8 +1,8 @@
 """Resolves the names in ORDER BY and DISTINCT ON before Django compiles the query.
 
-Django looks up these names when it compiles the query, and may then add a join or a subquery. The
-checks of :mod:`sharded_orm.models.sharding.colocation` run earlier and need them, so this module
-looks up the names before.
+For example, ``order_by("album__title")`` needs a join to the table of albums. Django adds it only
+when it compiles the query. But :mod:`sharded_orm.models.sharding.colocation` checks all joins and
+subqueries before that. So this module looks up the names earlier, on a copy of the query.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ def is_plain(query: Query) -> bool:
 
 @lru_cache(maxsize=1024)
 def own_names(model: Any) -> dict[str, str]:
-    """Return the columns of the model, keyed by the names that ``order_by()`` accepts for them.
+    """Map each name for ``order_by()`` that stands for one column of the model to this column.
 
-    Columns of parents in multi-table inheritance are included. ``order_by(name)`` with one of the
-    names orders by exactly one column.
+    For example, ``{"title": "title", "album_id": "album_id"}``. Columns of parents in multi-table
+    inheritance are included.
     """
     meta = model._meta
     columns = {}

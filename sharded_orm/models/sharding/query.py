@@ -25,18 +25,20 @@ from sharded_orm.models.sharding.row_placement import colocated_alias
 
 
 class _InstancesInExpressions(Query):
-    """A query that refuses wrong statements if an expression compares with an instance.
+    """A query in which an expression such as ``When(album=album, …)`` may compare with an instance.
 
-    Django resolves a condition inside an expression, such as ``When(album=album, …)`` or that of a
-    ``FilteredRelation``, without :meth:`add_q`. It calls :meth:`build_filter` with
-    ``split_subq=False``, as for no other condition.
+    The comparison is right only on the album's shard: on another shard, a different album may have
+    the same id. So the query refuses statements for other shards. Django builds a condition inside
+    an expression, or of a ``FilteredRelation``, without :meth:`add_q`. It calls
+    :meth:`build_filter` with ``split_subq=False``, and passes this argument for no other condition.
     """
 
     # The callers that pass split_subq=False are Q.resolve_expression() and
     # FilteredRelation.resolve_expression().
 
     def _add_q(self, q_object: Q, *args: Any, **kwargs: Any) -> Any:
-        # Overrides Query._add_q(), which Django calls for each Q, also inside an expression.
+        # Overrides Query._add_q(), which Django calls for each Q. If the Q is inside an expression,
+        # replace its iterators by lists: such a Q is resolved twice.
         if not kwargs.get("split_subq", True):
             _read_iterators(q_object)
         return super()._add_q(q_object, *args, **kwargs)  # type: ignore[misc]  # missing in Django's type stubs
@@ -133,8 +135,8 @@ class ShardedQuery(_InstancesInExpressions, BoundKeyQuery):
         )
 
     def chain(self, klass: Any = None) -> Any:
-        # Overrides Query.chain(), by which update() makes its query. Django resolves the new values
-        # on that query.
+        # Overrides Query.chain(), by which update() makes its UpdateQuery. Django resolves the new
+        # values on that query, so it must check their expressions, too.
         return super().chain(ShardedUpdateQuery if klass is UpdateQuery else klass)
 
 
@@ -143,7 +145,8 @@ class ShardedUpdateQuery(_InstancesInExpressions, UpdateQuery):
 
     def get_related_updates(self) -> Any:
         # Overrides UpdateQuery.get_related_updates(), which returns a query for each table of a
-        # parent in multi-table inheritance. Their compilers resolve the new values.
+        # parent in multi-table inheritance. Change the class of these queries, so that they, too,
+        # check the expressions among the new values.
         queries: Any = super().get_related_updates()
         for query in queries:
             query.__class__ = ShardedUpdateQuery
@@ -155,9 +158,9 @@ _PLAIN = frozenset({int, str, bool, float, Decimal, UUID, date, datetime})
 
 @lru_cache(maxsize=1024)
 def own_columns(model: Any) -> dict[str, Any]:
-    """Return the fields of the model's own table that are not relations, keyed by field name.
+    """Map names to the fields of the model's own table that are not relations.
 
-    The key ``pk`` stands for the primary key.
+    For example, ``{"title": title, "id": id, "pk": id}``.
     """
     if model is None:
         return {}
@@ -215,7 +218,9 @@ def _with_shard_conditions(
 
 
 def _refuse_other_shards(model: Any, condition: Any, built: WhereNode) -> None:
-    """Make ``built`` refuse statements for shards on which the instances in ``condition`` are not.
+    """Add a condition to ``built`` by which a statement is refused on a wrong shard.
+
+    The statement is right only on the shard that has the instances in ``condition``.
 
     :param model: the model of the query.
     :param condition: a condition inside an expression, such as ``("album", album)``.
@@ -231,7 +236,7 @@ def _refuse_other_shards(model: Any, condition: Any, built: WhereNode) -> None:
 
 @lru_cache(maxsize=1024)
 def _compares_unique_ids(model: Any, name: str) -> bool:
-    """Whether the condition ``name`` compares ids that no two rows have, even on different shards.
+    """Whether the condition ``name`` compares ids that are unique over all shards.
 
     :param name: the keyword in ``filter()``, such as ``album`` or ``album__in``. If it begins with
         the name of an annotation, the result is False.
@@ -245,9 +250,10 @@ def _compares_unique_ids(model: Any, name: str) -> bool:
 
 
 def _instances_by_alias(options: ShardOptions, condition: Any) -> dict[str, list[Any]]:
-    """Return the instances in ``condition`` that need a condition on their shard, keyed by its alias.
+    """Map the alias of each shard to the instances in ``condition`` that are on this shard.
 
-    Instances that are on no shard of the group are left out.
+    The query needs a condition on these shards. Instances that are on no shard of the group are
+    left out. The result is empty if the query needs no such condition.
     """
     if not _mentions_instance(condition):
         return {}
@@ -260,9 +266,9 @@ def _instances_by_alias(options: ShardOptions, condition: Any) -> dict[str, list
             return {}
         value = [value]
     if _names_shard(options, name):
-        # The compared value determines the shard, so add no condition on the instance's shard. The
-        # two may differ if the value was changed after the instance was read; then the value is
-        # right.
+        # The compared value, such as the id of a user, determines the shard. So add no condition on
+        # the shard from which the instance was read. If the program has changed the value since
+        # then, the value may determine another shard, and that shard is right.
         return {}
     by_alias: dict[str, list[Any]] = {}
     for instance in value:
@@ -307,7 +313,7 @@ def _mentions_instance(child: Any) -> bool:
 
 
 def _is_list(value: Any) -> bool:
-    """Whether ``value`` is a collection whose items Django compares with, as by ``__in``."""
+    """Whether ``value`` is a collection of values to compare with, as in ``album__in=[1, 2]``."""
     return isinstance(value, Iterable) and not (
         isinstance(value, str | bytes) or hasattr(value, "resolve_expression")
     )
@@ -334,8 +340,8 @@ def _without_iterators(condition: Any) -> Any:
 def _read_iterators(condition: Q) -> None:
     """Replace each iterator among the values of ``condition`` by a list.
 
-    The library resolves some expressions twice, to check them before Django does. So change the
-    condition itself.
+    The library resolves some expressions to check them, and Django resolves them again. The second
+    time, an iterator would be empty. So change the condition itself and not a copy.
     """
     for position, child in enumerate(condition.children):
         if _has_iterator(child) and not isinstance(child, Q):

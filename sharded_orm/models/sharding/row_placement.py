@@ -1,7 +1,7 @@
 """The shard of a row: where it is stored, or where a new row is to be stored.
 
-To *place* a key means to choose its shard and record the shard permanently. Strategies that compute the
-shard from the key do not need this.
+To *place* a key means to choose its shard and record the shard permanently. Strategies that compute
+the shard from the key do not need this.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def place_key(options: ShardOptions, key: Any) -> Shard:
 
 
 def place_keys(options: ShardOptions, keys: Iterable[Any]) -> dict[Any, int]:
-    """Return the shard number of each key, keyed by key.
+    """Map each key to the number of its shard.
 
     If a key has no shard yet, a shard is chosen and recorded, as in :func:`place_key`.
     """
@@ -132,10 +132,10 @@ def _shard_of_relations(
         if hasattr(value, "resolve_expression"):
             continue  # Skip a value that the database computes: it determines no shard yet.
         if value is not None and options.names_shard(field):
-            # ``value`` is the key of a row to which ``instance`` refers. A strategy that records
-            # the shard of each key must not do so now, because no row of this key is written: call
-            # locate(). Other strategies compute the shard. Call their place() before a write: it
-            # refuses an id that no row can have.
+            # ``value`` is the key of a row to which ``instance`` refers. If the strategy records
+            # the shard of each key, call locate(): place() would record a shard for a key of which
+            # no row is written now. If the strategy computes the shard, call place() before a
+            # write, because it refuses an id that no row can have.
             must_exist = for_write and not runtime.strategy(options.group).places
             look_up = runtime.place if must_exist else runtime.locate
             return find_shard(instance, options.group, field.get_prep_value(value), look_up)

@@ -24,9 +24,11 @@ from sharded_orm.routing.placement_lease import KeyInFlight
 
 
 class RowsOfKeys:
-    """The rows of some shard keys of a group, in all tables of the group.
+    """Selects the rows of some shard keys, in any table of a group.
 
-    Immutable. Each call uses the models that are installed at that moment.
+    While a key moves, two shards have its rows. A statement for several shards uses this class to
+    leave out the rows on one of the two. Immutable. Each call uses the models that are installed at
+    that moment.
     """
 
     def __init__(self, group: str, keys: Sequence[KeyInFlight]) -> None:
@@ -88,14 +90,18 @@ class RowsOfKeys:
 
 
 def way_to_key(model: type[Model]) -> tuple[list[Any], Any]:
-    """Return how to get from ``model`` to its shard key: a list of foreign keys, and the key's field."""
+    """Return a list of the foreign keys from ``model`` to the row with the key, and the key's
+    field.
+
+    The list is empty if the model's own table has the key.
+    """
     options = required_options(model)
     key: Any = options.key
     if key is not None and key in model._meta.local_concrete_fields:
         return [], key
-    # In an automatic many-to-many table, a row has the key of both related rows; use the one whose
-    # model declares the relation. In the table of a child model, a row has the key of its parent's
-    # row.
+    # In an automatic many-to-many table, a row has the key of its two related rows. Use the foreign
+    # key to the model that declares the relation. In the table of a child model, use the link to
+    # the parent's row, which has the key.
     link: Any = options.relations[0] if key is None else model._meta.get_ancestor_link(key.model)
     links, key = way_to_key(link.target_field.model)
     return [link, *links], key

@@ -137,7 +137,7 @@ def refuse_values_of_other_key(options: ShardOptions, key: Any, values: Mapping[
 
     :param options: the options of the row's model.
     :param key: the row's shard key, as the database stores it.
-    :param values: the row's values, keyed by field name.
+    :param values: maps field names to the row's values, such as ``{"album": album}``.
     """
     for name, other in joined_instances(options, values).items():
         others = known_key(required_options(other.__class__), other, load=True)
@@ -147,10 +147,11 @@ def refuse_values_of_other_key(options: ShardOptions, key: Any, values: Mapping[
 
 
 def joined_instances(options: ShardOptions, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the instances among ``values`` that must have the same shard key as the row.
+    """Return the items of ``values`` whose instances must have the same shard key as the row.
 
     :param options: the options of the row's model.
-    :param values: the row's values, keyed by field name.
+    :param values: maps field names to the row's values, such as ``{"album": album, "stars": 5}``.
+        The result for this example is ``{"album": album}``.
     """
     return {
         name: other
@@ -210,7 +211,10 @@ def with_key(
 
 
 def gives_key(field: Any, options: ShardOptions) -> bool:
-    """Return whether the shard key in ``options`` stores the id of the row to which ``field`` refers.
+    """Return whether a row gets its shard key by the relation ``field``.
+
+    If so, the shard key in ``options`` stores the id of the related row, and the keys of the two
+    rows need not be compared.
 
     If ``field`` is a foreign key, it must be the shard key itself. If it is a generic relation, its
     object id must be the shard key.
@@ -218,14 +222,17 @@ def gives_key(field: Any, options: ShardOptions) -> bool:
     key = options.key
     if field is None or key is None:
         return False
-    # The name of the field with the related row's id; a GenericRelation and a GenericForeignKey
-    # have it in different attributes.
+    # Get the name of the field that stores the id of the related row. A GenericRelation and a
+    # GenericForeignKey have this name in different attributes.
     stored_in = getattr(field, "object_id_field_name", None) or getattr(field, "fk_field", None)
     return field is key or stored_in == key.name
 
 
 def key_names(options: ShardOptions) -> set[str]:
-    """Return the names of the keyword arguments by which the shard key of a new row can be passed."""
+    """Return the keyword arguments that set the shard key of a new row.
+
+    For example, ``{"owner", "owner_id"}``. Empty for an automatic many-to-many table.
+    """
     key = options.key
     if key is None:
         return set()

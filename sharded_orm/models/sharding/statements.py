@@ -32,7 +32,10 @@ _NO_EXPRESSIONS = frozenset({
 
 
 def named_aggregates(args: Iterable[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all arguments of ``aggregate()``, keyed by the names that Django assigns to them."""
+    """Map the name that Django gives to each argument of ``aggregate()`` to the argument.
+
+    For example, ``{"stars__sum": Sum("stars")}``.
+    """
     named = dict(kwargs)
     for arg in args:
         try:
@@ -136,8 +139,9 @@ def check_found_or_created(
 ) -> None:
     """Raise :exc:`CrossShardRelation` if values to be written read rows of another database.
 
-    For ``get_or_create()`` and ``update_or_create()``, which look a row up before ``save()`` checks it.
-    What Django refuses is left to Django, which does so only if it uses the value.
+    ``get_or_create()`` and ``update_or_create()`` call this before they look up the row. The check
+    by ``save()`` would come after the look-up. An expression that Django itself refuses raises no
+    error here: Django raises one, but only if it uses the value.
 
     :param changed: new values of the row, if it exists.
     :param new: values of the row, if it does not exist.

@@ -2,7 +2,7 @@
 
 The mypy plugin of django-stubs copies the methods of querysets to managers, but only if the
 queryset has a single type variable. For managers of relations, the plugin leaves the variable open.
-The bound ``Any`` makes their rows usable.
+Because its bound is ``Any``, mypy then accepts any use of their rows.
 """
 
 from __future__ import annotations

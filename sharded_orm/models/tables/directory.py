@@ -42,8 +42,8 @@ class Placement(models.Model):
         return f"{self.key} of {self.group} on shard {self.shard}"
 
 
-#: A subquery for the number of the last move that has switched a key to another shard. The query
-#: for the key's shard contains it, so that the number and the shard are read at the same moment.
+#: A subquery for the number of the last move that has switched a key to another shard. It is a part
+#: of the query for the key's shard, so that the number and the shard are read at the same moment.
 _LAST_MOVE = Subquery(
     KeyMove.objects.filter(
         group=OuterRef("group"), key=OuterRef("key"), phase__in=("switched", "settled")
@@ -51,8 +51,8 @@ _LAST_MOVE = Subquery(
     .order_by("-id")
     .values("id")[:1]
 )
-#: The moves that have not ended, and the latest move. If the number of the latest move has grown
-#: since an earlier query, another move was announced meanwhile.
+#: A query of the moves that have not ended, and of the latest move even if it has ended. By the
+#: number of the latest move, a process sees whether a move was announced since its previous query.
 _OPEN_MOVES = KeyMove.objects.filter(
     Q(in_flight=True) | Q(id=Subquery(KeyMove.objects.order_by("-id").values("id")[:1]))
 )
@@ -74,7 +74,7 @@ def missing_table_remedy(exc: BaseException, alias: str) -> str:
 
 
 class DatabaseDirectory:
-    """A store of placements (the shards of keys) in the directory table on ``alias``; thread-safe.
+    """Stores the shard of each key in the directory table on ``alias``. Thread-safe.
 
     Each statement is committed independently of the caller's transaction. So other processes see a
     placement at once, and a rollback does not undo it. Inside Django's ``TestCase``, the statements
@@ -84,13 +84,13 @@ class DatabaseDirectory:
     def __init__(self, alias: str) -> None:
         self._alias = alias
         self._connections = AutonomousConnections()
-        # The compiled statement that looks up a number of keys, and its parameters without the
-        # group and the keys. Keyed by backend and number of keys. They are kept, because compiling
-        # a statement takes longer than executing it.
+        # The compiled statements that look up keys. Maps (class of the connection, number of
+        # parameters to append) to the SQL and its first parameters. They are kept, because
+        # compiling a statement takes longer than executing it.
         self._lookups: dict[tuple[type, int], tuple[str, tuple[Any, ...]]] = {}
-        # The compiled statement that reads the unfinished moves of keys, and its parameters. Keyed
-        # by backend. They are kept, because a writer whose key is being moved sends the statement
-        # every few milliseconds.
+        # The compiled statements that read the unfinished moves of keys. Maps the class of the
+        # connection to the SQL and its parameters. They are kept, because a writer waiting for the
+        # end of a move sends the statement every few milliseconds.
         self._open_moves: dict[type, tuple[str, tuple[Any, ...]]] = {}
 
     def find(self, group: str, keys: Iterable[str]) -> dict[str, StoredPlacement]:
@@ -125,8 +125,8 @@ class DatabaseDirectory:
             if since is None:
                 self._open_moves[type(connection)] = statement
         sql, params = statement
-        # Do not use Django's cursor, which would log the query. The query is sent every few
-        # seconds, and tests count logged queries.
+        # Use the cursor of the driver, because Django's cursor logs each query. Every process sends
+        # this query every few seconds, and tests that count logged queries would count it, too.
         cursor: Any
         with connection.cursor() as cursor, connection.wrap_database_errors:
             cursor.cursor.execute(sql, params)

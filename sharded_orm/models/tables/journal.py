@@ -79,9 +79,9 @@ class OperationStep(models.Model):
     operation: models.TextField[str, str] = models.TextField(default="")
     position: models.JSONField[dict[str, Any], dict[str, Any]] = models.JSONField(default=dict)
     error: models.TextField[str, str] = models.TextField(default="")
-    #: The id of the run that the process which executes the step has for itself, and whose lease
-    #: shows that the process is alive. Only if several processes share the steps of one run;
-    #: usually None. See ``operations/runs/work_units.py``.
+    #: If several processes share the steps of one run, each process also has a run for itself
+    #: alone, whose lease shows that the process is alive. This is the id of the run of the process
+    #: that executes the step. Usually None. See ``operations/runs/work_units.py``.
     worker: models.BigIntegerField[int | None, int | None] = models.BigIntegerField(null=True)
     updated_at: models.DateTimeField[datetime, datetime] = models.DateTimeField(auto_now=True)
 

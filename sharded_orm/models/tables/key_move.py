@@ -17,8 +17,9 @@ class KeyMove(models.Model):
     group, key and ``in_flight`` ignores NULL, so a key has at most one unfinished move. During the
     move, no process remembers the key's shard.
 
-    One row is not a move: its group is empty, and ``in_flight`` is false. A process that announces
-    moves locks this row. (In an empty table, there would be no row to lock.)
+    One row is not a move and serves only as a lock: its group is empty, and ``in_flight`` is false.
+    A process locks this row while it announces moves, so that other processes that announce moves
+    wait. (In an empty table, there would be no row to lock.)
 
     The table is in the database of the directory. So one transaction can change the key's shard and
     record the new phase.

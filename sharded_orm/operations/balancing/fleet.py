@@ -22,8 +22,8 @@ class FleetSnapshot:
 
     :param topology: the topology, with the capacities of nodes and the pinned shards, which must
         not move.
-    :param sizes: the size of each shard, keyed by the shard's alias: bytes, rows, keys or load,
-        whichever is to be balanced. A shard that is missing counts as 0.
+    :param sizes: maps the alias of each shard to its size: the bytes, rows, keys or load of the
+        shard, whichever is to be balanced. A shard that is missing counts as 0.
     :param recent: aliases of shards that have moved a short time ago, so they must not move again.
     """
 
@@ -41,8 +41,9 @@ def balance_problem(
 
     The bins are the nodes that are the primary of a range, and all nodes that have a ``CAPACITY``.
     A shard may move to a primary of its own group, and to any node with a ``CAPACITY`` above 0. A
-    shard must stay if its range is pinned, if it has moved a short time ago, or if it belongs to
-    another group. The sizes of shards that stay count, too. A pure function.
+    shard must stay if its range is pinned or on a pair of servers, if it has moved a short time
+    ago, or if it belongs to another group than ``groups``. The sizes of shards that stay count,
+    too. A pure function.
 
     :param threshold: as in :class:`BalanceProblem`.
     :param goal: as in :class:`BalanceProblem`.
@@ -93,10 +94,10 @@ def _targets(topology: Topology, group: ShardGroup) -> frozenset[str]:
 
 
 def _replication(topology: Topology) -> dict[str, frozenset[str]]:
-    """Return, for each node, the nodes that replicate from it or to it. Keys and values are names.
+    """Map the name of each node to the names of the nodes from or to which its server replicates.
 
-    Replication copies the writes of a primary to its replica. A server may have several node names.
-    The value contains all names of each related server.
+    For example, ``{"db1": {"db2"}, "db2": {"db1"}}``, if ``db2`` is the replica of ``db1``. If
+    several nodes are one server, all their names are included.
     """
     servers: dict[object, set[str]] = {}
     for name, node in topology.nodes.items():
@@ -135,7 +136,8 @@ def _server_problems(topology: Topology) -> Iterator[str]:
 def _schema_problems(topology: Topology, groups: Collection[str]) -> Iterator[str]:
     """Yield a sentence for each two groups that have schemas of the same name.
 
-    Two such groups cannot be on one server.
+    A plan must not bring shards of two such groups to one server, because a server can have only
+    one schema of a name.
     """
     for one, other in combinations(topology.groups.values(), 2):
         if one.name not in groups and other.name not in groups:

@@ -39,8 +39,10 @@ _LOOK_UPS: Final = 500
 class KeyBalance:
     """A plan to move keys between the shards of a group.
 
-    :param plan: the moves. Its bins are the shards, named by their aliases. Its items are the keys.
-    :param keys: the values of the keys that move, keyed by the name of the key's item in ``plan``.
+    :param plan: the moves. Its items are the keys, named by their text. Its bins are the shards,
+        named by their aliases.
+    :param keys: maps the name of each item that moves to the value of the key. For example,
+        ``{"7": 7}``.
     :param notes: sentences for an operator.
     """
 
@@ -106,7 +108,7 @@ def plan_keys(group: str, options: BalanceOptions | None = None) -> KeyBalance:
     )
 
 
-#: For each shard number, a dict from the shard's keys to their sizes.
+#: Maps the number of a shard to a dict that maps the shard's keys to their sizes.
 _KeySizes = dict[int, dict[Any, float]]
 
 
@@ -118,9 +120,10 @@ def _problem(
     recent: frozenset[str],
     options: BalanceOptions,
 ) -> tuple[BalanceProblem, dict[str, Any]]:
-    """Return the problem of balancing keys, and a dict from the name of each item to its key.
+    """Return the problem of balancing keys, and a dict such as ``{"7": 7}``.
 
-    The items of the problem are keys, and its bins are shards.
+    The items of the problem are keys, and its bins are shards. The dict maps the name of each item
+    to the value of its key.
     """
     open_shards = frozenset(
         group.shard(number).alias
@@ -150,7 +153,7 @@ def _problem(
 
 
 def _totals(group: ShardGroup, by: str) -> dict[int, float]:
-    """Return the number of keys or rows on each shard, keyed by shard number."""
+    """Map the number of each shard to its number of keys or rows."""
     if by == measure.KEYS:
         counts = measure.key_counts([group.name])
         return {shard.number: counts.get(shard.alias, 0) for shard in group.shards()}
@@ -173,9 +176,8 @@ def _shards_above(
 
     The share of a shard is proportional to the weight of its range.
 
-    :param totals: the number of keys or rows of each shard, keyed by shard number.
-    :param threshold: a shard is returned if it exceeds its share by more than this fraction of the
-        share.
+    :param totals: maps the number of each shard to its number of keys or rows.
+    :param threshold: for example, 0.1 yields the shards that have more than 110 % of their share.
     """
     weights = {n: group.range_of(n).weight or 1.0 for n in range(group.count)}
     mean = sum(totals.values()) / sum(weights.values())
@@ -196,12 +198,11 @@ def _models(group: str) -> list[Any]:
 
 
 def _keys_on(keys: GroupKeys, number: int, *, by_rows: bool) -> dict[Any, float]:
-    """Return the sizes of the shard keys that have rows on one shard, keyed by shard key.
+    """Map each shard key that has rows on the shard ``number`` to the size of the key.
 
-    The size of a key is its number of rows, or 1 if ``by_rows`` is False. A key is left out if the
-    directory (the table that stores the shard of each key) places it on a different shard.
-
-    :param number: the number of the shard.
+    The size of a key is its number of rows on the shard, or 1 if ``by_rows`` is False. A key is
+    left out if the directory (the table that stores the shard of each key) places it on a different
+    shard.
     """
     shard = runtime.shard(keys.group, number)
     counts: dict[Any, float] = {}
@@ -235,7 +236,9 @@ def _largest(sizes: Mapping[Any, float]) -> dict[Any, float]:
 
 
 def _key_loads(keys: GroupKeys, options: BalanceOptions) -> _KeySizes:
-    """Return the loads of the keys in the operator's file, keyed by shard number, then by key."""
+    """Return the loads of the keys in the operator's file, such as ``{3: {7: 0.5}}`` if the key 7
+    is on the shard 3 and has the load 0.5.
+    """
     loads = measure.read_load(options.load or "")
     try:
         values = {name: keys.value(name) for name in loads}

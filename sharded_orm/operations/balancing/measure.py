@@ -99,8 +99,9 @@ def key_counts(groups: Iterable[str]) -> dict[str, float]:
 
 
 def shard_loads(topology: Topology, path: str) -> dict[str, float]:
-    """Return the loads of shards, keyed by alias, from an operator's JSON file; see
-    :func:`read_load`.
+    """Return the loads of shards from an operator's JSON file, such as ``{"photos_00042": 0.5}``.
+
+    See :func:`read_load`.
 
     :raises BalanceRefused: the file has a name that is not the alias of a shard.
     """
@@ -117,8 +118,10 @@ def shard_loads(topology: Topology, path: str) -> dict[str, float]:
 
 
 def read_load(path: str) -> dict[str, float]:
-    """Return the loads from the JSON file ``path``. Its object maps the names of shards or keys to
-    their loads.
+    """Return the loads from the JSON file ``path``.
+
+    The file contains an object that maps the names of shards, or keys, to their loads, such as
+    ``{"photos_00042": 0.5}``.
 
     :raises BalanceRefused: the file cannot be read, or does not contain such an object.
     """

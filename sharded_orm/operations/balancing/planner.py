@@ -22,12 +22,12 @@ from sharded_orm.operations.balancing.problem import (
 )
 from sharded_orm.operations.balancing.subset import least_cover
 
-#: The least gain that makes a move worth its cost if the source bin (a node or shard) stays too
-#: full. The gain is the fullness of the source before the move, minus that of the fuller of the two
-#: bins after it.
+#: If a bin (a node or shard) cannot be brought down to the goal, a move of a single item out of it
+#: is planned only if it is worth its cost: after the move, the fuller of the two bins must be less
+#: full than the source was before, by at least this fraction.
 _LEAST_GAIN: Final = 0.01
-#: The capacity that the planner uses, instead of 0, for a bin (a node or shard) that is to be
-#: emptied. The planner divides by capacities.
+#: The planner divides by the capacity of each bin (a node or shard). A bin that is to be emptied
+#: has the capacity 0, for which the planner uses this number instead.
 _NO_CAPACITY: Final = 1e-9
 #: When the planner looks for items to move out of a bin (a node or shard), it considers at most
 #: this many of the bin's items: the largest ones.
@@ -45,11 +45,11 @@ def plan_balance(problem: BalanceProblem) -> BalancePlan:
     """Return the moves that balance ``problem``. A pure function; the same problem gives the same
     plan.
 
-    Items (shards or keys) move out of a bin (a node or shard) only if it exceeds its share by more
-    than the threshold, until it is at the goal (see :class:`BalanceProblem`). It is safe to stop
-    after any move: the fuller of its two bins is then less full than the source was before. If a
-    bin stays too full, the plan says which item prevents further moves. If the planner is called
-    again after all moves, the new plan has none.
+    Items (shards or keys) move out of a bin (a node or shard) only if the bin exceeds its share by
+    more than the threshold. They move until the bin is down to the goal (see
+    :class:`BalanceProblem`). It is safe to stop after any move: the fuller of its two bins is then
+    less full than the source was before. If a bin stays too full, the plan says which item prevents
+    further moves. If the planner is called again after all moves, the new plan has no moves.
 
     Takes less than a second for 4,096 items in 16 bins.
     """
@@ -68,9 +68,9 @@ def plan_balance(problem: BalanceProblem) -> BalancePlan:
 def _best_pool(bins: Sequence[Bin], items: Sequence[Item], problem: BalanceProblem) -> _Pool:
     """Balance ``bins`` (nodes or shards), and return the pool of bins with its moves.
 
-    Items cannot move between these bins and other bins. With few and large items, the first moves
-    decide whether later ones can reach the goal. So the planner then also tries other orders of the
-    moves, and returns the best plan.
+    ``items`` are all the items in ``bins``, and may move only between these bins. If the items are
+    few and large, the first moves decide whether later moves can reach the goal. So the planner
+    then also tries other orders of the moves, and returns the best plan.
     """
     first = _Pool(bins, items, problem)
     first.balance()
@@ -90,8 +90,10 @@ def _joined(parts: Iterable[dict[str, float]]) -> dict[str, float]:
 
 
 def _connected(problem: BalanceProblem) -> Iterator[tuple[list[Bin], list[Item]]]:
-    """Divide the problem into independent parts: no item can move from a bin (a node or shard) of
-    one part to a bin of another.
+    """Yield the independent parts of the problem, as pairs (bins, items).
+
+    No item can move from a bin (a node or shard) of one part to a bin of another. For example, two
+    groups that share no nodes are independent parts.
     """
     parent = {one.name: one.name for one in problem.bins}
 
@@ -125,7 +127,7 @@ class _BinState:
     :param load: the size of everything in the bin.
     :param part: the size that this bin gets if the items are divided evenly, in proportion to the
         capacities of the bins.
-    :param share: the size that the bin is to have: ``part``, or what it must keep if that is more.
+    :param share: the size that the bin is to have: ``part``, or a larger size that it must keep.
     :param is_aside: whether the bin must keep more than ``part``. Such a bin gets no other items.
     :param is_emptied: whether all items are to leave the bin, even an item that is too large for
         every other bin.
@@ -207,8 +209,8 @@ class _Pool:
         #: changes, a new entry is added, and the old entry is skipped when it is reached.
         self._heap = [(one.fullness, name) for name, one in self.bins.items()]
         heapq.heapify(self._heap)
-        #: The planned moves, as lists. All moves of a list are out of the same bin (node or
-        #: shard), and may be made in any order.
+        #: The planned moves, as a list of lists. The moves of one inner list are all out of the
+        #: same bin (node or shard), and may be made in any order.
         self._batches: list[list[_ChosenMove]] = []
         self.least = 0.0
 
@@ -290,9 +292,11 @@ class _Pool:
     # ##### Moves #####
 
     def _relieve(self, giving: Sequence[_BinState]) -> bool:
-        """Move items (shards or keys) out of the bins ``giving`` until no bin is fuller than allowed.
+        """Move items (shards or keys) out of the bins ``giving`` to bring them down to the goal.
 
-        Stop working on a bin if no move helps. Return whether an item was moved.
+        If no further move helps a bin, go on with the next bin.
+
+        :return: whether an item was moved.
         """
         count = len(self._batches)
         for one in giving:
@@ -421,8 +425,9 @@ class _Pool:
         return sum(move[0].size for batch in self._batches for move in batch)
 
     def moves(self) -> Iterator[BalanceMove]:
-        """Yield all moves in the order in which they are to be made. Each move says how full its
-        two bins (nodes or shards) are before and after it.
+        """Yield all planned moves in the order in which an operator makes them.
+
+        Each move says how full its two bins (nodes or shards) are before the move and after it.
         """
         loads = dict(self.before)
 
@@ -440,7 +445,7 @@ class _Pool:
                 )  # fmt: skip
 
     def obstacles(self) -> Iterator[Obstacle]:
-        """For each bin (a node or shard) that stays too full, yield the reason."""
+        """Yield the reason for each bin (a node or shard) that stays too full."""
         for one in sorted(self.bins.values(), key=lambda one: (-one.fullness, one.name)):
             if one.load > (1 + self._threshold) * self._mean * one.capacity:
                 yield self._obstacle(one)

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-#: Texts show the load of a bin as a percentage of its share, the load that it is to have. For a bin
-#: that is to be emptied, the share is nearly 0. From this many times the share on, words replace
-#: the percentage.
+#: Texts show the load of a bin as a percentage of the load that it is to have. For a bin that is to
+#: be emptied, that load is nearly 0, so the percentage would have many digits. If the load is at
+#: least this many times as large, the text is "far more than 100%".
 _MOST: Final = 1000
 
 
@@ -21,8 +21,9 @@ _MOST: Final = 1000
 class Bin:
     """A node that has shards, or a shard that has keys.
 
-    :param capacity: how large a part of all items this bin is to have, relative to the other bins.
-        A bin with the capacity 0 is emptied.
+    :param capacity: how much this bin is to have, relative to the other bins: a bin with the
+        capacity 2 is to have twice the load of a bin with the capacity 1. A bin with the capacity 0
+        is emptied.
     :param other: the size of everything in the bin that is not an item of the problem, and so stays
         there.
     """
@@ -53,8 +54,9 @@ class BalanceProblem:
     """Items (shards or keys) in bins (nodes or shards), to be distributed evenly.
 
     :param threshold: items move out of a bin only if its load exceeds its share by more than this
-        fraction, such as 0.1. The share of a bin is the load that it is to have.
-    :param goal: items move out of such a bin until it exceeds its share by at most this fraction.
+        fraction, such as 0.1. The share of a bin is the load that the bin is to have.
+    :param goal: items move out of such a bin until its load exceeds its share by at most this
+        fraction.
     """
 
     bins: tuple[Bin, ...]
@@ -102,13 +104,13 @@ class BalancePlan:
     """Moves of shards between nodes, or of keys between shards, in their order, and what they
     achieve.
 
-    :param before: the load of each bin (node or shard) now, keyed by the name of the bin.
-    :param after: the load of each bin after all moves.
-    :param shares: the load that each bin is to have.
+    :param before: maps the name of each bin (node or shard) to its load now.
+    :param after: maps the name of each bin to its load after all moves.
+    :param shares: maps the name of each bin to the load that the bin is to have.
     :param obstacles: one entry for each bin that stays too full.
     :param least: a lower bound for the sum of the sizes that any plan must move to reach the goal.
-    :param parts: independent parts of the problem, as names of bins. No item can move from one part
-        to another.
+    :param parts: independent parts of the problem, as tuples of the names of bins, such as
+        ``(("db1", "db2"), ("db3",))``. No item can move from one part to another.
     """
 
     moves: tuple[BalanceMove, ...]

@@ -14,8 +14,8 @@ from sharded_orm.topology.model import Topology
 from sharded_orm.topology.range_entries import primary_of, replica_of
 from sharded_orm.topology.sources.base import Revision
 
-#: The number of entries that are read first from the history of the topology. If they do not
-#: reach back far enough, more are read.
+#: The history of the topology may be long, so only this many of the latest entries are read at
+#: first. If they do not reach back far enough, twice as many are read.
 _FIRST = 100
 #: The version number of the first topology document that is ever published.
 _FIRST_VERSION = 1
@@ -91,9 +91,7 @@ def _no_history(source: str, history: Sequence[Revision], since: datetime) -> st
 
 
 def _nodes(document: Document, group: str) -> list[_Nodes]:
-    """Return the names of the primary and the replica of each shard, as pairs in the order of shard
-    numbers.
-    """
+    """Return pairs (primary, replica) of node names, one for each shard, by number."""
     ranges: Iterable[Mapping[str, Any]] = document.groups.get(group, {}).get("RANGES", ())
     nodes: list[_Nodes] = []
     for entry in sorted(ranges, key=lambda entry: entry["range"][0]):

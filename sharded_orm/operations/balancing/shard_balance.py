@@ -22,7 +22,7 @@ from sharded_orm.topology.model import Shard, Topology
 class ShardBalance:
     """A plan to move shards between nodes.
 
-    :param bytes: the bytes of each shard, keyed by alias.
+    :param bytes: maps the alias of each shard to its size in bytes.
     :param recent: aliases of shards that stay because they have moved a short time ago.
     """
 

@@ -11,10 +11,10 @@ from sharded_orm.operations.balancing.problem import BalanceMove, percent
 
 @dataclass(frozen=True)
 class BalanceStep:
-    """Consecutive moves of a balancing plan, within one group, with the same source and the same
-    target.
+    """Consecutive moves of a balancing plan that an operator makes together, by one command.
 
-    The source and the target are nodes if shards move, and shards if keys move.
+    All of them are within one group, and have the same source and the same target: two nodes if
+    shards move, or two shards if keys move.
     """
 
     group: str
@@ -24,7 +24,7 @@ class BalanceStep:
 
     @property
     def reason(self) -> str:
-        """The reason for the step: how full its two nodes (or shards) are before and after.
+        """The reason for the step: how full its two nodes (or shards) are before and after the step.
 
         For example ``db1 has 131% of the mean, then 109%; db2 has 70%, then 92%``.
         """

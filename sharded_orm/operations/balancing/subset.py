@@ -1,25 +1,27 @@
-"""Choose items (shards or keys) whose sizes have a sum just above a limit. This is a variant of the
-subset-sum problem.
+"""Choose items (shards or keys) whose sizes have a sum just above a limit.
+
+The planner uses this to move as little as possible out of a node or shard that is too full. It is a
+variant of the subset-sum problem.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-#: The limit of a sum of sizes is divided into this many steps, and sizes are rounded down to
-#: whole steps.
+#: The search does not add up sizes exactly, but as whole numbers of steps, rounded down. The limit
+#: of the sum is this many steps.
 _STEPS = 4096
-#: Because sizes are rounded down to steps, the rounded sum of a good choice may be below the
-#: limit, by at most this many steps.
+#: Because sizes are rounded down to steps, the rounded sum of a good choice may be a little below
+#: the limit. So the search begins below the limit, by at most this many steps.
 _SLACK = 16
 
 
 def least_cover(sizes: Sequence[float], limit: float) -> list[int]:
     """Return the indexes of items whose sizes have a sum of at least ``limit``, but hardly more.
 
-    None of these items can be left out: the sum of the others is below ``limit``. Of choices with
-    the same sum, the one with the fewest items is returned. If the sum of all items is too small,
-    all are returned.
+    No item of the result can be left out: without it, the sum would be below ``limit``. Of choices
+    with the same sum, the one with the fewest items is returned. If even the sum of all items is
+    too small, the indexes of all items are returned.
 
     :param sizes: sizes above 0, in descending order.
     :param limit: a number above 0.
@@ -57,8 +59,8 @@ def _needed(sizes: Sequence[float], choice: Sequence[int], limit: float) -> list
 def _rounded_covers(sizes: Sequence[float], limit: float) -> Iterator[list[int]]:
     """Yield lists of the indexes of items whose rounded sizes have a sum near ``limit``.
 
-    Because of the rounding, the real sum may be below the limit. The sizes of the last list
-    certainly reach it.
+    The sizes are rounded down to whole steps. In the last list, the sum of the exact sizes is at
+    least ``limit``. In the other lists, it may be a little below.
     """
     small = [index for index, size in enumerate(sizes) if size < limit][::-1]
     steps = {index: int(sizes[index] / limit * _STEPS) for index in small}

@@ -1,8 +1,8 @@
 """Check the lower bounds of the keys on new shards, for groups that divide keys by ranges
 (``BOUNDS``).
 
-A new bound is refused if a key at or above the bound is in use: the rows of such a key are on an
-older shard, but would be looked up on a new shard.
+For example, a new shard gets the lower bound 5000. This is refused if the key 6000 is in use: its
+rows are on an older shard, but queries would look for them on the new shard.
 """
 
 from __future__ import annotations
@@ -69,11 +69,12 @@ def add_bounds(entry: dict[str, Any], new: NewRange, kind: KeyRouting) -> None:
 
 
 def keys_above(new: NewRange) -> list[str]:
-    """Return sentences about keys that are in use and would belong to the new shards.
+    """Return sentences about keys that are in use although they belong to the new shards.
 
-    Only the last of the older shards can have rows with such keys, so all shard keys on that shard
-    are read. This process must already use the topology with the new range. The list is empty if
-    there are no such keys, if the group has no ``BOUNDS``, or if there are no older shards.
+    Before the range was added, the last of the older shards had no upper bound. So only this shard
+    can have rows with such keys, and all its shard keys are read. This process must already use the
+    topology with the new range. The list is empty if there are no such keys, if the group has no
+    ``BOUNDS``, or if there are no older shards.
 
     :raises GrowthRefused: the shard could not be read.
     """

@@ -26,8 +26,8 @@ from sharded_orm.operations.selection import Selected
 from sharded_orm.topology.document import Document
 from sharded_orm.topology.transitions import KeyRouting
 
-#: All processes must use a topology with the new range before it is opened. This is the largest
-#: number of seconds to wait for them.
+#: A new range is opened for new keys only when all processes use a topology with the range. This is
+#: the largest number of seconds to wait for these processes.
 PATIENCE = 30.0
 
 Tell = Callable[[str], None]
@@ -201,7 +201,7 @@ class GrowthRun:
     def _refuse_keys_above(self, document: Document) -> None:
         """Check that no existing row has a key that would belong to the new shards.
 
-        Such a row is on an older shard, so queries would look for it in the wrong place.
+        Such a row is on an older shard, but queries would look for it on a new shard.
 
         :raises GrowthRefused: there is such a row.
         """

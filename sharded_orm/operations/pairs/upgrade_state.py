@@ -1,4 +1,8 @@
-"""Whether a rolling upgrade of a pair is not finished, as the journal says."""
+"""Find out from the journal whether a rolling upgrade of a pair of servers is unfinished.
+
+A rolling upgrade migrates the two servers of a pair one after the other. Other commands refuse to
+work on the pair until the upgrade is finished or undone.
+"""
 
 from __future__ import annotations
 
@@ -9,26 +13,28 @@ from sharded_orm.operations.runs import journal
 from sharded_orm.operations.runs.conflicts import EVERYTHING
 
 KIND: Final = "rolling"
-#: The steps of each round, in their order.
+#: The steps of each round, in their order. A round upgrades the shards of one active side.
 STEPS: Final = ("migrate-passive", "compare", "switch", "migrate-other", "finish")
-#: The same for an upgrade during which writes are refused.
+#: The steps of each round if the upgrade was begun with ``--stop-writes``: writes are refused
+#: while the tables change.
 STOPPED_STEPS: Final = ("stop-writes", "migrate-passive", "migrate-active", "compare", "open")
-#: The steps that cannot be undone once they have begun.
+#: Each round has one of these steps. When the step has begun, the round cannot be undone any more.
 _FINAL: Final = ("migrate-other", "migrate-active")
 
 
 def steps_of(arguments: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the steps of each round of an upgrade.
+    """Return the names of the steps of which each round of an upgrade consists, in their order.
 
-    :param arguments: those of its run in the journal.
+    :param arguments: the arguments of the upgrade's run, from the journal.
     """
     return STOPPED_STEPS if arguments.get("stop_writes") else STEPS
 
 
 def unfinished_run() -> journal.RunStatus | None:
-    """Return the run of the rolling upgrade that is not finished; None if there is none.
+    """Return the journal's run of the rolling upgrade that is not finished; None if there is none.
 
-    ``pair`` in its arguments has the two nodes. One query, or two if no process works on it.
+    The run's ``arguments["pair"]`` has the names of the pair's two nodes. Costs one query, or two
+    if no process works on the run at the moment.
     """
     last = journal.last_run(KIND, EVERYTHING)
     is_upgrade = last is not None and last.finished_at is None and "done" in last.arguments
@@ -36,9 +42,9 @@ def unfinished_run() -> journal.RunStatus | None:
 
 
 def can_be_aborted(arguments: Mapping[str, Any]) -> bool:
-    """Return whether the round of an unfinished upgrade can still be undone.
+    """Return whether the current round of an unfinished upgrade can still be undone.
 
-    :param arguments: those of its run in the journal.
+    :param arguments: the arguments of the upgrade's run, from the journal.
     """
     names, done = steps_of(arguments), int(arguments["done"])
     final = next(names.index(name) for name in _FINAL if name in names)
@@ -47,9 +53,11 @@ def can_be_aborted(arguments: Mapping[str, Any]) -> bool:
 
 
 def command_of(arguments: Mapping[str, Any]) -> str:
-    """Return the command with which an unfinished upgrade, or its abort, goes on.
+    """Return the command that an operator has to run to continue an unfinished upgrade.
 
-    :param arguments: those of its run in the journal.
+    If the upgrade is being undone, the command continues the undo.
+
+    :param arguments: the arguments of the upgrade's run, from the journal.
     """
     if lost := arguments.get("given_up"):
         return f"manage.py shards switch GROUP --all-from {lost} --force"
@@ -63,7 +71,13 @@ def command_of(arguments: Mapping[str, Any]) -> str:
 
 
 def unfinished(first: str, second: str) -> str:
-    """Return a sentence if a rolling upgrade of the pair is not finished; otherwise "". One or two queries."""
+    """Return a sentence about the unfinished rolling upgrade of a pair; "" if there is none.
+
+    The sentence says how far the upgrade has come, and which command finishes or undoes it. Costs
+    one or two queries.
+
+    :param first, second: the names of the pair's nodes, in any order.
+    """
     arguments = _unfinished()
     if set(arguments.get("pair", ())) != {first, second}:
         return ""
@@ -81,7 +95,11 @@ def unfinished(first: str, second: str) -> str:
 
 
 def broken_off() -> str:
-    """Return a sentence if a rolling upgrade was broken off, of any pair; otherwise "". One or two queries."""
+    """Return a sentence about a rolling upgrade that was interrupted; "" if there is none.
+
+    The upgrade may be of any pair. It counts as interrupted if it is unfinished and no process
+    works on it. Costs one or two queries.
+    """
     run = unfinished_run()
     if run is None or run.held:
         return ""
@@ -100,9 +118,10 @@ def _ways_out(arguments: Mapping[str, Any]) -> str:
 
 
 def stopped_writes() -> str:
-    """Return a sentence if an unfinished upgrade may have let both sides of a pair refuse writes.
+    """Return a sentence if shards may refuse writes on both sides of a pair because of an upgrade.
 
-    Otherwise return "". One or two queries.
+    This is so if an unfinished upgrade was begun with ``--stop-writes``, or is being undone.
+    Otherwise return "". Costs one or two queries.
     """
     arguments = _unfinished()
     if arguments.get("stop_writes") or arguments.get("aborting"):

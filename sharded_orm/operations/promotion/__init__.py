@@ -1,7 +1,8 @@
 """Promotions: an operator replaces a primary server by its replica (as at Pinterest, P13).
 
-A *range* is a sequence of a group's shards that have the same primary node and replica node. A
-promotion makes the replica the primary of all ranges of a server.
+A *range* is a sequence of shards, such as 0 to 511, with the same primary node and the same replica
+node. A promotion replaces a server in all ranges of which it is the primary: the replica becomes
+their primary.
 """
 
 from sharded_orm.operations.promotion.pause import Pause

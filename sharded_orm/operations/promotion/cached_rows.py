@@ -1,4 +1,7 @@
-"""Invalidate the cached rows that may be outdated after a promotion."""
+"""Invalidate the cache after a promotion, because it may contain outdated rows.
+
+A *promotion* replaces a primary server by its replica.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +12,24 @@ from sharded_orm import runtime
 from sharded_orm.exceptions import CacheUnavailable, TopologyError
 from sharded_orm.operations import cache, topology
 
-#: The largest number of seconds that a promotion waits until all processes use its new map, the
-#: topology document. After that, the cache is invalidated even if some still use the old one.
+#: Before a promotion invalidates the cache, it waits until all processes use the new topology. It
+#: waits for this number of seconds at most. Then it invalidates the cache in any case.
 READERS_PATIENCE: Final = 10.0
 
 
 def invalidate(node: str, tell: Callable[[str], None], warn: Callable[[str], None]) -> None:
     """Wait until every process reads from the new primary, then invalidate the cache.
 
-    The cache may have rows that a forced promotion has lost. And a process that does not know the
-    new map (topology document) yet may store a row of the old primary in the shared cache, although
-    the row has changed on the new one.
+    The cache may be wrong for two reasons. It may have rows that a forced promotion has lost. And a
+    process that still uses the old topology reads from the old primary. It may cache a row that has
+    been changed on the new primary meanwhile.
 
-    If a process still uses the old map after :data:`READERS_PATIENCE` seconds, or the cache does
-    not answer, the report gets a warning. Does nothing if the project has no cache.
+    ``warn`` is called if a process still uses the old topology after :data:`READERS_PATIENCE`
+    seconds, or if the cache does not answer. Does nothing if the project has no cache.
+
+    :param node: the name of the old primary, for the warning.
+    :param tell: called with a line for the operator.
+    :param warn: called with a warning for the report.
     """
     if runtime.cache() is None:
         return
@@ -40,10 +47,10 @@ def invalidate(node: str, tell: Callable[[str], None], warn: Callable[[str], Non
 
 
 def _wait_for_readers(node: str, warn: Callable[[str], None]) -> None:
-    """Wait until all processes that are connected to the topology's source use the new topology.
+    """Wait until all processes use the new topology, for :data:`READERS_PATIENCE` seconds at most.
 
-    Warn if one still does not after :data:`READERS_PATIENCE` seconds, or if the source does not
-    answer.
+    Only processes that are connected to the source of the topology are known. Call ``warn`` if one
+    of them still uses the old topology after this time, or if the source does not answer.
     """
     try:
         reach = topology.wait_until_used(runtime.topology_status().version, READERS_PATIENCE)

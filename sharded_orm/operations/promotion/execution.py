@@ -16,7 +16,7 @@ from sharded_orm.operations.runs import journal
 
 
 class Promotion:
-    """Executes one promotion, whose checks have passed.
+    """Executes one promotion after its checks have passed, or undoes it.
 
     :param run: the promotion's run in the journal. This process must hold the run's lease, the
         right to work on the run.
@@ -28,12 +28,13 @@ class Promotion:
         self._undo = PromotionUndo(self._record)
 
     def run_to_end(self) -> PromotionReport:
-        """Execute all remaining phases of the promotion. Return the report.
+        """Execute the phases of the promotion that are not done yet. Return the report.
 
-        If a phase fails before the new map (the topology document) is published, undo everything.
+        If a phase fails before the new topology document is published, everything is undone.
 
         :raises PromotionFailed: a phase failed; the message says whether everything was undone.
-        :raises PromotionRefused: a condition does not hold any more, and nothing was touched.
+        :raises PromotionRefused: a condition that the checks have found does not hold any more.
+            Nothing was changed.
         :raises LeaseLost: another process has taken over the run.
         """
         record = self._record
@@ -57,10 +58,11 @@ class Promotion:
     def abort(self) -> PromotionReport:
         """Undo the promotion that an earlier process has begun. Return the report.
 
-        If the new map (topology document) is published while this method runs, finish the promotion
-        instead. Then the report's outcome is "promoted".
+        A promotion cannot be undone after its new topology document is published. If the document
+        is published while this method runs, the promotion is finished instead, and the outcome in
+        the report is "promoted".
 
-        :raises PromotionFailed: the new map was published before this call, or the source of the
+        :raises PromotionFailed: the document was published before this call, or the source of the
             topology does not answer.
         """
         record = self._record
@@ -90,10 +92,10 @@ class Promotion:
         record.run.finish("done")
 
     def _after_failure(self, cause: BaseException) -> None:
-        """Undo the promotion after the error ``cause``, then raise an error.
+        """Undo the promotion because of the error ``cause``, then raise an error.
 
-        Return without an error only if the new map (topology document) turns out to be published.
-        Then the caller must finish the promotion.
+        If the new topology document turns out to be published already, the promotion cannot be
+        undone. Only then the method returns, and the caller must finish the promotion.
         """
         if isinstance(cause, PromotionFailed) and not cause.settled:
             raise cause
@@ -129,8 +131,8 @@ class Promotion:
                 settled=False,
             ) from cause
         if is_published:
-            # The new map (topology document) turned out to be published, so the promotion cannot be
-            # undone. The caller finishes the promotion.
+            # The new topology document is published, in spite of the error. So the promotion cannot
+            # be undone any more, and the caller finishes it.
             return
         if not isinstance(cause, Exception):
             raise cause  # Such as KeyboardInterrupt.

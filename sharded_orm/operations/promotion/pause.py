@@ -1,8 +1,8 @@
-"""Measure how long a promotion refused writes, even if several processes have executed it.
+"""Measure for how long a promotion refused writes.
 
-The times are in the journal, by the clock of the global database. So the clocks of the operators'
-hosts need not agree, even if a promotion is resumed on another host. The result is wrong only if
-somebody changes the database's clock during the promotion.
+One process may begin a promotion and another one, on another host, may finish it. So the times are
+taken from the clock of the global database, and stored in the journal. The result is wrong only if
+somebody changes the clock of this database during the promotion.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ from sharded_orm.operations.runs.journal import JournalRun
 class Pause:
     """The time for which a promotion refused writes, in seconds.
 
-    The pause begins when the old primary is fenced. It ends when the new map (the topology
-    document) is published and the new primary takes writes, or when the promotion is undone.
-    Processes learn of the new map a little later, which is not included.
+    The pause begins when the old primary is made to refuse writes. It ends when the new topology
+    document is published and the new primary takes writes, or when the promotion is undone. It does
+    not include the short time until each process has read the new document.
 
-    :param least: the shortest time that is possible.
-    :param most: the longest time that is possible. None if the old primary was fenced before the
-        promotion already, for an unknown time.
+    The exact time is not always known: a killed process may not have recorded the end.
+
+    :param least: the pause was at least so long.
+    :param most: the pause was at most so long. None if the old primary refused writes already
+        before the promotion, for an unknown time.
     """
 
     least: float
@@ -39,12 +41,10 @@ class Pause:
 
     @classmethod
     def of(cls, run: JournalRun, *, earliest: str, latest: str) -> Self | None:
-        """Return the pause of the promotion ``run``: the time for which it refused writes.
-
-        Return None if the promotion has fenced no server (made none refuse writes).
+        """Return for how long the promotion ``run`` refused writes; None if it has refused none.
 
         :param earliest: the earliest moment at which the pause may have ended, in ISO format.
-        :param latest: the latest such moment.
+        :param latest: the latest moment at which the pause may have ended, in ISO format.
         """
         began = run.arguments.get("fenced_at")
         if began is None:
@@ -59,13 +59,13 @@ class Pause:
         }
 
 
-#: The values that a report shows instead of :meth:`Pause.to_json` if the promotion has fenced no
-#: server (made none refuse writes).
+#: If a promotion has made no server refuse writes, its report has these values instead of the
+#: values of :meth:`Pause.to_json`.
 UNKNOWN = {"refused_for": None, "refused_for_at_least": None}
 
 
 def moment(run: JournalRun) -> str:
-    """Return the present time by the global database's clock, in ISO format as in the journal."""
+    """Return the time now, as text in ISO format, from the clock of the global database."""
     return run.now().isoformat()
 
 

@@ -41,18 +41,19 @@ from sharded_orm.operations.promotion import preflight, recovery, topology_chang
 from sharded_orm.operations.promotion.pause import moment
 from sharded_orm.operations.promotion.record import PromotionRecord
 
-#: The largest number of seconds to wait for open statements and transactions on the old primary.
-#: The server cannot be fenced (made to refuse writes) before they have ended.
+#: A server can be made to refuse writes only after its open statements and transactions have ended.
+#: The promotion waits for them for this number of seconds at most.
 FENCE_PATIENCE: Final = 5.0
-# Seconds of one wait for the replica. Between two waits, two things are checked: the time limit,
-# and whether this process still has the lease of the journal run (the right to work on it).
+# The wait for the replica is divided into waits of this number of seconds. Between two of them, the
+# process checks the time limit, and whether another process has taken over the promotion.
 _SLICE = 1.0
 
 
 class ForwardPhases:
-    """Executes the phases of a promotion, up to the publication of the new map (topology document).
+    """Executes the phases of a promotion, up to the publication of the new topology document.
 
-    :param stack: closes the operator's connections to both servers at its end.
+    :param stack: receives the two connections, to the old and to the new primary. It closes them
+        when the caller leaves it.
     """
 
     def __init__(self, record: PromotionRecord, stack: ExitStack) -> None:
@@ -61,8 +62,8 @@ class ForwardPhases:
         self._plan = record.plan
         self._timeout = record.options.timeout
         self._new = stack.enter_context(preflight.operator(record.plan.new, record.plan))
-        #: The connection to the old primary. None in a forced promotion, because it does without
-        #: the old primary.
+        #: The connection to the old primary. None in a forced promotion, in which the old primary
+        #: is dead.
         self._old: ReplicationServer | None = None
         if not record.options.force:
             self._old = stack.enter_context(preflight.operator(record.plan.node, record.plan))
@@ -90,11 +91,12 @@ class ForwardPhases:
     # ##### The replica catches up #####
 
     def _come_near(self, old: ReplicationServer) -> None:
-        """Wait until the replica has almost caught up, before the old primary is fenced.
+        """Wait until the replica has almost caught up with the old primary.
 
-        The replica must execute everything that the old primary had logged at the time of this
-        call. The old primary accepts writes during the wait. Afterwards the fence refuses them only
-        for a moment.
+        The wait ends when the replica has executed everything that was in the old primary's log at
+        the time of this call. The old primary still accepts writes during the wait. So later, when
+        it refuses writes, the replica has little left to execute, and writes are refused only for a
+        moment.
 
         :raises PromotionRefused: the replica did not get so far in time.
         """
@@ -108,15 +110,15 @@ class ForwardPhases:
             )
 
     def _catch_up(self) -> str:
-        """Fence the old primary, then wait until the replica has caught up.
+        """Make the old primary refuse writes, then wait until the replica has executed its log.
 
-        To fence a server is to make it refuse writes. Return the last position that the old
-        primary's log has reached. In a forced promotion, which does without the old primary, fence
-        nothing, and return the last position that the replica has received.
+        Return the last position in the old primary's log. In a forced promotion, the old primary is
+        dead. Then only wait until the replica has executed what it has received, and return the
+        last position that it has received.
         """
         record = self._record
         # Query the source of the topology now, while writes are still accepted. If the source is
-        # down, the error comes before writes are refused in vain.
+        # down, the promotion fails here, before it has made the old primary refuse writes.
         topology_change.require_same_ranges(self._plan)
         if self._old is None:
             record.begin("waiting", f"waits until {self._plan.new} has executed what it received")
@@ -133,9 +135,9 @@ class ForwardPhases:
             warnings=record.report.warnings,
         )
         position = self._fence(old).logged
-        # Refuse to continue if a transaction is prepared for a two-phase commit. It was prepared
-        # before the fence, and could be committed on only one of the two servers. No other
-        # transaction can be prepared any more.
+        # Refuse to continue if the old primary has a transaction that is prepared for a two-phase
+        # commit: later it might be committed on only one of the two servers. Check this after the
+        # fence, because from then on no other transaction can be prepared.
         for problem in preflight.branch_problems(self._plan, old):
             raise PromotionFailed(f"{problem[0].upper()}{problem[1:]}.")
         deadline = time.monotonic() + self._timeout
@@ -149,23 +151,26 @@ class ForwardPhases:
             if not old.written_since(position):
                 record.report.position = position
                 return position
-            # The log has grown although the server is fenced (refuses writes of the application),
-            # so somebody has written to it. Wait until the replica has executed these writes, too.
+            # The log of the old primary has grown although the server refuses the application's
+            # writes. So a privileged account has written to it, or a session that is still open.
+            # Wait until the replica has executed these writes, too.
             position = self._fence(old).logged
         raise PromotionFailed(
             f"{old.name!r} is written in spite of the fence ({old.texts.intruder}): stop that."
         )
 
     def _refused_since(self, old: ReplicationServer) -> str:
-        """Return the time since which writes are refused: the present time, or, if the fence of an
-        earlier process still holds, the time of that fence.
+        """Return the time since which the old primary refuses writes.
+
+        If an earlier process of this promotion has made the server refuse writes, and it still
+        does, return the time that this process has recorded. Otherwise return the time now.
         """
         since: str | None = self._run.arguments.get("fenced_at")
         if since is not None:
             if old.status().read_only:
                 return since
-            # Do not warn in the phase "fencing": the earlier process may have ended before the old
-            # primary was fenced (made to refuse writes).
+            # The server takes writes again. That is no surprise in the phase "fencing", so do not
+            # warn then: the earlier process may have ended before it made the server refuse writes.
             if self._record.phase != "fencing":
                 self._record.warn(
                     f"{old.name!r} took writes again since it {old.texts.fenced_before} at {since}: how"
@@ -190,14 +195,16 @@ class ForwardPhases:
         return status
 
     def _require_position(self, position: str) -> None:
-        """Wait until the new primary has executed the old primary's log up to ``position``.
+        """Start the replication if necessary, and wait until the replica has executed ``position``.
 
-        :raises PromotionFailed: the new primary does not reach the position in time.
+        :param position: a position in the old primary's log.
+        :raises PromotionFailed: the replica does not reach the position in time.
         """
         new = self._new
         if not self._record.options.force:
-            # An earlier attempt may have stopped the replication, so start it. But not if the old
-            # primary is dead: a start discards events that were received but not executed.
+            # An earlier attempt may have stopped the replication, so start it. Do not start it in a
+            # forced promotion: a start discards the events that the replica has received but not
+            # executed, and the dead old primary cannot send them again.
             new.start(self._record.link)
         if lacking := self._wait_for(position):
             errors = [link.error for link in new.links() if link.name == self._record.link]
@@ -225,10 +232,12 @@ class ForwardPhases:
     # ##### The map is switched #####
 
     def _verify(self, position: str) -> None:
-        """Check both servers once more before the map (topology document) is published.
+        """Check both servers a last time before the new topology document is published.
 
+        :param position: the last position of the old primary's log that the replica has executed.
         :raises PromotionFailed: the new primary does not accept writes, or it is not a replica of
-            the old primary, or the old primary may have new rows.
+            the old primary, or the old primary was written after ``position``. In a forced
+            promotion: the old primary answers again.
         """
         if not self._new.is_promoted_for_good and self._new.status().read_only:
             raise PromotionFailed(f"{self._new.name!r} {self._new.texts.stays_fenced}.")
@@ -249,10 +258,10 @@ class ForwardPhases:
             raise PromotionFailed(f"{problem}.")
 
     def _switch(self) -> bool:
-        """Publish the new map (topology document). Return whether the publication was confirmed.
+        """Publish the new topology document. Return whether the time of publication is known.
 
-        Return False if the confirmation got lost, and a later query to the source of the topology
-        showed that the map is published. Then the exact time of publication is not known.
+        The time is not known if the answer to the publication got lost. Then a later query to the
+        source of the topology has shown that the document is published.
         """
         record = self._record
         try:
@@ -260,29 +269,29 @@ class ForwardPhases:
                 self._plan, forced=record.options.force, confirm=self._before_publication
             )
         except (TopologyError, Error, OSError):
-            # If the phase is not "switching" yet, no new map (topology document) was sent. If it
-            # is, either the source of the topology has refused the map, or the map is published and
-            # only the answer got lost.
+            # Before the phase "switching", nothing was sent to the source of the topology, so
+            # nothing is published. In this phase, the source may have refused the new document, or
+            # published it although its answer got lost. So query the source.
             if record.phase != "switching" or not record.is_published():
                 raise
             return False
         return True
 
     def _before_publication(self) -> None:
-        """Record the phase ``switching``. Call this after the topology is read and before it is
-        published.
+        """Record the phase ``switching`` in the journal, just before the new document is published.
 
-        This write fails if another process has taken over the run. Checking the lease alone would
-        not be enough, because this process's clock may be wrong.
+        The write to the journal fails if another process has taken over the promotion. So this
+        process cannot publish then. A look at its clock would not be enough, because the clock may
+        be wrong.
 
-        The topology may have been read before such a takeover. The other process prevents any
-        publication that is based on it (:meth:`PromotionRecord.rule_out`).
+        Another process may also take over after this write. It then calls
+        :meth:`PromotionRecord.rule_out`, after which the publication of this process fails.
 
         :raises LeaseLost: another process has taken over the run.
         """
         now = moment(self._run)
-        # The phase was recorded already, so this is a retry: the first attempt failed because a
-        # different change of the topology was published just before. Record only the new time.
+        # In a retry, the phase is recorded already: the first attempt failed because somebody
+        # else's change of the topology was published just before. Record only the new time.
         if self._record.phase == "switching":
             self._run.note(phase="switching", publishing_at=now)
         else:
@@ -302,11 +311,11 @@ class ForwardPhases:
 
 
 def promote_published(record: PromotionRecord) -> None:
-    """Promote the replica, which the published map (topology document) names as the primary, and
-    let it take writes.
+    """Make a PostgreSQL replica a primary, and let it take writes.
 
-    Can be repeated. The server may have been restarted since the map was published, so its position
-    is read again.
+    Call this after the new topology document is published, which names the replica as the primary.
+    Can be repeated. First it waits again until the replica has executed the old primary's log,
+    because the replica may have been restarted meanwhile.
 
     :raises PromotionFailed: the server does not answer, or does not become a primary.
     """
@@ -319,8 +328,8 @@ def promote_published(record: PromotionRecord) -> None:
                 raise PromotionFailed(f"it did not get to {position}")
             if not new.promote(record.options.timeout):
                 raise PromotionFailed("it does not become a primary")
-            # Check that this process still holds the run. During the promotion, another process may
-            # have taken over the run and fenced the server (made it refuse writes).
+            # Check that this process still holds the run. While it waited for promote(), another
+            # process may have taken over the run and made the server refuse writes.
             record.run.check()
             new.unfence()
             if new.status().read_only:

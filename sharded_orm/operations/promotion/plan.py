@@ -16,7 +16,8 @@ from sharded_orm.backends.replication import ReplicationServer, can_be_promoted,
 from sharded_orm.operations.exceptions import PromotionRefused
 from sharded_orm.topology.model import ShardRange, Topology, instance_of
 
-#: The phases of a promotion in which its new map (topology document) is published already.
+#: The phases of a promotion after its new topology document was published. From then on, the
+#: promotion can only be finished, not undone.
 PUBLISHED: Final = ("promoting", "switched")
 
 
@@ -41,12 +42,12 @@ class Move:
 class PromotionPlan:
     """The plan of a promotion: which ranges of shards move to the new primary.
 
-    A server may have several node names in the topology, so different ranges may name the same two
-    servers differently.
+    One server can have several node names in the topology. For example, nodes ``db1`` and ``db1b``
+    may have the same address. So two ranges on the same server may have different names of it.
 
     :param node: the node name of the old primary that the operator gave.
-    :param new: one of the node names of the new primary.
-    :param moves: the ranges that move. Each has the two node names that the topology uses for it.
+    :param new: a node name of the new primary, that of the first range.
+    :param moves: the ranges that move, each with the node names that the topology uses for it.
     :param engine: the ``ENGINE`` of all these nodes.
     """
 
@@ -64,7 +65,7 @@ class PromotionPlan:
 
     @property
     def old_names(self) -> list[str]:
-        """All node names of the old primary: ``node``, and those in ``moves``."""
+        """All node names of the old primary: ``node``, and the names in ``moves``."""
         return sorted({move.old for move in self.moves} | {self.node})
 
     @property
@@ -82,10 +83,11 @@ class PromotionPlan:
 
 
 def find_plan(topology: Topology, node: str, to: str | None = None) -> PromotionPlan:
-    """Return the plan that replaces ``node`` as the primary of all its ranges of shards.
+    """Return the plan to replace node ``node`` as the primary of all its ranges of shards.
 
-    The ranges may belong to several groups, and on PostgreSQL to several databases. They cannot be
-    promoted one by one: a server refuses writes, and becomes a primary, only as a whole.
+    The plan has the ranges of all groups, and on PostgreSQL of all databases, because a promotion
+    always affects a whole server: a single range of a server can neither refuse writes nor become
+    primary.
 
     :param to: the node that must be the replica of all these ranges; None accepts any node.
     :raises PromotionRefused: the topology does not allow the promotion. The message lists all
@@ -130,9 +132,11 @@ def find_plan(topology: Topology, node: str, to: str | None = None) -> Promotion
 
 
 def databases_of(topology: Topology, names: Iterable[str]) -> list[str]:
-    """Return the names of the databases in which the nodes ``names`` keep all their shards.
+    """Return the names of the databases in which nodes keep their shards as schemas (PostgreSQL).
 
-    Return an empty list if each shard is a database of its own.
+    Return an empty list on MariaDB, where each shard is a database of its own.
+
+    :param names: the names of the nodes.
     """
     nodes = [topology.nodes[name] for name in names if name in topology.nodes]
     return sorted({str(node.get("NAME") or "") for node in nodes if _shares_database(node)})

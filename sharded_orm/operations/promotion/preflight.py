@@ -1,7 +1,7 @@
-"""Check whether a replica can become the primary (a promotion).
+"""Check whether a replica can replace its primary. Such a replacement is a *promotion*.
 
-Nothing is changed, except that prepared parts of two-phase transactions whose outcome is decided
-are committed or rolled back.
+The checks change one thing only: if a transaction in two phases was interrupted and its outcome is
+decided, its prepared parts are committed or rolled back.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ from sharded_orm.two_phase.recovery import left_on
 
 @dataclass(frozen=True)
 class Loss:
-    """What is known about the writes that a promotion without the old primary loses.
+    """What is known about the writes that are lost if the old primary is dead.
 
-    The writes after the position ``received`` are lost. All positions are in the old primary's log.
+    The replica never gets the writes that it has not received, so they are lost. The positions are
+    those in the old primary's log.
 
-    :param received: the last position that the replica has received.
-    :param executed: the last position that the replica has executed. The promotion waits until it
-        reaches ``received``.
+    :param received: the last position that the replica has received. All later writes are lost.
+    :param executed: the last position that the replica has executed. The promotion waits until the
+        replica has executed all that it has received.
     :param idle: seconds since the replica executed its last event; None if the replica does not
         report it.
     """
@@ -58,11 +59,12 @@ class Loss:
 
 @dataclass
 class Findings:
-    """The results of the checks.
+    """The results of the checks before a promotion.
 
-    :param problems: the reasons for which the promotion is refused; empty if it is not refused.
-    :param old: the state of the old primary; None if the state was not read, or the server cannot
-        be promoted.
+    :param problems: the reasons why the promotion is refused; empty if it is not refused.
+    :param warnings: sentences about facts that do not prevent the promotion.
+    :param old: the state of the old primary; None if the state was not read, or the server is not
+        of a kind that can be promoted.
     :param new: the state of the new primary; None in the same cases as for ``old``.
     :param link: the replication connection by which the new primary receives from the old primary;
         None if it was not found.
@@ -78,10 +80,12 @@ class Findings:
 
 
 def operator(name: str, plan: PromotionPlan) -> ReplicationServer:
-    """Return a connection to node ``name`` with the account in the node's setting ``OPERATOR``.
+    """Connect to node ``name`` with the account in the node's setting ``OPERATOR``.
 
-    :param plan: the promotion. ``name`` is one of its nodes.
+    This account may make a server refuse writes, and may promote it. The account of the application
+    may not.
 
+    :param plan: the plan of the promotion, to which the node belongs.
     :raises PromotionRefused: the setting is missing, the server refuses the account, or the server
         does not answer. In the last two cases, ``__cause__`` is the database error.
     """
@@ -104,18 +108,21 @@ def operator(name: str, plan: PromotionPlan) -> ReplicationServer:
 
 
 def is_silent(plan: PromotionPlan, exc: PromotionRefused) -> bool:
-    """Whether :func:`operator` has raised ``exc`` because the node did not answer."""
+    """Return whether :func:`operator` has raised ``exc`` because the node did not answer.
+
+    The other reasons are a missing setting and a refused account.
+    """
     return isinstance(exc.__cause__, Error) and plan.server_class.has_no_answer(exc.__cause__)
 
 
 def examine(plan: PromotionPlan, *, force: bool, timeout: float) -> Findings:
     """Check on both servers everything that a promotion relies on. Return the results.
 
-    :param force: whether to promote without the old primary, which must be dead.
-    :param timeout: number of seconds that the replica may be behind the old primary.
+    :param force: whether the promotion does without the old primary. Then this server must be dead.
+    :param timeout: the promotion is refused if the replica is more seconds behind the old primary.
 
     Cost: about ten round trips to each of the two servers. Without ``force``, also a login to each
-    server of the same kind that is a primary or is in ``DATABASES``.
+    server of the same product that is a primary or is in ``DATABASES``.
     """
     findings, topology = Findings(), runtime.topology()
     with contextlib.ExitStack() as stack:
@@ -129,7 +136,7 @@ def examine(plan: PromotionPlan, *, force: bool, timeout: float) -> Findings:
         else:
             _check_old(old, findings)
         if findings.problems:
-            # Stop here, because checks above have failed, and the next checks need their results.
+            # Stop here, because the checks below need two servers that passed the checks above.
             return findings
         if old is None:
             _check_lost_link(topology, plan, new, findings)
@@ -155,12 +162,13 @@ def _session(
     findings: Findings,
     dead: str = "",
 ) -> ReplicationServer | None:
-    """Log in to node ``name`` as the operator, and return the connection, which ``stack`` closes.
+    """Log in to node ``name`` with the operator's account, and return the connection.
 
-    If the login fails, add the reasons to ``findings.problems`` and return None.
+    ``stack`` closes the connection. If the login fails, add the reasons to ``findings.problems``,
+    and return None.
 
-    :param dead: advice for the operator that is added if the node does not answer; "" for no
-        advice.
+    :param dead: a sentence that is added to the problems if the node does not answer, such as the
+        advice to promote with ``--force``; "" adds nothing.
     """
     try:
         return stack.enter_context(operator(name, plan))
@@ -266,10 +274,9 @@ def _check_dead(plan: PromotionPlan, findings: Findings) -> None:
 
 
 def answers(plan: PromotionPlan) -> bool:
-    """Return whether the old primary answers. An error that refuses the account counts as an
-    answer.
+    """Return whether the old primary answers.
 
-    The call takes up to five seconds.
+    A server that refuses the account has answered: it is alive. The call takes up to five seconds.
     """
     kind = plan.server_class
     try:
@@ -300,7 +307,9 @@ def _check_lost_link(
 
 
 def _leads_to(link: ReplicationLink, node: Mapping[str, Any], default_port: int) -> bool:
-    """Return whether ``link``, a replication connection, leads to the address of ``node``.
+    """Return whether the replica receives by ``link`` from the server of ``node``.
+
+    Compares the port, and the addresses to which the two host names resolve.
 
     :param node: the node's entry in ``NODES``.
     """
@@ -323,11 +332,11 @@ def _addresses(host: str) -> set[str]:
 def _check_other_names(
     topology: Topology, plan: PromotionPlan, old: ReplicationServer, findings: Findings
 ) -> None:
-    """Add problems if fencing the old primary's server would stop too many writes, or too few.
+    """Add problems if the fence of the old primary would refuse the wrong writes.
 
-    A fenced server refuses writes. Too many writes would stop if the topology contains the server
-    as a second primary, under a different address, or if ``DATABASES`` contains it. Too few would
-    stop if the application's accounts can still write to the fenced server.
+    A promotion fences the old primary: it makes the whole server refuse writes. It would refuse too
+    much if the same server is also a primary by a different address, or is in ``DATABASES``. It
+    would refuse too little if an account of the application may write to a fenced server.
     """
     assert findings.old is not None
     identity = findings.old.identity
@@ -354,8 +363,8 @@ def _check_other_names(
                 if is_same:
                     findings.problems += application.application_problems(account)
         except Error as exc:
-            # Ignore a server that does not answer, unless the plan names it as the old primary: the
-            # old primary has answered before.
+            # A server that does not answer cannot be the old primary, which has answered before. So
+            # it is no problem here. If the plan names it as the old primary, its error is reported.
             if is_listed or not old.has_no_answer(exc):
                 findings.problems.append(old.why_no_session(name, account, exc))
     findings.problems += _aliases_on(old, identity)
@@ -364,10 +373,11 @@ def _check_other_names(
 def _check_branches(
     topology: Topology, plan: PromotionPlan, old: ReplicationServer, findings: Findings
 ) -> None:
-    """Commit or roll back prepared branches on the shards that move, if the old primary is writable.
+    """Try to end the prepared transactions on the shards that move, and report what is left.
 
-    A prepared branch is the part on one shard of a transaction that is committed in two phases. A
-    problem is added to ``findings`` for each branch that is still prepared afterwards.
+    A prepared branch is the part on one shard of a transaction that is committed in two phases. If
+    the old primary accepts writes, its branches are committed or rolled back where that is decided.
+    Then a problem is added to ``findings`` for each branch that is still prepared.
     """
     problems = list(branch_problems(plan, old))
     if problems and findings.old is not None and not findings.old.closed:
@@ -386,8 +396,8 @@ def branch_problems(plan: PromotionPlan, old: ReplicationServer) -> Iterator[str
     """Yield a problem for each prepared branch on the shards that move. One query.
 
     A prepared branch is the part on one shard of a transaction that is committed in two phases. If
-    this site does not use two-phase commits, the branches belong to another site, so nothing is
-    yielded.
+    this site does not use two-phase commits, yield nothing: any branches on the server belong to
+    another application.
     """
     if not is_enabled():
         return
@@ -407,19 +417,19 @@ def branch_problems(plan: PromotionPlan, old: ReplicationServer) -> Iterator[str
 
 
 def _is_like(server: ReplicationServer, settings: Mapping[str, Any]) -> bool:
-    """Return whether the server of ``settings`` is of the same kind as ``server``.
+    """Return whether ``settings`` are those of a server of the same product as ``server``.
 
-    Servers of different kinds cannot be the same server.
+    If not, for example PostgreSQL and MariaDB, they cannot be the same server.
     """
     return can_be_promoted(settings) and isinstance(server, server_class(settings))
 
 
 def _aliases_on(old: ReplicationServer, identity: str) -> Iterator[str]:
-    """Yield problems for the entries of ``DATABASES`` that are on the old primary's server.
+    """Yield a problem for each entry of ``DATABASES`` that is on the old primary's server.
 
-    A promotion moves only ranges of shards to the new primary. The databases of these entries would
-    stay on the old primary. There they could not be written any more, and would be lost when the
-    server is made a replica.
+    A promotion moves only shards to the new primary. A plain database of Django would stay on the
+    old primary, which refuses writes from then on. And the database would be lost when the operator
+    makes this server a replica.
     """
     groups = runtime.topology().groups
     for alias, entry in dict.items(settings.DATABASES):
@@ -446,8 +456,8 @@ def _aliases_on(old: ReplicationServer, identity: str) -> Iterator[str]:
 def _check_schemas(topology: Topology, plan: PromotionPlan, findings: Findings) -> None:
     """Add problems if the application's account cannot see the moved shards on the new primary."""
     if findings.new is not None and findings.new.closed:
-        # Skip the check, because the application's account cannot log in to the new primary now: an
-        # earlier promotion has forbidden log-ins on the old primary, and replication has copied that.
+        # The new primary is closed: an earlier promotion has forbidden log-ins on the old primary,
+        # and replication has copied that. So the application's account cannot log in to look.
         findings.warnings.append(
             f"{plan.new!r} is closed until it is the primary, so whether the application's account sees"
             " its shards there is not known"

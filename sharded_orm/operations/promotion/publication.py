@@ -1,7 +1,8 @@
-"""Find out whether a promotion's new map was published, even if the source answers only later.
+"""Find out whether the new topology document of a promotion was published.
 
-The *map* is the topology document, and the *source* is the place where it is stored. Until the
-answer is known, writes to the shards of the promotion are refused.
+Call this when the answer to the publication got lost. The *source*, the place where the document is
+stored, is queried until it answers. Meanwhile, writes to the shards of the promotion are refused,
+because it is not known which of the two servers is their primary.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from sharded_orm.operations.exceptions import PromotionFailed
 from sharded_orm.operations.promotion import recovery, topology_change
 from sharded_orm.operations.promotion.plan import PromotionPlan
 
-#: If the source of the topology does not answer whether the new map (topology document) is
-#: published, the query is repeated for at most this number of seconds.
+#: If the source of the topology does not answer, the query is repeated for this number of seconds
+#: at most.
 LOOK_UP = 15.0
-# The number of seconds between two queries whether the new map (topology document) is published.
+# The number of seconds to wait between two queries.
 _INTERVAL = 1.0
 
 
@@ -30,11 +31,11 @@ def was_switched(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> bool:
-    """Find out from the source of the topology whether the new map of ``plan`` is published.
+    """Query the source of the topology whether the new document of ``plan`` is published.
 
-    If the source does not answer, the query is repeated, for :data:`LOOK_UP` seconds at most. A
-    query is not sent if it would end too late; it is expected to take as long as the one before.
-    Before the second query, the operator is told what the delay means for writes.
+    If the source does not answer, the query is repeated, for :data:`LOOK_UP` seconds at most. This
+    includes the time for the last query, which is expected to take as long as the query before it.
+    After the first failed query, the operator is told which writes are refused meanwhile.
 
     :param forced: whether the promotion does without the old primary; used in messages.
     :param check: called before each query; raises an error if this process must not continue.

@@ -1,6 +1,7 @@
-"""The record of a promotion: how far it has come, and whether its new map is published.
+"""The record of a promotion: how far it has come, and whether its new topology is published.
 
-The *map* is the topology document, and the *source* is the place where it is stored.
+The record is in the journal, so that another process can resume or undo the promotion. The *source*
+is the place where the topology document is stored.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class PromotionRecord:
         self.options = options
         self.tell = tell
         self.plan = PromotionPlan.from_json(run.arguments)
-        #: The phase that an earlier process has reached, or "checked".
+        #: The phase that an earlier process of this promotion has reached; "checked" if there was
+        #: no earlier process.
         self.phase_at_start = self.phase
         #: The name of the replication connection from the old primary to the new one.
         self.link: str = run.arguments["link"]
@@ -51,13 +53,13 @@ class PromotionRecord:
 
     @property
     def is_switched(self) -> bool:
-        """Whether the journal says that the new map (topology document) is published. Then nothing
-        can be undone.
+        """Whether the new topology document is published, as far as the journal says.
+
+        If it is, the promotion cannot be undone any more.
         """
         return self.phase in PUBLISHED
 
     def warn(self, warning: str) -> None:
-        """Add a warning to the report."""
         self.report.warnings.append(warning)
 
     def begin(self, phase: str, line: str, **details: Any) -> None:
@@ -72,7 +74,7 @@ class PromotionRecord:
         self.tell(line)
 
     def is_published(self) -> bool:
-        """Whether the promotion's change of the topology is published.
+        """Query the source whether the topology with the new primary is published.
 
         :raises PromotionFailed: the source of the topology does not answer.
         :raises LeaseLost: another process may have taken over the run.
@@ -82,10 +84,10 @@ class PromotionRecord:
         )
 
     def rule_out(self) -> bool:
-        """Ensure that the promotion's change of the topology will never be published.
+        """Ensure that the topology with the new primary will never be published.
 
-        This works even if a process has sent the change a moment ago. Return True if the change is
-        ruled out, False if it is published already.
+        An earlier process may have sent it a moment ago, so that it could still arrive at the
+        source. After this call, the source refuses it. Return False if it is published already.
 
         :raises PromotionFailed: the source of the topology does not answer.
         :raises LeaseLost: another process may have taken over the run.
@@ -98,10 +100,10 @@ class PromotionRecord:
             raise publication.unsettled_error(self.plan, exc, forced=self.options.force) from exc
 
     def note_published(self) -> None:
-        """Record that an earlier process published the promotion's change of the topology.
+        """Record that the new topology is published, by a process that could not record it itself.
 
-        That process did not record when. So the journal stores two times between which it happened:
-        when that process was about to publish, and now.
+        The exact time is not known. So the journal stores two times between which the publication
+        happened: the time when that process was about to publish, and the time now.
         """
         if self.plan.server_class.is_promoted_for_good:
             self.note_promoting()
@@ -113,8 +115,10 @@ class PromotionRecord:
         )
 
     def note_promoting(self) -> None:
-        """Record that the new map (topology document) is published and the replica is still to be
-        promoted.
+        """Record the phase ``promoting``, which only PostgreSQL has.
+
+        The new topology document is published, but the server that it names as the primary is still
+        a replica.
         """
         texts = self.plan.server_class.texts
         self.begin(
@@ -126,8 +130,7 @@ class PromotionRecord:
     def note_switched(self, span: list[str]) -> None:
         """Record that the new primary takes writes.
 
-        :param span: the earliest and the latest moment at which the new primary may have begun to
-            accept writes.
+        :param span: two times in ISO format. The new primary began to accept writes between them.
         """
         self.begin(
             "switched",

@@ -1,7 +1,7 @@
-"""Advice on how to finish or undo a promotion that was broken off. This module changes nothing.
+"""Tell an operator how to finish or undo a promotion that was interrupted.
 
-The advice depends on the journal, on both servers, and on the source of the topology: the place
-where the topology document (the *map*) is stored.
+The advice depends on the journal, on the state of both servers, and on whether the new topology
+document is published. This module only reads.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from sharded_orm.operations.runs import journal
 
 
 def to_finish(node: str, *, forced: bool) -> str:
-    """Return the command, in quotes, that resumes and finishes the promotion."""
+    """Return the command, in quotes, that resumes and finishes the promotion.
+
+    :param node: the node name of the old primary.
+    """
     return f"'manage.py shards promote {node}{' --force' if forced else ''}'"
 
 
@@ -25,10 +28,10 @@ def to_undo(node: str) -> str:
 
 
 def refused_phrase(plan: PromotionPlan, *, forced: bool) -> str:
-    """Return a phrase that says which writes are refused, and why.
+    """Return a phrase that says which writes are refused during the promotion, and why.
 
-    Writes are refused from the fence or death of the old primary until the new map (the topology
-    document) is in use. The caller appends a clause that begins with "until".
+    For example: "'db1' is read only: writes to photos 0-511 are refused". The caller appends until
+    when.
     """
     ranges = ", ".join(map(str, plan.moves))
     why = "is given up" if forced else plan.server_class.texts.is_fenced
@@ -36,7 +39,11 @@ def refused_phrase(plan: PromotionPlan, *, forced: bool) -> str:
 
 
 def ways_out(run: journal.JournalRun | journal.RunStatus) -> str:
-    """Return sentences that say where a promotion was broken off, and how to finish or undo it.
+    """Return sentences that say in which phase a promotion was interrupted, and what to do now.
+
+    They contain the command that finishes the promotion, or the command that undoes it, or both.
+
+    :param run: the promotion's run in the journal.
 
     Cost: a login to each of the two servers, and one or two round trips to the source of the
     topology. If a server or the source does not answer, this takes up to five seconds for each.
@@ -79,10 +86,10 @@ def ways_out(run: journal.JournalRun | journal.RunStatus) -> str:
 def _check_servers(
     plan: PromotionPlan,
 ) -> tuple[PromotionRefused | None, PromotionRefused | None, bool]:
-    """Log in to the old and to the new primary.
+    """Log in to the old and to the new primary, to find out whether they answer.
 
-    Return the error of each login (None if it succeeded), and whether the old primary is fenced
-    (refuses writes).
+    Return three values: the error of the login to the old primary, the error of the login to the
+    new primary (each None if the login succeeded), and whether the old primary refuses writes.
     """
     errors: list[PromotionRefused | None] = []
     is_fenced = False

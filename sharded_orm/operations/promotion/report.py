@@ -18,9 +18,9 @@ class PromotionOptions:
 
     :param force: whether to promote without the old primary, which must be dead. The writes that
         the old primary did not send to the replica are lost.
-    :param timeout: the largest number of seconds for each of two waits. The first wait ends when
-        the replica has almost caught up with the old primary. The second wait begins when the old
-        primary is made to refuse writes, and ends when the replica has executed all remaining writes.
+    :param timeout: the largest number of seconds for each of two waits. In the first wait, the
+        replica almost catches up while the old primary still accepts writes. In the second wait,
+        the old primary refuses writes, and the replica executes the last ones.
     """
 
     force: bool = False
@@ -31,8 +31,8 @@ class PromotionOptions:
 class PromotionReport:
     """The result of a promotion, or of a check whether it is possible.
 
-    :param outcome: "promoted", "undone", or "checked" if only the conditions were checked.
-    :param loss: what a forced promotion loses; None for any other promotion.
+    :param outcome: "promoted" or "undone"; "checked" if nothing was promoted, only checked.
+    :param loss: the writes that a forced promotion loses; None for any other promotion.
     """
 
     plan: PromotionPlan
@@ -47,7 +47,7 @@ class PromotionReport:
 
     @property
     def afterwards(self) -> str:
-        """What is left for the operator to do after the promotion, as sentences."""
+        """Sentences that say what the operator must do after the promotion."""
         texts = self.plan.server_class.texts
         return texts.afterwards.format(old=self.plan.node, new=self.plan.new)
 

@@ -18,9 +18,9 @@ from sharded_orm.operations.runs import journal
 from sharded_orm.operations.runs.conflicts import refuse_conflicts
 
 KIND: Final = "promote"
-#: The subject under which the journal stores all promotions, so that only one can run at a time. By
-#: the node's name, two promotions of one server could run at once: two node names may stand for the
-#: same server.
+#: The subject of all promotions in the journal. Only one operation with the same kind and subject
+#: can run at a time. The node's name is not the subject, because one server may have two node
+#: names. Then two promotions of this server could run at the same time.
 SUBJECT: Final = "primaries"
 
 Confirm = Callable[[PromotionPlan, Loss], bool]
@@ -31,10 +31,10 @@ def check(
 ) -> PromotionReport:
     """Check whether the replica of ``node`` could replace ``node`` now.
 
-    Changes nothing, with one exception: prepared parts of two-phase transactions whose outcome is
-    decided are committed or rolled back.
+    Changes nothing, with one exception: if a transaction in two phases was interrupted and its
+    outcome is decided, its prepared parts are committed or rolled back.
 
-    :param to: the node that the replica must be; None accepts any node.
+    :param to: the node that must be the replica; None accepts the replica that the topology names.
     :raises PromotionRefused: the replica could not replace ``node``, or another promotion is under
         way or was broken off. The message lists all reasons.
     :raises TopologyReadOnly: commands cannot change the topology.
@@ -64,15 +64,15 @@ def promote(
     confirm: Confirm | None = None,
     tell: Tell = lambda line: None,
 ) -> PromotionReport:
-    """Replace ``node`` as a primary by its replica, for all ranges of shards on ``node`` (as at
-    Pinterest, P13).
+    """Replace the primary server ``node`` by its replica (as at Pinterest, P13).
 
-    No acknowledged write is lost, unless ``options.force`` is set. First, the old primary
-    is fenced: it refuses writes. From then on, a process cannot write until it uses the new map
-    (the topology document). On PostgreSQL, reads are refused for the same time; on MariaDB, they
-    are not disturbed. A promotion that was broken off is resumed.
+    The replica becomes the primary of all ranges of shards on ``node``. No acknowledged write is
+    lost, unless ``options.force`` is set. During the promotion, the old primary refuses writes. A
+    process can write to these shards again when it uses the new topology document, which names the
+    new primary. On PostgreSQL, reads are refused for the same time; on MariaDB, they are not
+    disturbed. If an earlier promotion of ``node`` was interrupted, it is resumed.
 
-    :param to: the node that the replica must be; None accepts the replica that the ranges name.
+    :param to: the node that must be the replica; None accepts the replica that the topology names.
     :param confirm: called before a forced promotion, which loses writes; returns whether to
         continue. None means to continue without a question.
     :param tell: called with a line for the operator in each phase.
@@ -118,14 +118,14 @@ def abort(node: str, *, tell: Tell = lambda line: None) -> PromotionReport | Non
 def _may_have_changed(run: journal.JournalRun | journal.RunStatus) -> bool:
     """Return whether the promotion may have changed anything.
 
-    This is so if it has begun a phase after the checks.
+    The checks change nothing, but each phase after them may.
     """
     return bool(run.arguments.get("phase", "checked") != "checked")
 
 
 def _find_plan(node: str, to: str | None) -> PromotionPlan:
-    # Read the topology from its source, because this process may use an outdated topology. It may
-    # use the last good copy on disk, or may not have noticed a change that was published just now.
+    # Read the topology from its source, because the topology in this process may be outdated: it
+    # may be the last good copy on disk, or may lack a change that was published just now.
     runtime.refresh()
     return find_plan(runtime.topology(), node, to)
 

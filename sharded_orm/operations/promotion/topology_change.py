@@ -1,7 +1,7 @@
 """Change the topology document for a promotion, and find out whether it was changed.
 
-The document is called the *map* here; the *source* is the place where it is stored. To *switch* the
-map is to publish one in which the replica is the primary.
+To *switch* the topology is to publish a document in which the replica is the primary. The *source*
+is the place where the document is stored.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from sharded_orm.topology.range_entries import primary_of
 
 
 def is_switched(plan: PromotionPlan, document: Document) -> bool:
-    """Return whether ``document`` is the topology document that ``plan`` publishes, or a later one.
+    """Return whether the new primary of ``plan`` is the primary in ``document``.
 
-    This is so if the new primary is the primary of all shards of the plan. The ranges may differ
-    from those of the plan, because a later document may divide the shards differently.
+    It must be the primary of all shards of the plan. Their ranges may differ from the ranges in the
+    plan: if somebody has changed the topology after the promotion, 0 to 511 may have become 0 to
+    255 and 256 to 511.
     """
     return all(
         primary in plan.new_names
@@ -47,13 +48,12 @@ def switch(
 ) -> Document:
     """Publish the topology document in which the replica is the primary.
 
-    The old primary becomes the replica of its ranges. With ``forced``, these ranges get no replica.
-    Return the document, which this process uses from now on.
+    In this document, the old primary is the replica of its former ranges. If the promotion is
+    forced, they have no replica. Return the document, which this process uses from now on.
 
-    :param forced: whether the promotion does without the old primary.
+    :param forced: whether the promotion does without the old primary, which is dead.
     :param confirm: called each time after the topology was read and before the changed topology is
-        published. It raises an error if nothing may be published. If another process calls
-        :func:`rule_out` after the topology was read, the publication fails.
+        published. It raises an error if nothing may be published any more.
     :raises PromotionRefused: the ranges on the old primary have changed.
     :raises TopologyError: the document was not published, or the answer got lost.
     """
@@ -98,9 +98,9 @@ def current() -> Document:
 
 
 def require_same_ranges(plan: PromotionPlan) -> None:
-    """Check that the source of the topology answers, and that the ranges to promote are unchanged.
+    """Check that the ranges on the old primary are still the same as in the plan.
 
-    Call this before the promotion changes anything.
+    Call this before the promotion changes anything. It also shows that the source answers.
 
     :raises TopologyError: the source does not answer.
     :raises PromotionRefused: the ranges on the old primary have changed.
@@ -111,7 +111,7 @@ def require_same_ranges(plan: PromotionPlan) -> None:
 
 
 def was_switched(plan: PromotionPlan) -> bool:
-    """Return whether the change of the topology that ``plan`` describes is published.
+    """Query the source whether the topology with the new primary of ``plan`` is published.
 
     :raises TopologyError: the source of the topology does not answer.
     """
@@ -119,9 +119,11 @@ def was_switched(plan: PromotionPlan) -> bool:
 
 
 def rule_out(plan: PromotionPlan) -> bool:
-    """Ensure that the change of the topology that ``plan`` describes will never be published.
+    """Ensure that the topology with the new primary of ``plan`` will never be published.
 
-    :return: True if the change is ruled out, False if it is published already.
+    Another process may be about to publish it. After this call, the source refuses that.
+
+    :return: True if it will never be published, False if it is published already.
     :raises TopologyUnavailable: the source of the topology does not answer.
     """
     return topology.rule_out(
@@ -130,7 +132,9 @@ def rule_out(plan: PromotionPlan) -> bool:
 
 
 def require_writable(plan: PromotionPlan, *, forced: bool) -> None:
-    """Check that the source of the topology accepts changes by commands.
+    """Check that a command can change the topology.
+
+    It cannot if, for example, the topology is written in the settings.
 
     :raises TopologyReadOnly: commands cannot change the source. The message tells the operator what
         to do instead.

@@ -12,21 +12,19 @@ from sharded_orm.operations.promotion.record import PromotionRecord
 
 
 class PromotionUndo:
-    """Undoes one promotion. This is possible only before the new map (topology document) is
-    published.
-    """
+    """Undoes one promotion. This is possible until its new topology document is published."""
 
     def __init__(self, record: PromotionRecord) -> None:
         self._record = record
         self._earlier_warnings = len(record.report.warnings)
-        #: Whether the undo is over. It tries to give both servers their former roles. If this fails
-        #: for one, the undo continues, and the report has a warning.
+        #: Whether :meth:`run` has done what it could to give both servers their former roles. If
+        #: that failed for one server, the report has a warning.
         self.is_restored = False
 
     def run(self, reason: str, *, lenient: bool = False) -> bool:
         """Undo the promotion. Return whether it is undone.
 
-        Return False if the new map (topology document) turns out to be published.
+        Return False if the new topology document turns out to be published already.
 
         :param reason: why the promotion is undone; recorded in the journal.
         :param lenient: what to do if the login to the old primary fails. True adds a warning and
@@ -63,9 +61,9 @@ class PromotionUndo:
                     new.fence(FENCE_PATIENCE)
                 new.start(record.link)
         except (PromotionRefused, Error) as exc:
-            # Warn and continue, because the old primary must soon accept writes again. The new
-            # primary may stay as it is: the topology does not name it as a primary, so no process
-            # writes to it.
+            # Warn and continue, because the old primary must soon accept writes again. The other
+            # server does no harm as it is: the topology does not name it as a primary, so no
+            # process writes to it.
             record.warn(
                 f"{new_name!r} could not be put back ({exc}). When it answers: {texts.to_start}"
                 + (f", and {texts.to_fence}" if was_read_only else "")
@@ -74,9 +72,9 @@ class PromotionUndo:
     def _restore_old(self, *, lenient: bool) -> bool:
         """Let the old primary accept writes again, unless it refused writes before the promotion.
 
-        Do nothing after a forced promotion, which has not fenced the old primary.
+        Do nothing in a forced promotion, because it has not changed the dead old primary.
 
-        :returns: True if the promotion had fenced the old primary, and the fence is now removed.
+        :returns: True if the server refused writes until now because of the promotion.
         """
         record = self._record
         if record.options.force or record.run.arguments["was"]["old"]:
@@ -84,8 +82,8 @@ class PromotionUndo:
         was_fenced = False
         try:
             with preflight.operator(record.plan.node, record.plan) as old:
-                # Check again that this process still holds the run. The login may have taken so
-                # long that another process has taken over the run.
+                # Check again that this process still holds the run: the login may have taken so
+                # long that another process has taken over the promotion.
                 record.run.check()
                 was_fenced = old.status().read_only
                 old.unfence()

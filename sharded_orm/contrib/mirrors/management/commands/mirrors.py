@@ -75,8 +75,8 @@ class RelayMirrors(Action):
 
 
 def _relay(report: relay.RelayReport, stopping: Callable[[], bool]) -> relay.RelayReport:
-    """Deliver changes to copies that are not mirrors, such as reference tables. Add the outcome to
-    ``report``.
+    """Let the relays of other apps, such as that of reference tables, deliver their changes as
+    well. Add the outcome to ``report``.
     """
     for companion in companions():
         copied = companion.relay(stopping)
