@@ -146,8 +146,10 @@ SELECTIONS = {
             "imports/test_interleavings.py",
             "imports/test_kills.py",
             "migrate/test_kills.py",
+            "migrate/test_two_operators.py",
             "moves/test_ablations.py",
             "moves/test_announcements.py",
+            "moves/test_bank.py",
             "moves/test_catching_up.py",
             "moves/test_clean_up.py",
             "moves/test_faults.py",
@@ -176,13 +178,15 @@ SELECTIONS = {
         }
     ),
     # The same settings of all tests, on MariaDB. Which key and shard a query or a form is about is decided
-    # before there is any SQL, and pages are made of rows that were read. SQLite has all of it.
+    # before there is any SQL, and so is whether a plan fits and whether a subquery is run or refused. Pages
+    # and reports are made of rows that the ORM has read. SQLite has all of it.
     "mysql": Selection(
         long={
             "admin/test_adding.py",
             "admin/test_addresses.py",
             "admin/test_bound_key.py",
             "admin/test_costs.py",
+            "admin/test_filtering.py",
             "admin/test_generic_inlines.py",
             "admin/test_history.py",
             "admin/test_inlines.py",
@@ -190,25 +194,33 @@ SELECTIONS = {
             "admin/test_own_classes.py",
             "admin/test_permissions.py",
             "admin/test_pickers.py",
+            "queries/test_bound_key.py",
             "queries/test_bound_key_base_manager.py",
             "queries/test_bound_key_frameworks.py",
             "queries/test_bound_key_in_forms.py",
             "queries/test_bound_key_leaks.py",
-            "queries/test_relation_matrix.py",
+            "queries/test_bound_key_matrix.py",
             "queries/test_bound_key_prefetching.py",
             "queries/test_bound_key_random.py",
             "queries/test_cached_level1.py",
             "queries/test_cached_routes.py",
+            "queries/test_forward_matrix.py",
             "queries/test_key_in_forms.py",
             "queries/test_key_lookups.py",
             "queries/test_library_tables.py",
+            "queries/test_patched_querysets.py",
+            "queries/test_plan_ablations.py",
+            "queries/test_plans_of_changed_models.py",
             "queries/test_prefetching.py",
             "queries/test_refusals_in_frameworks.py",
+            "queries/test_relation_matrix.py",
             "queries/test_relations_in_forms.py",
             "queries/test_same_key.py",
             "queries/test_scatter_look_ups.py",
             "queries/test_serializers.py",
             "queries/test_shortcuts.py",
+            "shards/test_broken_relations.py",
+            "subqueries/test_rules.py",
         }
     ),
 }
@@ -232,7 +244,10 @@ def is_long(item: pytest.Item) -> bool:
     ):
         return True
     return any(
-        selection.leaves_out(item.path) and runs_on(item, backend)
+        selection.leaves_out(item.path)
+        and runs_on(item, backend)
+        # No other backend has this test.
+        and not item.get_closest_marker(f"{backend}_settings")
         for backend, selection in SELECTIONS.items()
     )
 

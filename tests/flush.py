@@ -1,8 +1,12 @@
-"""Content types and permissions after a flush, which Django computes anew for each test.
+"""The flush after each test with transactions of its own, without what is the same each time.
 
-After a test with transactions of its own, Django empties the tables and sends ``post_migrate``. Then
-``contenttypes`` and ``auth`` look at all models and write the same rows again: three quarters of the
-processor time of all flushes. Here they do so at the first flush, and later ones insert those rows.
+Django's test cases call the command ``flush`` for each database. It builds a parser, imports the module
+``management`` of each app, and asks the router for each model. Then it empties the tables and sends
+``post_migrate``, and ``contenttypes`` and ``auth`` look at all models and write the same rows again. All
+that takes nine tenths of the processor time. Here the tables are emptied by the same statements, and
+``contenttypes`` and ``auth`` compute their rows at the first flush; later ones insert those rows.
+
+A test that calls the command itself gets the command, with those rows.
 """
 
 from __future__ import annotations
@@ -13,18 +17,68 @@ from typing import Any
 
 import pytest
 from django.apps import apps
+from django.core.management import call_command
+from django.core.management.color import no_style
 from django.core.management.commands import flush
 from django.core.management.sql import emit_post_migrate_signal
 from django.db import connections, router
 from django.db.models.signals import post_migrate
+from django.test import testcases
 
 
 @contextmanager
 def same_rows_after_each_flush() -> Iterator[None]:
     """For the block, insert the rows of the first flush after each other flush in this process."""
+    rows = _StoredRows()
+
+    def command_of_test_case(name: str, *args: Any, **options: Any) -> Any:
+        if name != "flush":
+            return call_command(name, *args, **options)
+        return _flush(rows, **options)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(flush, "emit_post_migrate_signal", _StoredRows().after_flush)
+        patch.setattr(flush, "emit_post_migrate_signal", rows.after_flush)
+        patch.setattr(testcases, "call_command", command_of_test_case)
         yield
+
+
+def _flush(
+    rows: _StoredRows,
+    *,
+    database: str,
+    allow_cascade: bool,
+    inhibit_post_migrate: bool,
+    reset_sequences: bool,
+    **options: Any,
+) -> None:
+    """Do what the command ``flush`` does for a test case."""
+    connection = connections[database]
+    statements = connection.ops.sql_flush(
+        no_style(),
+        _tables(connection),
+        reset_sequences=reset_sequences,
+        allow_cascade=allow_cascade,
+    )
+    connection.ops.execute_sql_flush(statements)
+    if statements and not inhibit_post_migrate:
+        rows.after_flush(0, False, database)
+
+
+def _tables(connection: Any) -> list[str]:
+    """Return the tables of the database that belong to models.
+
+    They do not depend on the router: a table that is not where the router wants it is emptied as well.
+    """
+    models = frozenset(apps.get_models(include_auto_created=True))
+    if models not in _names:
+        _names[models] = sorted({m._meta.db_table for m in models if m._meta.managed})
+    introspection = connection.introspection
+    existing = set(introspection.table_names(include_views=False))
+    return [name for name in _names[models] if introspection.identifier_converter(name) in existing]
+
+
+#: Tables by the models.
+_names: dict[Any, list[str]] = {}
 
 
 class _StoredRows:

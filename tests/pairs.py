@@ -195,9 +195,10 @@ def _pair(python: str, django: str, routine: Chosen = BETWEEN) -> Versions:
 
 
 #: Few that cover most: each newer Django, and the newest Python with the oldest Django. The whole
-#: tests run with the interpreter that was chosen, usually Debian's Python 3.11 with Django 5.2.
+#: tests run with the interpreter that was chosen, usually Debian's Python 3.11 with Django 5.2. The one with
+#: most tests is first, because its lanes are the last ones to begin.
 NEWEST = _pair("3.13", "6.1", OF_FRAMEWORK)
-PAIRS = (_pair("3.12", "6.0"), NEWEST, _pair("3.13", "5.2", OF_A_MEETING))
+PAIRS = (NEWEST, _pair("3.12", "6.0"), _pair("3.13", "5.2", OF_A_MEETING))
 
 #: Extras of those who work on the project or look at its example, not of sites.
 NOT_OF_SITES = frozenset({"demo", "test", "lanes", "docs"})

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import pytest
 from django.apps import apps
-from django.db import connections
 from django.db.migrations.state import ProjectState
 from django.db.models import F, Q
 from django.test import override_settings
@@ -304,13 +303,17 @@ def outcome(read: Read) -> Any:
         return *test_plans.outcome(read), [str(warning.message) for warning in warned]
 
 
+def names_of_parts() -> list[Any]:
+    """The parts; the converters of backends other than MySQL's read the setting ``USE_TZ`` each time."""
+    of_mysql = pytest.param("USE_TZ", marks=pytest.mark.mysql_settings)
+    return [of_mysql if name == "USE_TZ" else name for name in PARTS]
+
+
 @pytest.mark.parametrize("is_removed", [False, True])
-@pytest.mark.parametrize("name", PARTS)
+@pytest.mark.parametrize("name", names_of_parts())
 def test_a_part_of_a_shape(
     name: str, is_removed: bool, items: World, samples: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if name == "USE_TZ" and connections["default"].vendor != "mysql":
-        pytest.skip("The converters of the other backends read the setting each time.")
     part = PARTS[name]
     with without_plans():
         expected = [outcome(read) for read in part.reads]

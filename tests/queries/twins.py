@@ -40,6 +40,10 @@ GLOBAL = frozenset({"Agent", "City", "Memo"})
 GROUP = "photos"
 
 
+#: By the models of a set and the ids of their content types: the databases of the rows, and the inserts.
+_stored: dict[Any, tuple[dict[tuple[str, Any], str], list[tuple[str, str, list[Any]]]]] = {}
+
+
 class World:
     """One set of the models, with rows.
 
@@ -86,6 +90,37 @@ class World:
         return {name: sorted(rows, key=repr) for name, rows in rows_by_table.items()}
 
     def fill(self) -> None:
+        """Create the rows. Later calls in this process insert what the first one has stored."""
+        content_types = [
+            ContentType.objects.get_for_model(getattr(self.models, name)).pk
+            for name in ("Item", "Agent", "Passport")
+        ]
+        key = self.models, *content_types
+        if key in _stored:
+            self._homes, inserts = dict(_stored[key][0]), _stored[key][1]
+            for alias, sql, rows in inserts:
+                with connections[alias].cursor() as cursor:
+                    cursor.executemany(sql, rows)
+        else:
+            self._create_all()
+            _stored[key] = dict(self._homes), list(self._inserts())
+
+    def _inserts(self) -> Iterator[tuple[str, str, list[Any]]]:
+        """Yield the alias, a statement and its rows, for each table of each database with rows."""
+        for model in self.tables():
+            columns = ", ".join(field.column for field in model._meta.concrete_fields)
+            table = model._meta.db_table
+            order = model._meta.pk.column
+            is_global = self.aliases is None or model.__name__ in GLOBAL
+            for alias in ("default",) if is_global else self.aliases or ():
+                with connections[alias].cursor() as cursor:
+                    cursor.execute(f"SELECT {columns} FROM {table} ORDER BY {order}")
+                    rows = list(cursor.fetchall())
+                values = ", ".join(["%s"] * len(model._meta.concrete_fields))
+                if rows:
+                    yield alias, f"INSERT INTO {table} ({columns}) VALUES ({values})", rows
+
+    def _create_all(self) -> None:
         agents = {pk: self._create("Agent", id=pk, name=f"agent {pk}") for pk in (ONE, TWO, NEAR)}
         cities = {pk: self._create("City", id=pk, name=f"city {pk}") for pk in (5, 6)}
         shelves = {

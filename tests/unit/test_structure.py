@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import sharded_orm
@@ -11,10 +11,13 @@ import sharded_orm
 PACKAGE = Path(sharded_orm.__file__).parent
 
 
-def modules() -> Iterator[tuple[str, ast.Module]]:
-    """Path inside the package -> its parsed source."""
-    for path in sorted(PACKAGE.rglob("*.py")):
-        yield path.relative_to(PACKAGE).as_posix(), ast.parse(path.read_text())
+@cache
+def modules() -> list[tuple[str, list[ast.AST]]]:
+    """Path inside the package -> the nodes of its source."""
+    return [
+        (path.relative_to(PACKAGE).as_posix(), list(ast.walk(ast.parse(path.read_text()))))
+        for path in sorted(PACKAGE.rglob("*.py"))
+    ]
 
 
 def names_vendor(node: ast.expr) -> bool:
@@ -33,9 +36,9 @@ def test_only_backends_compare_vendors() -> None:
     """Elsewhere ``sharded_orm.backends.features`` answers what a database can do."""
     places = [
         f"{path}:{node.lineno}"
-        for path, module in modules()
+        for path, nodes in modules()
         if not path.startswith("backends/")
-        for node in ast.walk(module)
+        for node in nodes
         if isinstance(node, ast.Compare | ast.Match) and compares_vendor(node)
     ]
     assert places == []
@@ -50,9 +53,7 @@ def tells_mariadb(node: ast.AST) -> bool:
 
 
 def test_only_one_module_tells_mariadb_from_mysql() -> None:
-    places = {
-        path for path, module in modules() for node in ast.walk(module) if tells_mariadb(node)
-    }
+    places = {path for path, nodes in modules() for node in nodes if tells_mariadb(node)}
     assert places == {"mysql_flavor.py"}
 
 
@@ -68,9 +69,7 @@ def names_version(node: ast.AST) -> bool:
 
 def test_only_one_module_knows_versions() -> None:
     """Elsewhere the code is that for the newest version; ``sharded_orm.compat`` has the rest."""
-    places = {
-        path for path, module in modules() for node in ast.walk(module) if names_version(node)
-    }
+    places = {path for path, nodes in modules() for node in nodes if names_version(node)}
     assert places == {"compat.py"}
 
 
