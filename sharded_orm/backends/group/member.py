@@ -1,5 +1,4 @@
-"""The connection object (wrapper) of a shard, and how it works with the wrapper of the shard's
-group.
+"""The connection object (wrapper) of a shard.
 
 :class:`ShardConnectionMixin` is the first base class of each backend's ``DatabaseWrapper``. A
 wrapper with ``SHARD`` in its settings belongs to the group's wrapper of the same thread, which
@@ -51,9 +50,8 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
     # Number of the topology (the map of shards to nodes) from which settings_dict comes; None for
     # an alias whose settings come from DATABASES only.
     _generation: int | None = None
-    # Whether queries are kept out of the query log now, because the transaction of a TestCase is
-    # being opened on this shard. On an ordinary database, Django opens this transaction before the
-    # test begins. So assertNumQueries must not count the queries here.
+    # True while the transaction of a TestCase is being opened on this shard. Its queries are kept
+    # out of the query log, because assertNumQueries must not count them.
     _unlogged = False
     # Whether this object was used since the group last closed obsolete connections.
     is_active = False
@@ -62,8 +60,7 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
     known_at_snapshot: Any = None
     #: Whether a transaction is open, but none of its statements was sent yet.
     awaits_snapshot = False
-    #: Whether this object is looking up the node on which its shard is now, because a statement found
-    #: no table.
+    #: True while this object looks up the current node of its shard, after a missing table.
     looks_for_place = False
     #: Number of open schema editors. A migration is running if the number is not 0.
     open_editors = 0
