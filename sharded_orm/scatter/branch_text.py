@@ -8,6 +8,8 @@ from sharded_orm.scatter.facade import PK_MARK, SCHEMA_MARK, SHARD_MARK
 
 # The number of templates of which a process keeps the pieces: the last ones.
 _TEMPLATES = 8
+# The number of SELECTs for one shard of which a process keeps the text: the last ones.
+_BRANCHES = 2048
 
 
 @lru_cache(maxsize=_TEMPLATES)
@@ -26,6 +28,20 @@ def pieces_of(sql: str) -> tuple[list[str], list[str], list[str]] | None:
     except (TypeError, ValueError):
         return None
     return start.split(SCHEMA_MARK), middle.split(SCHEMA_MARK), end.split(SCHEMA_MARK)
+
+
+@lru_cache(maxsize=_BRANCHES)
+def branch_ends(sql: str, mark: str, schema: str, index: int) -> tuple[str, str] | None:
+    """Return the text before and after the keys in the SELECT for one shard, in parentheses.
+
+    Return None if the text has other placeholders. The arguments are those of :func:`branch_sql`.
+    """
+    pieces = pieces_of(sql)
+    if pieces is None:
+        return None
+    start, middle, end = pieces
+    quoted = quoted_schema(schema, mark)
+    return f"({quoted.join(start)}{index}{quoted.join(middle)}", f"{quoted.join(end)})"
 
 
 def quoted_schema(schema: str, mark: str) -> str:

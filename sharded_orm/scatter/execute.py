@@ -23,6 +23,7 @@ from sharded_orm.backends.group.moved_shards import (
     is_missing_table,
     sends_as_django,
 )
+from sharded_orm.backends.group.shard_connections import connection_of
 from sharded_orm.backends.group.test_databases import prepare_shards
 from sharded_orm.scatter.failures import (
     Failures,
@@ -72,7 +73,7 @@ def _node_wrapper(shard: Shard) -> Any:
 
     Call this function in the thread that runs the scatter.
     """
-    wrapper: Any = connections[shard.alias]
+    wrapper: Any = connection_of(shard.alias)
     relocation.follow(wrapper)
     if not wrapper.features.can_union_shards or (
         wrapper.shard == shard and relocation.is_current(wrapper)
@@ -127,7 +128,7 @@ class Executor:
         self._unsettled = len(plan.statements)
         if plan.statements:
             group = plan.statements[0].branches[0].shard.group
-            self._group = connections[group]
+            self._group = connection_of(group)
             # connect() prepares the connection object of the shard group. In a test case whose
             # ``databases`` does not contain the group, it raises Django's error.
             self._group.connect()
@@ -167,6 +168,9 @@ class Executor:
         (database server).
         """
         for wave in self._waves():
+            if self._few_rows and self._may_send_ahead(wave):
+                yield from self._as_received(wave)
+                continue
             rows_of = self._run_all([s for s in wave if s.union])
             for statement in wave:
                 rows = rows_of[statement] if statement.union else self._alias_rows(statement)
@@ -205,11 +209,7 @@ class Executor:
                 by_node.setdefault(statement.node, []).append(statement)
         rows_of: dict[ShardStatement, Iterable[Row]] = {}
         nodes = list(by_node.values())
-        if nodes and not on_own_connection and self._may_send_ahead():
-            with self._sent_ahead([of_node[0] for of_node in nodes]):
-                for of_node in nodes:
-                    rows_of.update(self._run_node(of_node))
-        elif len(nodes) + bool(on_own_connection) > 1:
+        if len(nodes) + bool(on_own_connection) > 1:
             this_thread, others = (
                 (on_own_connection, nodes) if on_own_connection else (nodes[0], nodes[1:])
             )
@@ -231,14 +231,31 @@ class Executor:
         self._settle(len(statements))
         return rows_of
 
-    def _may_send_ahead(self) -> bool:
+    def _as_received(
+        self, statements: Sequence[ShardStatement]
+    ) -> Iterator[tuple[str, Iterable[Row]]]:
+        """Send statements to their nodes, and yield the node and the rows of each.
+
+        The caller uses the rows of a node while the other nodes still execute their statements.
+        """
+        with self._sent_ahead(statements):
+            for statement in statements:
+                rows = self._run_node([statement])[statement]
+                # After a failure, the other nodes are only received from, so that the error names
+                # all shards that have failed.
+                if self.failures.partial or not self.failures.causes:
+                    yield statement.node, rows
+        self.failures.check()
+        self._settle(len(statements))
+
+    def _may_send_ahead(self, statements: Sequence[ShardStatement]) -> bool:
         # One thread may read all nodes only if nothing observes the single executions: execute
         # wrappers, the log of queries, or packages that replace methods of Django's cursor. If the
         # number of sessions is limited, a thread must not wait for one while it holds others: two
         # threads could wait for each other. If a node has no idle session, opening one takes long
         # if the node is down, so threads open the sessions of several nodes at the same time.
         return (
-            self._few_rows
+            all(statement.union and statement.alias is None for statement in statements)
             and not self._group.queries_logged
             and not len(self._group.execute_wrappers)
             and sends_as_django(CursorWrapper)

@@ -17,7 +17,8 @@ from django.db import DatabaseError, connections
 
 from sharded_orm.backends import key_guard
 from sharded_orm.backends.features import features_of
-from sharded_orm.scatter.branch_text import branch_sql, pieces_of, quoted_schema
+from sharded_orm.backends.group.shard_connections import connection_of
+from sharded_orm.scatter.branch_text import branch_ends, branch_sql
 from sharded_orm.scatter.comparison import (
     Comparison,
     MySQLComparison,
@@ -80,6 +81,11 @@ class Branch(NamedTuple):
     def params(self) -> tuple[Any, ...]:
         return self.template.params if self.pks is None else (*self.template.params, *self.pks)
 
+    @property
+    def parameter_count(self) -> int:
+        """The number of :attr:`params`."""
+        return len(self.template.params) + (0 if self.pks is None else len(self.pks))
+
 
 @dataclass(frozen=True, eq=False)
 class ShardStatement:
@@ -127,24 +133,17 @@ class ShardStatement:
         template = self.branches[0].template
         if not self.union or self.outer.is_used or template.params:
             return None
-        pieces = pieces_of(template.sql)
-        if pieces is None:
-            return None
-        start, middle, end = pieces
-        mark, selects = _mark(template), []
+        select, mark, selects = template.sql, _mark(template), []
         for position, shard, own_template, keys in self.branches:
             if (
                 keys is None
                 or own_template is not template
                 or not _INTEGERS.issuperset(map(type, keys))
+                or (ends := branch_ends(select, mark, shard.schema, position)) is None
             ):
                 return None
-            schema = quoted_schema(shard.schema, mark)
-            selects.append(
-                f"({schema.join(start)}{position}{schema.join(middle)}"
-                f"{', '.join(map(str, keys))}{schema.join(end)})"
-            )
-        return _UNION.join(selects), template.sql
+            selects.append(f"{ends[0]}{', '.join(map(str, keys))}{ends[1]}")
+        return _UNION.join(selects), select
 
 
 @dataclass(frozen=True)
@@ -221,6 +220,7 @@ def union_sql(branches: Sequence[Branch]) -> tuple[str, list[Any]]:
 
 
 _UNION = " UNION ALL "
+_NOT_COMPARED = Comparison((), ())
 
 
 @lru_cache(maxsize=_TEXTS)
@@ -343,16 +343,20 @@ def plan_by_key(
 
     Return None if a template is missing.
 
-    :param keys: the keys to read from each shard.
+    :param keys: the keys to read from each shard of one group.
     :param templates: the templates of the query for all nodes, see :func:`make_plan`.
     :raises ScatterError: a node does not answer.
     """
     branches: dict[str, list[Branch]] = {}
-    for index, (shard, values) in enumerate(keys.items()):
-        template = templates.get(shard.node)
+    shards: dict[int, Shard] = {}
+    for shard, values in keys.items():
+        node, number = shard.node, shard.number
+        template = templates.get(node)
         if template is None:
             return None
-        branches.setdefault(shard.node, []).append(Branch(index, shard, template, tuple(values)))
+        # With the shard's number as its index, the text of its SELECT is the same in each batch.
+        shards[number] = shard
+        branches.setdefault(node, []).append(Branch(number, shard, template, tuple(values)))
     for of_node in branches.values():
         if (cause := _text_key_failure(of_node)) is not None:
             failures.add([branch.shard for branch in of_node], cause)
@@ -360,9 +364,8 @@ def plan_by_key(
     statements: list[ShardStatement] = []
     for node, of_node in branches.items():
         statements += _statements(node, of_node, Outer(len(of_node[0].template.columns)), BATCH)
-    first = next(iter(branches.values()))[0]
     # Rows that are read by keys are not merged, so nothing is compared.
-    return ScatterPlan(tuple(statements), Comparison((), ()), first.template, dict(enumerate(keys)))
+    return ScatterPlan(tuple(statements), _NOT_COMPARED, statements[0].branches[0].template, shards)
 
 
 def _outer(template: Template, comparison: Comparison, options: CompileOptions) -> Outer:
@@ -404,10 +407,11 @@ def _text_key_failure(branches: Sequence[Branch]) -> DatabaseError | None:
 
     :raises InexactShardKey: the node compares text keys less exactly than the router.
     """
-    tables = frozenset().union(*(branch.template.tables for branch in branches))
     shards = [branch.shard for branch in branches]
+    # A node has few templates, mostly one.
+    tables = frozenset().union(*{branch.template.tables for branch in branches})
     try:
-        key_guard.check(connections[shards[0].alias], shards, tables)
+        key_guard.check(connection_of(shards[0].alias), shards, tables)
     except DatabaseError as error:
         if not is_failure(error):
             raise
@@ -443,12 +447,12 @@ def _statements(
 ) -> Iterable[ShardStatement]:
     branches = list(branches)
     shard = branches[0].shard
-    wrapper: Any = connections[shard.alias]
+    wrapper: Any = connection_of(shard.alias)
     if not wrapper.features.can_union_shards:
         for branch in branches:
             yield ShardStatement(node, (branch,), branch.shard.alias, False, outer)
         return
-    group: Any = connections[shard.group]
+    group: Any = connection_of(shard.group)
     in_transaction = group.open_transactions()
     batch: list[Branch] = []
     params = tables = 0
@@ -457,19 +461,19 @@ def _statements(
         not in_transaction
         and most_tables == sys.maxsize
         and len(branches) <= batch_size
-        and sum([len(branch.params) for branch in branches]) <= MAX_PARAMETERS
+        and sum([branch.parameter_count for branch in branches]) <= MAX_PARAMETERS
     ):
         yield ShardStatement(node, tuple(branches), None, True, outer)
         return
-    template, named, template_params = None, 0, 0
+    template, named = None, 0
     for branch in branches:
         if in_transaction and branch.shard.alias in in_transaction:
             yield ShardStatement(node, (branch,), branch.shard.alias, True, outer)
             continue
         if branch.template is not template:
             template = branch.template
-            named, template_params = template.sql.count(SCHEMA_MARK), len(template.params)
-        count = template_params + (0 if branch.pks is None else len(branch.pks))
+            named = template.sql.count(SCHEMA_MARK)
+        count = branch.parameter_count
         if batch and (
             len(batch) >= batch_size
             or params + count > MAX_PARAMETERS

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from django.db import connections
-
+from sharded_orm.backends.group.shard_connections import connection_of
 from sharded_orm.scatter.compile import CompileOptions, Template
 from sharded_orm.scatter.execute import Executor
 from sharded_orm.scatter.failures import Failures
@@ -36,7 +36,7 @@ def fetch_by_key(
 
 def fetch_parts_by_key(
     query: Query, keys: Mapping[Shard, Sequence[Any]], *, field: Any = None
-) -> Iterator[tuple[str, list[str], list[Row]]]:
+) -> Generator[tuple[str, list[str], list[Row]]]:
     """Yield parts of the rows: a node, the alias of each row's shard, and the rows from the driver.
 
     A node may have several parts. The rows have no particular order.
@@ -63,11 +63,13 @@ def fetch_parts_by_key(
     if plan.template is None:
         return
     width, marker = plan.template.width, len(plan.template.columns)
-    aliases = [shard.alias for shard in keys]
+    alias_of = {index: shard.alias for index, shard in plan.shards.items()}.__getitem__
+    # Functions in C, because they are called for each row.
+    index_of, selected = itemgetter(marker), itemgetter(slice(width))
     few_rows = sum(map(len, keys.values())) <= _FEW
     for node, part in Executor(plan, failures, 2000, few_rows=few_rows).by_statement():
-        rows = list(part)
-        yield node, [aliases[row[marker]] for row in rows], [row[:width] for row in rows]
+        rows = part if isinstance(part, list) else list(part)
+        yield node, list(map(alias_of, map(index_of, rows))), list(map(selected, rows))
     failures.finish()
 
 
@@ -79,7 +81,7 @@ def _templates(query: Query, group: str, field: Any) -> dict[str, Template]:
     # Store the templates (compiled SELECTs) on this thread's connection object of the group. Other
     # threads must not use them, because a template contains a connection object of this thread.
     meta = query.get_meta()
-    known = connections[group].__dict__.setdefault(_TEMPLATES, {})
+    known = connection_of(group).__dict__.setdefault(_TEMPLATES, {})
     templates: dict[str, Template] = known.setdefault(
         (meta.model, meta.db_table, query.values_select, field), {}
     )

@@ -66,7 +66,7 @@ class ObjectOptions:
         return (
             {int}.issuperset(map(type, values))
             and {self.type_id}.issuperset([value >> shift & mask for value in values])
-            and {0}.issuperset([value >> 63 for value in values])
+            and (not values or (min(values) >= 0 and max(values) < 1 << 63))
         )
 
     @cached_property

@@ -6,12 +6,14 @@ All shards of a node (a database server) are read by one compiled query.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
+from contextlib import closing
 from typing import Any
 
-from django.db import connections, models
+from django.db import models
 
 from sharded_orm import runtime, scatter
+from sharded_orm.backends.group.shard_connections import connection_of
 from sharded_orm.cache.values import Row
 from sharded_orm.models.plans.instances import loader_of
 from sharded_orm.models.sharding.options import ShardOptions
@@ -61,7 +63,7 @@ def ids_by_shard(options: ShardOptions, ids: Sequence[Any]) -> dict[Shard, list[
 
 def batch_rows(
     queryset: Any, ids: dict[Shard, list[int]]
-) -> Iterator[tuple[str, list[str], list[Row]]]:
+) -> Generator[tuple[str, list[str], list[Row]]]:
     """Read the rows with the ids, and yield them in parts.
 
     Each part is a tuple: the name of a node, the alias of each row's shard, and the rows as the
@@ -91,22 +93,29 @@ def batch_instances(queryset: Any, ids: dict[Shard, list[int]]) -> list[Any]:
 
     :param queryset: the queryset to which the instances belong.
     """
-    by_node: dict[str, tuple[list[Row], list[str]]] = {}
-    for node, aliases_of_part, rows_of_part in batch_rows(queryset, ids):
-        rows, aliases = by_node.setdefault(node, ([], []))
-        rows += rows_of_part
-        aliases += aliases_of_part
+    key = (queryset.model, None, None)
     instances: list[Any] = []
-    for rows, aliases in by_node.values():
-        if not rows:
-            continue
-        # All shards of a node have its settings, so one loader serves all rows of the node. Loaders
-        # for each shard would take twice as long.
-        loader = loader_of((queryset.model, None, None), connections[aliases[0]])
+    others: list[tuple[list[str], list[Row]]] = []
+    parts = batch_rows(queryset, ids)
+    # If a converter raises an error, close the cursors of the nodes that still execute.
+    with closing(parts):
+        for _, aliases, rows in parts:
+            if not rows:
+                continue
+            # All shards of a node have its settings, so one loader serves all rows of the node.
+            # Loaders for each shard would take twice as long.
+            loader = loader_of(key, connection_of(aliases[0]))
+            if loader.serves_others and loader.is_unobserved():
+                # Make the instances while the other nodes still execute their statements.
+                instances += loader.loaded(rows, queryset, aliases)
+            else:
+                others.append((aliases, rows))
+    # No node has failed, so the project's own code may see the rows.
+    for aliases, rows in others:
+        loader = loader_of(key, connection_of(aliases[0]))
         if loader.serves_others:
-            instances += loader.instances(loader.values(rows), queryset, aliases)
+            instances += loader.loaded(rows, queryset, aliases)
             continue
         for alias, row in zip(aliases, rows, strict=True):
-            loader = loader_of((queryset.model, None, None), connections[alias])
-            instances += loader.loaded([row], queryset)
+            instances += loader_of(key, connection_of(alias)).loaded([row], queryset)
     return instances

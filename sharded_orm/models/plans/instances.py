@@ -155,21 +155,38 @@ class InstanceLoader:
                 row[position] = converter(row[position], column, connection)
         return converted
 
-    def loaded(self, rows: Sequence[Row], queryset: Any) -> list[Any]:
+    def is_unobserved(self) -> bool:
+        """Whether nobody can observe the moment at which :meth:`loaded` makes the instances.
+
+        True if the model is plain (it replaces no method of Django that makes instances), and no
+        receiver listens to ``pre_init`` or ``post_init``.
+        """
+        return not (
+            self._make_loaded is None
+            or pre_init.receivers
+            or post_init.receivers
+            or not _calls_django(self._model)
+        )
+
+    def loaded(
+        self, rows: Sequence[Row], queryset: Any, aliases: Sequence[str] | None = None
+    ) -> list[Any]:
         """Convert ``rows``, and return their model instances.
 
         :param rows: rows as the driver of the loader's connection has returned them.
+        :param aliases: the alias of each row's database; None if it is the loader's for all rows.
         """
+        if aliases is None:
+            aliases = [self._alias] * len(rows)
         make = self._make_loaded
+        # As is_unobserved(), without the call: single rows are read in this way, too.
         if (
             make is None
             or pre_init.receivers
             or post_init.receivers
             or not _calls_django(self._model)
         ):
-            values = self.converted(rows)
-            return self._instances(values, repeat(self._alias, len(rows)), queryset)
-        aliases = repeat(self._alias, len(rows))
+            return self._instances(self.converted(rows), aliases, queryset)
         instances = make(self._model, rows, aliases, self._connection, self._steps)
         if compat.HAS_FETCH_MODES:
             compat.set_fetch_mode(instances, queryset, is_set=False)

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import gc
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from threading import Barrier
 from typing import Any
 
 import pytest
 from django.db import connections
 from django.db.backends.utils import CursorWrapper
+from django.db.models.signals import post_init
 
 from sharded_orm import runtime, scatter
 from sharded_orm.backends.mysql.node_cursor import NodeCursor
 from sharded_orm.backends.pool import pools
 from sharded_orm.exceptions import ScatterError
+from sharded_orm.models.plans.id_batch import batch_instances
+from sharded_orm.models.plans.instances import InstanceLoader
 from sharded_orm.models.sharding.query import ShardedQuery
 from sharded_orm.scatter.execute import Executor
+from sharded_orm.topology.model import Shard
 from tests.integration.scatter.conftest import SHARDS, store
 from tests.patience import PATIENCE
 from tests.queries.conftest import DATABASES
@@ -31,6 +36,8 @@ pytestmark = [
 
 ALIASES = [f"photos_{number:05d}" for number in SHARDS]
 ROWS = sorted((ALIASES[n % len(SHARDS)], n) for n in range(20))
+#: The shards of the other node than that of the first shard.
+OTHERS = {f"photos_{number:05d}" for number in SHARDS if number >= 8}
 Act = Callable[[NodeCursor], None]
 
 
@@ -39,6 +46,26 @@ def rows() -> None:
     store([Sample(id=n, owner=n % 5, number=n % 3, name=f"n{n}") for n in range(20)])
     # Each node has an idle session now.
     assert read() == ROWS
+
+
+@pytest.fixture
+def last_node_lost(when_sent: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A context manager: the last node is lost when the next read was sent."""
+
+    @contextmanager
+    def lost() -> Iterator[list[NodeCursor]]:
+        with socket.socket() as nobody, monkeypatch.context() as patched:
+            # The port is taken, and nobody listens.
+            nobody.bind(("127.0.0.1", 0))
+
+            def lose_node(cursor: NodeCursor) -> None:
+                cursor._pool.dispose()
+                patched.setitem(cursor._pool.params, "port", nobody.getsockname()[1])
+                lose_answer(cursor)
+
+            yield when_sent(lose_node)
+
+    return lost
 
 
 @pytest.fixture
@@ -63,15 +90,20 @@ def when_sent(monkeypatch: pytest.MonkeyPatch) -> Callable[[Act], list[NodeCurso
     return prepare
 
 
-def read(numbers: tuple[int, ...] = SHARDS) -> list[tuple[str, int]]:
+def ids_by_shard(numbers: tuple[int, ...] = SHARDS) -> dict[Shard, list[int]]:
     group = runtime.group("photos")
-    keys = {
+    return {
         group.shard(number): [n for n in range(20) if n % len(SHARDS) == SHARDS.index(number)]
         for number in numbers
     }
+
+
+def read(numbers: tuple[int, ...] = SHARDS) -> list[tuple[str, int]]:
     query = ShardedQuery(Sample)
     query.clear_ordering(force=True)
-    return sorted((alias, row[0]) for alias, row in scatter.fetch_by_key(query, keys))
+    return sorted(
+        (alias, row[0]) for alias, row in scatter.fetch_by_key(query, ids_by_shard(numbers))
+    )
 
 
 def lose_answer(cursor: NodeCursor) -> None:
@@ -124,25 +156,57 @@ def test_a_read_that_loses_its_session_is_repeated(when_sent: Any) -> None:
     assert read() == ROWS
 
 
-def test_a_node_that_is_lost_fails_its_shards(
+def test_a_node_that_is_lost_fails_its_shards(last_node_lost: Any) -> None:
+    with last_node_lost() as waiting, pytest.raises(ScatterError) as caught:
+        read()
+    assert waiting
+    assert caught.value.failures.keys() == OTHERS
+    assert read() == ROWS
+
+
+@pytest.mark.parametrize("is_watched", [False, True])
+def test_no_signal_tells_of_rows_if_a_later_node_fails(
+    last_node_lost: Any, is_watched: bool
+) -> None:
+    """The rows of the first node are instances already when the last node fails."""
+
+    def watch(instance: Any, **_: Any) -> None:
+        seen.append(instance.pk)
+
+    seen: list[int] = []
+    queryset = Sample._default_manager.all()
+    if is_watched:
+        post_init.connect(watch, sender=Sample)
+    try:
+        with last_node_lost() as waiting, pytest.raises(ScatterError) as caught:
+            batch_instances(queryset, ids_by_shard())
+        assert waiting
+        assert not seen
+        assert caught.value.failures.keys() == OTHERS
+        loaded = batch_instances(queryset, ids_by_shard())
+    finally:
+        post_init.disconnect(watch, sender=Sample)
+    assert sorted((each._state.db, each.pk) for each in loaded) == ROWS
+    assert len(seen) == (len(ROWS) if is_watched else 0)
+
+
+def test_a_converter_that_fails_leaves_no_answer_to_others(
     when_sent: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with socket.socket() as nobody, monkeypatch.context() as patched:
-        # The port is taken, and nobody listens.
-        nobody.bind(("127.0.0.1", 0))
+    """The other node's answer is not read, so its session is closed."""
 
-        def lose_node(cursor: NodeCursor) -> None:
-            cursor._pool.dispose()
-            patched.setitem(cursor._pool.params, "port", nobody.getsockname()[1])
-            lose_answer(cursor)
+    def refuse(*_: Any) -> Any:
+        raise ValueError("refused")
 
-        waiting = when_sent(lose_node)
-        with pytest.raises(ScatterError) as caught:
-            read()
-    group = runtime.group("photos")
-    lost = {s.alias for s in map(group.shard, SHARDS) if s.node != group.shard(SHARDS[0]).node}
-    assert waiting
-    assert caught.value.failures.keys() == lost
+    sessions: list[Any] = []
+    when_sent(lambda cursor: sessions.append(cursor._session))
+    with monkeypatch.context() as patched:
+        patched.setattr(InstanceLoader, "loaded", refuse)
+        with pytest.raises(ValueError, match="refused") as caught:
+            batch_instances(Sample._default_manager.all(), ids_by_shard())
+    # While somebody has the traceback, the frames are alive. The session must not wait for their end.
+    assert caught.tb is not None
+    assert sessions[0].retired
     assert read() == ROWS
 
 
