@@ -32,9 +32,10 @@ class MySQLSession(TicketSession):
     - Form ``update`` keeps the last number in the sequence's row of the catalog table, on InnoDB.
     - Form ``replace``, which Flickr published, keeps the last number in a separate table for each
       sequence. The table needs an engine that locks whole tables: MyISAM, as at Flickr, or
-      MariaDB's Aria, which also survives a crash. On InnoDB, a REPLACE takes its number before it
-      locks the row. Two of them would deadlock, and one that overlaps with a batch (an UPDATE that
-      takes several numbers) would move the counter back.
+      MariaDB's Aria, which also survives a crash. InnoDB would not do, because there a REPLACE
+      takes its number before it locks the row. So two REPLACE statements would deadlock. A REPLACE
+      at the same time as a request for several ids, which is an UPDATE, would move the counter
+      back.
     """
 
     forms = ("update", "replace")

@@ -34,9 +34,9 @@ _COLUMNS = ("name", "form", "step", "position", "value", "partner_mark")
 class SequenceSlot:
     """The numbers that one ticket server may hand out (Flickr, F2).
 
-    They are ``position``, ``position + step``, … ``step`` is the number of ticket servers.
-    ``position`` is the server's position in the list of them, counted from 1 like MySQL's
-    ``auto_increment_offset``.
+    For example, the second of three servers hands out 2, 5, 8, …: its ``position`` is 2, and its
+    ``step`` is 3. ``step`` is the number of ticket servers. ``position`` is the server's place in
+    the list of them, counted from 1 like MySQL's ``auto_increment_offset``.
     """
 
     position: int
