@@ -297,7 +297,7 @@ class _Work:
 
         A note in the report names the processes that still use the old one. They do no harm: the
         old tables are renamed, so their next statement finds no table. Then they read the new
-        topology, and repeat the statement.
+        topology.
         """
         if note := note_on_followers("look it up at their next statement on a moved shard"):
             self.report.notes.append(note)
