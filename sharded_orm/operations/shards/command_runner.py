@@ -70,9 +70,8 @@ def parse(text: str) -> ShardCommand:
     ``{alias}`` stands for the alias of the shard. If the command has the option ``--database``,
     ``--database {alias}`` may be left out.
 
-    :raises InvalidShardCommand: the text is not a command line, there is no such command, or the
-        command would not get the alias: it has no option ``--database``, and ``{alias}`` is
-        missing.
+    :raises InvalidShardCommand: the text is not a command line, there is no such command, or it
+        is not clear how the command gets the alias, for example because it has no ``--database``.
     """
     try:
         name, *arguments = shlex.split(text) or [""]

@@ -1,6 +1,4 @@
-"""Find misplaced rows: rows on another shard than their shard key says, so that no query finds
-them.
-"""
+"""Find misplaced rows: their shard key belongs to another shard, so no query finds them."""
 
 from __future__ import annotations
 

@@ -46,8 +46,8 @@ def status(
     """Read the states of shards from their nodes, in parallel. Changes nothing.
 
     Cost for each node: 5 queries for the first 500 shards, and 2 for each 500 more (without
-    ``sizes``: 4 and 1). If shards have different sets of applied migrations, up to 6 queries for
-    each set. On SQLite, each file is opened once. Memory: a small record for each shard.
+    ``sizes``: 4 and 1). For each different set of applied migrations, up to 6 queries of one
+    shard. On SQLite, each file is opened once. Memory: a small record for each shard.
 
     :param shards: the shards whose state to read. By default, all shards are read. Then all nodes
         are queried, and a schema is reported if its name is that of a shard on another node.
