@@ -52,12 +52,14 @@ class CircuitBreaker:
         return not self._failures
 
     def claim(self, *keys: str | None) -> bool:
-        """Whether the caller may now call the server, or those parts of it, that ``keys`` stand for.
+        """Whether the caller may now call the server.
 
-        True if no failure is recorded for any of ``keys``. Also True if the ``backoff`` seconds
-        after each failure are over; but then only this caller may try. Other callers get False
-        until :meth:`reset` is called. If this caller is killed and never calls it, the next caller
-        may try after another ``backoff`` seconds.
+        True if no failure is recorded for any of ``keys``. Also True if ``backoff`` seconds have
+        passed since each failure. Then only this caller may try, and must call :meth:`reset` if it
+        succeeds. Until then other callers get False. If the caller is killed, the next caller may
+        try after another ``backoff`` seconds.
+
+        :param keys: None for the whole server, or the names of its parts that the caller needs.
         """
         if self.is_closed:
             return True

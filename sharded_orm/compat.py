@@ -81,7 +81,8 @@ def set_fetch_mode(instances: Iterable[Any], queryset: Any, *, is_set: bool) -> 
     if not HAS_FETCH_MODES:
         return
     mode = queryset._fetch_mode
-    # Django reads the values of all peers from the database of the first one.
+    # Django reads the missing values of all peers from the database of the first peer. So instances
+    # of different shards must not be peers.
     peers_on: dict[str | None, list[Any]] = defaultdict(list)
     for instance in instances:
         if not is_set:
@@ -100,8 +101,9 @@ def from_db(model: Any, queryset: Any) -> Callable[[Any, Any, Any], Any]:
     if not HAS_FETCH_MODES:
         return model.from_db  # type: ignore[no-any-return,unused-ignore]  # the model is of the type Any
 
-    # Use Django's private function, because it warns if the model overrides from_db() without the
-    # argument for the fetch mode.
+    # Use Django's private function instead of model.from_db(). A model may override from_db()
+    # without the new argument for the fetch mode; the function then warns, and leaves the argument
+    # out.
     from django.db.models import query
 
     return query._get_from_db(model, queryset._fetch_mode)  # type: ignore[attr-defined,no-any-return,unused-ignore]  # the type stubs lack this function

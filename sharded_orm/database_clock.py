@@ -1,6 +1,6 @@
-"""The clock of a database, for times that several hosts compare.
+"""The clock of a database server, for times that several hosts write and compare.
 
-The hosts' own clocks may differ, so their times could not be compared.
+The clocks of the hosts may differ, so a host must not use its own clock for such a time.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from django.db.models.functions import Now
 
 
 class DatabaseClock(Now):
-    """The present time of the database's clock, in UTC."""
+    """The present time in UTC, computed by the database."""
 
     def as_mysql(self, compiler: Any, connection: Any, **context: Any) -> tuple[str, Any]:
-        # Now.as_mysql is not used: it returns the time in the session's time zone. If that time
-        # zone has daylight saving, the difference between two times may be wrong by an hour.
+        # Now.as_mysql() is not used: it returns the time in the session's time zone. When daylight
+        # saving begins or ends there, the difference between two times would be wrong by an hour.
         return self.as_sql(compiler, connection, template="UTC_TIMESTAMP(6)", **context)

@@ -1,4 +1,7 @@
-"""The settings of the databases behind the aliases of shards and groups, made from the topology in use."""
+"""Makes the database settings of shards and groups from the topology in use.
+
+``DATABASES`` has no entries for them: their aliases are looked up here.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +19,18 @@ TEMPLATE_SUFFIX = "_template"
 
 
 def template_group(alias: str) -> str | None:
-    """Return ``photos`` for the template alias ``photos_template``; None for any other alias.
+    """Return ``photos`` for the template alias ``photos_template``; None for an alias that is no
+    template.
 
-    A template is a schema with the tables of a shard group, but without users' rows. A test run
-    clones the group's shards from the template.
+    A template is a schema with the tables of a shard group and without users' rows. A test run
+    clones it to make the shards of the group.
     """
     name = alias.removesuffix(TEMPLATE_SUFFIX)
     return name if name != alias and name in runtime.topology().groups else None
 
 
 def alias_settings(alias: str) -> dict[str, Any] | None:
-    """Return the settings of the shard ``alias``, as an entry of ``DATABASES``.
+    """Return the settings of the shard ``alias``, in the form of an entry of ``DATABASES``.
 
     None if there is no such shard.
     """
@@ -36,23 +40,25 @@ def alias_settings(alias: str) -> dict[str, Any] | None:
 
 
 def shard_settings(shard: Shard, among: Topology | None = None) -> dict[str, Any]:
-    """Return the settings of ``shard``, as an entry of ``DATABASES``.
+    """Return the settings of ``shard``, in the form of an entry of ``DATABASES``.
 
-    ``GENERATION`` in the result counts the topologies that the process has used so far. If the
-    count has grown since, the connection knows that the topology has changed.
+    The entry ``GENERATION`` is the number of topologies that this process has used so far. A
+    connection compares it with the present number, to find out that the topology was replaced.
 
     :param among: the topology that ``shard`` was taken from; by default the topology in use.
     """
-    # Read the generation (the count of topologies used so far) before the topology. If the topology
-    # is replaced between the two reads, the generation is too old. Then the connection looks up its
-    # settings once more, which does no harm. In the reverse order, it would keep outdated settings.
+    # Read the generation (the number of topologies used so far) before the topology. The topology
+    # may be replaced in between. Then the generation is too low, and the connection only looks up
+    # its settings once more. In the other order, it would keep outdated settings.
     generation = relocation.generation
     node = _application_settings((among or runtime.topology()).nodes[shard.node])
     return {**node, **_database_of(node, shard.schema), "SHARD": shard, "GENERATION": generation}
 
 
 def _database_of(node: Mapping[str, Any], schema: str) -> dict[str, Any]:
-    """Return the settings that name the database or file of ``schema`` on ``node``."""
+    """Return the part of the settings that names ``schema`` on ``node``: a database, schema or
+    file.
+    """
     engine = load_backend(node["ENGINE"]).DatabaseWrapper
     database: dict[str, Any] = engine.database_of(node, schema)
     return database
@@ -61,8 +67,9 @@ def _database_of(node: Mapping[str, Any], schema: str) -> dict[str, Any]:
 def settings_as_planned(shard: Shard) -> dict[str, Any] | None:
     """Return complete connection settings for the schema of ``shard`` on the node ``shard.node``.
 
-    The settings lead to that node even if the topology in use has the shard on another node. Return
-    None if the node no longer exists.
+    For a query that was planned with an older topology: the settings lead to the node of the plan,
+    even if the shard has moved to another node since. Return None if the node is not in the
+    topology any more.
     """
     current = runtime.topology()
     return complete(shard_settings(shard, current)) if shard.node in current.nodes else None
@@ -81,7 +88,7 @@ def _application_settings(node: Mapping[str, Any]) -> dict[str, Any]:
 def operator_settings(node: str) -> dict[str, Any] | None:
     """Return the settings of ``node``, with the user and password of the operators' account.
 
-    That account is the entry ``OPERATOR`` of the node. Return None if the node has no such entry.
+    The entry ``OPERATOR`` of the node has this account. Return None if the node has no such entry.
     """
     node_settings = runtime.topology().nodes[node]
     account = node_settings.get("OPERATOR")
@@ -89,7 +96,10 @@ def operator_settings(node: str) -> dict[str, Any] | None:
 
 
 def group_settings(group: ShardGroup, among: Topology | None = None) -> dict[str, Any]:
-    """Return the entry of ``DATABASES`` for the alias that stands for the whole shard group ``group``.
+    """Return the settings for the alias of the shard group ``group``, which stands for all its
+    shards.
+
+    They have the form of an entry of ``DATABASES``.
 
     :param among: the topology that ``group`` was taken from; by default the topology in use.
     """
@@ -108,7 +118,10 @@ def group_settings(group: ShardGroup, among: Topology | None = None) -> dict[str
 
 
 class CurrentAliases:
-    """The ``Resolver`` that ``DATABASES`` uses: it finds groups and shards in the topology in use."""
+    """Gives ``DATABASES`` the settings of groups and shards, from the topology in use.
+
+    Implements :class:`~sharded_orm.topology.aliases.Resolver`.
+    """
 
     @staticmethod
     def group_aliases() -> dict[str, dict[str, Any]]:

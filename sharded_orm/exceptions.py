@@ -100,11 +100,15 @@ class RoutingError(ShardedOrmError):
 
 
 class ShardKeyRequired(RoutingError, RuntimeError):
-    """The query does not determine its shards, so it would have to be sent to all shards."""
+    """The query does not say which shards have its rows. To send it to all shards, call
+    ``scatter()``.
+    """
 
 
 class InvalidShardKey(RoutingError, ValueError):
-    """The value cannot be a shard key of this group."""
+    """The value cannot be a shard key of this group, such as a text where the strategy needs a
+    number.
+    """
 
 
 class InexactShardKey(RoutingError, RuntimeError):
@@ -140,7 +144,11 @@ class NoReachableShard(RoutingError, OperationalError):
 
 
 class ShardKeyChanged(RoutingError, RuntimeError):
-    """The write would change a row's shard key. To give the row another key, move it explicitly."""
+    """The write would give a stored row another shard key, and the row might belong on another
+    shard then.
+
+    To change the key, move the row explicitly.
+    """
 
 
 class CrossShardRelation(RoutingError, RuntimeError):
@@ -170,7 +178,11 @@ class DeletionRefused(CrossShardRelation, ProtectedError):
 
 
 class UnknownExpression(RoutingError, NotSupportedError):
-    """It is unknown whether an expression in the query reads rows of other shards."""
+    """An expression in the query may read rows of other shards, for example because it is written
+    as SQL.
+
+    The library cannot tell which rows it reads. The message says what to use instead.
+    """
 
 
 class InvalidBoundKey(RoutingError, RuntimeError):
@@ -185,7 +197,9 @@ class BoundKeyMismatch(RoutingError, RuntimeError):
 
 
 class UnplacedKey(RoutingError, LookupError):
-    """The key has no shard yet, and the operation must not choose one for it."""
+    """The key has no shard yet, and this operation places no keys. Saving the first row of a key
+    does.
+    """
 
 
 class KeyMoved(RoutingError, OperationalError):
@@ -251,20 +265,24 @@ class DanglingShardKey(RoutingError, IntegrityError):
 
 
 class UnknownModel(RoutingError, LookupError):
-    """No sharded model, or more than one sharded model, has the name that the caller has passed."""
+    """The caller has passed a name that no sharded model has, or that several have."""
 
 
 class ScatterNotSupported(ShardedOrmError, NotSupportedError):
-    """The results of several shards cannot be merged into the exact result of one database."""
+    """The results of the shards cannot be merged into exactly the result that one database would
+    return.
+
+    The message names the part of the query at fault, and a remedy.
+    """
 
 
 class ScatterError(ShardedOrmError, OperationalError):
-    """Some shards did not answer a query to many shards.
+    """Some shards did not answer a query that was sent to several shards.
 
-    :param failures: the error of each shard that did not answer, keyed by the shard's alias.
+    :param failures: maps the alias of each shard that did not answer to its error.
     :param asked: the number of shards to which the query was sent.
-    :param proven: True if the query itself is certainly right: only a shard can cause such errors,
-        or another shard has answered the query. False if the query may be wrong.
+    :param proven: False if the query itself may be wrong, because no shard could execute it. True
+        if the shards are at fault: another shard has answered, or a query cannot cause such errors.
     """
 
     def __init__(
@@ -355,9 +373,10 @@ class ShardDatabaseMissing(ShardedOrmError, OperationalError):
 
 
 class SessionStateRefused(ShardedOrmError, NotSupportedError):
-    """The statement sets session state, such as a variable.
+    """The statement sets or reads state of the database session, such as a variable or
+    LAST_INSERT_ID().
 
-    The state would affect other shards that share the connection.
+    Several shards share the session. So the state would affect other shards, or may come from them.
     """
 
 
@@ -366,7 +385,8 @@ class PoolTimeout(ShardedOrmError, OperationalError):
 
 
 class CacheUnavailable(ShardedOrmError, OperationalError):
-    """A write was refused, because a cache server is down and entries could not be invalidated.
+    """A write was refused, because a cache server is down, and outdated entries would stay in the
+    cache.
 
     If the error was raised at the commit of a transaction, the transaction was rolled back.
     """

@@ -1,4 +1,4 @@
-"""Helpers for forked processes: they recognise a fork, and protect the parent's connections."""
+"""Helps forked processes: tells them that they are forks, and protects the parent's connections."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-# How many seconds a fork waits for the locks of one caller of hold_during_forks(). Without a limit,
-# a fork could wait for ever: a signal handler may fork in the thread that holds the lock.
+# A fork waits at most this number of seconds for the locks of one caller of hold_during_forks(). It
+# could otherwise wait for ever: a signal handler may fork in the thread that holds a lock.
 _FORK_WAITS = 1.0
 _forks = 0
 
@@ -18,32 +18,33 @@ def _forked() -> None:
     _forks += 1
 
 
-# Count forks, because a process id can be used more than once: a grandchild may get the id of an
-# ancestor that has ended.
+# Count forks, because a process id alone does not identify a process: a grandchild may get the id
+# of an ancestor that has ended.
 os.register_at_fork(after_in_child=_forked)
 
 
 def identity() -> tuple[int, int]:
-    """Return a value that is different in this process and in each of its ancestors.
+    """Return a value that differs between this process and each of its ancestors.
 
-    The value consists of the process id and the number of forks by Python code. This number alone
-    is not enough: if C code forks, only the process id changes.
+    Compare it with a stored value, to find out whether this process is a forked child. It is the
+    pair (process id, number of forks by Python code). The number alone is not enough, because it
+    misses forks by C code.
     """
     return os.getpid(), _forks
 
 
 def hold_during_forks(locks: Callable[[], Iterable[threading.Lock]]) -> None:
-    """Make each later fork of this process acquire ``locks`` first, and release them after the
-    fork.
+    """Let each later fork of this process acquire ``locks`` before it forks, and release them
+    after.
 
-    Use this for locks that threads hold while they run a statement of SQLite. A child that is
-    forked during such a statement would inherit locks of the SQLite library that nobody releases,
+    Use this for locks that threads hold while they run a statement of SQLite. If a process forked
+    during a statement, the child would inherit locks of the SQLite library that nobody releases,
     and could wait for ever.
 
     :param locks: a function that yields the locks; called before each fork.
     """
-    # Store the held locks per thread, because two threads may fork at the same time. The functions
-    # below run in the thread that forks; after the fork, also in its copy in the child.
+    # Two threads may fork at the same time, so each thread has a list of the locks that it holds.
+    # All three functions below run in the thread that forks, or in its copy in the child.
     state = threading.local()
 
     def hold() -> None:

@@ -31,8 +31,10 @@ class ShardQueryLog(deque[Any]):
 class GroupQueryLog(deque[Any]):
     """The ``queries_log`` of a group's connection object. Clearing it also clears the shards' logs.
 
-    Django clears the logs only of the aliases that it iterates over, and these do not include
-    shards. So this log clears the shards' logs, but visits only those with entries.
+    Django clears the query logs of all aliases in ``connections`` at the start of a request. That
+    iteration leaves out the shards. So the group's log clears them when Django clears the group's
+    log. To be fast with thousands of shards, it visits only the logs that have entries
+    (``filled``).
     """
 
     def __init__(self, maxlen: int | None) -> None:
@@ -49,8 +51,10 @@ class GroupQueryLog(deque[Any]):
 class ShardExecuteWrappers(list[Any]):
     """The ``execute_wrappers`` of a shard's connection object.
 
-    The list itself has the wrappers that were installed on the shard. ``reversed()``, which Django
-    calls, also returns the group's wrappers. So the group's wrappers run around the shard's wrappers.
+    A wrapper can be installed on one shard (``connections["photos_00042"].execute_wrapper()``) or
+    on the whole group (``connections["photos"].execute_wrapper()``). The list has only the shard's
+    wrappers. But ``reversed()``, with which Django goes through the list, also returns the wrappers
+    of the group. They run around the shard's wrappers.
 
     :param group_wrappers: function that returns the ``execute_wrappers`` of the shard's group.
     """

@@ -1,10 +1,11 @@
-"""Query and change the replication of a server, for promotions (a replica replaces its primary) and
-splits (a replica takes over some of the shards).
+"""Query and change the replication of a server.
 
-A server is *fenced* if the database itself refuses the writes of all applications.
+A promotion (a replica replaces its primary) and a split (a replica takes over some of the primary's
+shards) need this. Both *fence* the primary: they make the database itself refuse the writes of all
+applications.
 
-Each backend whose servers can be promoted derives a class from :class:`ReplicationServer`, and names it
-in its features. :func:`server_class` returns the class for the settings of a node.
+Each backend whose servers can be promoted derives a class from :class:`ReplicationServer`, and
+names the class in its features. :func:`server_class` returns the class for the settings of a node.
 """
 
 from __future__ import annotations
@@ -21,21 +22,24 @@ from django.utils.module_loading import import_string
 from sharded_orm.backends.features import features_of
 from sharded_orm.backends.two_phase.branch import BranchName
 
-#: The tasks of the operator's account: fence a primary (make it refuse writes), promote a replica, or
-#: end a replication for good.
+#: What the operator's account is about to do on a server: fence a primary (make it refuse writes),
+#: promote a replica, or end a replication for good. Each needs other privileges.
 Task = Literal["fence", "promote", "end"]
 
 
 @dataclass(frozen=True)
 class FenceTexts:
-    """Texts for messages to operators that describe the fence of one kind of server. The fence
-    makes a server refuse writes.
+    """Texts about the fence of one database product, for messages to operators.
 
-    In the texts, ``{node}`` is replaced by the name of a node; ``{old}`` and ``{new}`` are replaced by
-    the names of the old and the new primary.
+    The fence makes a server refuse writes. MariaDB does so with ``read_only``, PostgreSQL with
+    closed databases. The texts use the words of the product.
+
+    In the texts, ``{node}`` is replaced by the name of a node. ``{old}`` and ``{new}`` are replaced
+    by the names of the old and the new primary.
     """
 
-    #: The name of the fence, which makes a server refuse writes, and a description of a fenced server.
+    #: ``name`` is the name of the fence in messages. ``is_fenced`` describes a server whose fence
+    #: makes it refuse writes.
     name: str
     is_fenced: str
     #: ``fences`` says what a promotion does in its phase ``fencing``, for example "closes the
@@ -43,24 +47,23 @@ class FenceTexts:
     #: ``promoting``.
     fences: str
     opens: str
-    #: Five predicates for messages. Each completes a sentence whose subject is the server: it could
-    #: not be fenced (made to refuse writes), stays open, was fenced before, was opened meanwhile, or
-    #: stays fenced.
+    #: The next five texts follow the name of a server, and complete a sentence about its fence. For
+    #: example, ``not_fenced`` is "could not be made read only" on MariaDB.
     not_fenced: str
     stays_open: str
     fenced_before: str
     opened: str
     stays_fenced: str
-    #: A part of a sentence that says what can delay the fencing of a server for too long, such as
-    #: "sessions do not end there".
+    #: Why the server could not be fenced in time, such as "sessions do not end there". Part of a
+    #: sentence.
     kept_off: str
-    #: Which account or process may write although the server is fenced (made to refuse writes). A
-    #: part of a sentence.
+    #: Who may still write on a fenced server, such as "a privileged account writes there". Part of
+    #: a sentence.
     intruder: str
-    #: Privileges that an account needs to see the replication.
+    #: The privileges that an account needs to query the state of the replication.
     to_see: str
-    #: Statements for an operator: to fence a server (make it refuse writes), to remove the fence,
-    #: to start a replica again, and to end a replication for good.
+    #: The statements that an operator can run by hand. They fence a server (make it refuse writes),
+    #: remove the fence, start a stopped replica, or end a replication for good.
     to_fence: str
     to_open: str
     to_start: str
@@ -73,38 +76,44 @@ class FenceTexts:
 class ReplicationStatus:
     """The state of a server at one moment.
 
-    A position is a place in the log of changes, as a text that only the server's class can read.
+    A *position* is a place in the server's log of changes, such as a GTID set on MariaDB. Only the
+    server's :class:`ReplicationServer` class can compare two positions.
     """
 
     version: str
-    #: A text that identifies the server. No two servers have the same text. It does not depend on
-    #: the server's address.
+    #: Identifies the server: no two servers have the same text. The text stays the same when the
+    #: server gets another address, so it shows whether two addresses lead to the same server.
     identity: str
     #: Whether the server refuses all writes of applications, as a fenced server and most replicas do.
     read_only: bool
-    #: Position of the last change in the server's own log.
+    #: The position (place in the log of changes) of the last change in the server's own log.
     logged: str
-    #: Position of the last change that the server has executed, whether its own or a replicated one.
+    #: The position (place in the log of changes) of the last change that the server has executed.
+    #: The change may be a replicated one, or the server's own.
     current: str
-    #: Whether this package has the SQL statements to promote a server of this kind.
+    #: Whether this package can promote a server of this kind. False, for example, for a product
+    #: that has other statements for replication.
     can_be_promoted: bool = True
-    #: Whether the fence, which makes the server refuse writes, refuses even sessions that only read.
-    #: No account can be tested then.
+    #: Whether the fence refuses all sessions of applications, even those that only read. Then a
+    #: promotion cannot log in with an application's account to test what the account may do.
     closed: bool = False
 
 
 @dataclass(frozen=True)
 class ReplicationLink:
-    """A replication connection by which a server receives changes from its source."""
+    """A replication connection by which a server receives the changes of its source, usually the
+    primary.
+    """
 
     name: str
     host: str
     port: int
     receives: bool
     executes: bool
-    #: Position of the last change that has arrived from the source.
+    #: The position (place in the log of changes) of the last change that has arrived from the
+    #: source. The server may not have executed the change yet.
     received: str
-    #: Position of the last change from the source that this server has executed.
+    #: The position of the last change from the source that this server has executed.
     executed: str
     #: Seconds by which the server is behind its source; None if the server does not report them.
     seconds_behind: int | None
@@ -112,39 +121,40 @@ class ReplicationLink:
 
     @property
     def is_connected(self) -> bool:
-        """Whether the server is connected to its source. Only then is it certain which server is at
-        the source's address.
+        """Whether the server is connected to its source now.
+
+        If it is not, another server may answer at the source's address by now.
         """
         return True
 
 
 class ReplicationServer(ABC):
-    """A connection to one server with the operator's account. For one thread only.
+    """A session with the operator's account on one server, to change its replication. For one
+    thread only.
 
-    The connection is outside of any pool. Its statements are about the whole server, and must not
-    wait until the application releases a session. As a context manager, it closes the connection at
-    the end of the block.
+    The session does not come from a pool, so it never waits until the application returns one. As a
+    context manager, this object closes its session at the end of the block.
 
     :param name: name of the node, for messages.
     :param settings: the node's settings with the operator's account, like an entry of
         ``DATABASES``.
-    :param databases: names of the databases whose shards are promoted together. Needed for the
-        fence if a server can have several databases.
+    :param databases: names of the databases whose shards are promoted together. PostgreSQL needs
+        them, because its fence closes each database.
     :raises django.db.Error: the server does not answer within 5 seconds, or refuses the account.
     """
 
     #: The texts for messages to operators.
     texts: ClassVar[FenceTexts]
-    #: Name of the database product whose servers can be promoted. The backend may also know a
-    #: product whose servers cannot, see :attr:`ReplicationStatus.can_be_promoted`.
+    #: The name of the database product, for messages. Some servers of the backend may be of another
+    #: product, which cannot be promoted, see :attr:`ReplicationStatus.can_be_promoted`.
     product: ClassVar[str]
     default_port: ClassVar[int]
-    #: Whether a promoted server can become a replica again only as a new copy of all data. If so,
-    #: it is promoted last, after the new topology was published, because all earlier steps can be
-    #: undone.
+    #: Whether a promotion of the server cannot be undone: the server could become a replica again
+    #: only as a new copy of all data. A promotion then publishes the new topology first, and
+    #: promotes the server last, because the steps before can all be undone.
     is_promoted_for_good: ClassVar[bool] = False
-    #: Whether a replica of this kind accepts writes while it replicates. Only then can it take over
-    #: the primary's shards one by one.
+    #: Whether a replica of this kind accepts writes of applications while it replicates. A split
+    #: needs such a replica, because the replica takes over the primary's shards one by one.
     replica_takes_writes: ClassVar[bool] = True
 
     name: str
@@ -184,7 +194,7 @@ class ReplicationServer(ABC):
     def status(self) -> ReplicationStatus:
         """Return the state of the server. One or two round trips.
 
-        If the server cannot be promoted, only its version is known.
+        If the server cannot be promoted, only its version is filled in.
         """
 
     @abstractmethod
@@ -193,13 +203,13 @@ class ReplicationServer(ABC):
 
     @abstractmethod
     def link_from(self, source: Self) -> ReplicationLink | None:
-        """Return the replication connection by which this server receives from ``source``; None if it
-        has none.
+        """Return the replication connection by which this server receives changes from ``source``;
+        None if it has none.
         """
 
     @abstractmethod
     def replicates_from(self, source: Self) -> bool:
-        """Whether the server has a replication connection to the server of ``source``."""
+        """Whether this server has a replication connection to ``source``."""
 
     @abstractmethod
     def schemas(self) -> set[str]:
@@ -207,38 +217,47 @@ class ReplicationServer(ABC):
 
     @abstractmethod
     def idle_seconds(self) -> float | None:
-        """Return for how many seconds the server has had no replicated change left to execute.
+        """Return for how many seconds the server has had no replicated changes left to execute.
 
-        Return None if the server does not report it.
+        A server that is long idle has caught up with its source. Return None if the server does not
+        report the time.
         """
 
     @abstractmethod
     def prepared_branches(self) -> list[BranchName]:
-        """Return the prepared branches of this library, from all projects. One query.
+        """Return all prepared branches on the server that this library has created, in whichever
+        project. One query.
 
-        A branch is the part of a two-phase transaction on one shard. On MySQL, the account needs the
-        privilege XA_RECOVER_ADMIN.
+        A branch is the part of a two-phase commit on one shard. A prepared branch holds its locks
+        until it is committed or rolled back. On MySQL, the account needs the privilege
+        XA_RECOVER_ADMIN.
         """
 
-    # ##### Reasons against a promotion: sentences without a full stop #####
+    # ##### Methods that yield reasons against a promotion: sentences without a full stop #####
 
     @abstractmethod
     def privilege_problems(self, task: Task) -> Iterator[str]:
-        """Yield the reasons why the operator's account cannot do ``task``: missing privileges, and how
-        to grant them.
+        """Yield what the operator's account lacks to do ``task``: sentences that name the missing
+        privileges, and how to grant them.
         """
 
     @abstractmethod
     def source_problems(self) -> Iterator[str]:
-        """Yield the reasons why changes of this primary may not reach its replica."""
+        """Yield the reasons why this primary's changes may not reach its replica, such as a setting
+        that leaves some changes out of the log.
+        """
 
     @abstractmethod
     def replica_problems(self, source: Self, link: ReplicationLink) -> Iterator[str]:
-        """Yield the reasons why this replica may differ from ``source``, although it replicates."""
+        """Yield the reasons why this replica may have other rows than ``source``, although the
+        replication ``link`` runs.
+        """
 
     @abstractmethod
     def link_problems(self, link: ReplicationLink) -> Iterator[str]:
-        """Yield the reasons why the replication ``link`` may not bring all changes to this server."""
+        """Yield the reasons why the replication ``link`` may not bring all changes to this server,
+        for example because it is stopped.
+        """
 
     def warnings(self, task: Task) -> Iterator[str]:
         """Yield facts about this server that the operator should know before ``task``."""
@@ -246,18 +265,21 @@ class ReplicationServer(ABC):
 
     @abstractmethod
     def application_problems(self, account: str) -> Iterator[str]:
-        """Yield the reasons why writes of an application's account could be lost. This object must
-        be connected with that account.
+        """Yield the reasons why a promotion could lose writes of an application's account.
 
         For example, the account can write although the server is fenced (made to refuse writes), or
-        its writes are not replicated.
+        its writes are not replicated. The session of this object must use the application's
+        account.
 
-        :param account: words for the account, such as ``the application's account 'photos'``.
+        :param account: how messages call the account, such as ``the application's account
+            'photos'``.
         """
 
     def split_problems(self, source: Self) -> Iterator[str]:
-        """Yield the reasons why this server cannot take over single shards from ``source`` and go on
-        replicating the other shards from ``source``.
+        """Yield the reasons why this replica cannot take part in a split.
+
+        In a split, the replica takes over some of the shards of ``source``, and goes on replicating
+        the others.
         """
         return iter(())
 
@@ -265,13 +287,13 @@ class ReplicationServer(ABC):
 
     @abstractmethod
     def fence(self, patience: float) -> None:
-        """Make the server refuse all writes of applications.
+        """Fence the server: make it refuse all writes of applications.
 
-        When this method returns, no earlier transaction can be committed any more.
+        When this method returns, transactions that began earlier cannot be committed any more.
 
         :param patience: seconds to wait for running statements or sessions to end.
-        :raises django.db.OperationalError: the wait took longer (:meth:`is_kept_off`), or the server
-            refuses the fence.
+        :raises django.db.OperationalError: they did not end in time (then :meth:`is_kept_off` is
+            true), or the server refuses to be fenced.
         """
 
     @abstractmethod
@@ -280,30 +302,34 @@ class ReplicationServer(ABC):
 
     @abstractmethod
     def written_since(self, position: str) -> str:
-        """Return a description of what was written after the server had logged ``position``; "" if
-        nothing. Must be called by the process that has fenced the server, while the fence holds.
+        """Return a description of what was written after ``position`` in the server's log; "" if
+        nothing.
+
+        Only the process that has fenced the server may call this, and only while the fence holds.
         """
 
     def copy_problems(self, source: Self) -> Iterator[str]:
-        """Yield the reasons why this server is no replica of ``source``.
+        """Yield the reasons why this server is not an exact copy of ``source``.
 
-        Called when this server has reached the position of ``source`` in the log, and ``source`` is
-        fenced (refuses writes).
+        Call it when ``source`` is fenced (refuses writes), and this server has executed all changes
+        of ``source``.
         """
         return iter(())
 
     @abstractmethod
     def wait_for(self, position: str, seconds: float) -> bool:
-        """Wait until replication has executed all changes up to ``position``.
+        """Wait until this server has executed all replicated changes up to ``position``.
 
         Return False if that takes more than ``seconds``.
         """
 
     @abstractmethod
     def wait_for_source(self, source: Self, seconds: float) -> bool:
-        """Wait until replication has executed all changes that ``source`` itself has written until now.
+        """Wait until this server has executed all changes that ``source`` itself has written until
+        now.
 
-        Return False if that takes more than ``seconds``.
+        Changes that ``source`` has received from other servers do not count. Return False if that
+        takes more than ``seconds``.
         """
 
     @abstractmethod
@@ -319,10 +345,10 @@ class ReplicationServer(ABC):
         """Remove the stopped replication connection named ``link``."""
 
     def promote(self, seconds: float) -> bool:
-        """Make this replica a primary that stays fenced (refuses writes), on backends with
-        :attr:`is_promoted_for_good`.
+        """Make this replica a primary, but keep it fenced, so that it refuses writes.
 
-        Can be repeated. Return False if that takes more than ``seconds``.
+        Only for backends with :attr:`is_promoted_for_good`. Can be repeated. Return False if the
+        promotion takes more than ``seconds``.
         """
         raise NotImplementedError(f"{self.product} is promoted by stop() and unfence()")
 
@@ -331,10 +357,10 @@ class ReplicationServer(ABC):
     @staticmethod
     @abstractmethod
     def missing(wanted: str, have: str) -> str:
-        """Return the part of ``wanted``, a position in the log of changes, that lies beyond the
-        position ``have``.
+        """Return the changes that a server at the position ``have`` lacks to reach the position
+        ``wanted``, as a text for messages.
 
-        Return "" if no part lies beyond it.
+        Return "" if it lacks none.
         """
 
     @staticmethod
@@ -342,25 +368,30 @@ class ReplicationServer(ABC):
     def has_no_answer(exc: Error) -> bool:
         """Whether ``exc`` means that the server gave no answer, or an incomplete one.
 
-        False if the server refused the account, or if TLS failed, because the server has answered then.
+        False if the server has refused the account, or if TLS has failed: then a server has
+        answered.
         """
 
     @staticmethod
     @abstractmethod
     def is_kept_off(exc: Error) -> bool:
-        """Whether ``exc`` means that :meth:`fence` stopped waiting after its ``patience``."""
+        """Whether :meth:`fence` raised ``exc`` because statements or sessions did not end within
+        its ``patience``.
+        """
 
     @staticmethod
     @abstractmethod
     def why_no_session(node: str, account: str, exc: Error) -> str:
-        """Return a sentence that explains why ``account`` could not open a session on ``node``.
+        """Return a sentence for the operator that explains why ``account`` could not log in to
+        ``node``.
 
-        :param account: words for the account, such as ``the OPERATOR account 'root'``.
+        :param account: how messages call the account, such as ``the OPERATOR account 'root'``.
+        :param exc: the error of the attempt.
         """
 
 
 def can_be_promoted(settings: Mapping[str, Any]) -> bool:
-    """Whether servers of the backend in ``settings`` can be promoted.
+    """Whether this package can promote servers of the backend in ``settings``.
 
     :param settings: an entry of ``DATABASES`` or ``NODES``.
     """

@@ -1,4 +1,7 @@
-"""Read rows of a shard without any loss, and compare rows by digests that the servers compute.
+"""Read the rows of a shard with exact values, to copy them to another shard or to compare them.
+
+For a comparison, each server computes digests (hashes) of its rows, so that the rows need not be
+sent.
 
 Each backend derives a class from :class:`~sharded_orm.backends.row_copy.RowCopy`, which also writes
 rows.
@@ -24,9 +27,11 @@ Row = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class CopiedColumn:
-    """A column that is copied. Generated columns are not copied, because the database computes them.
+    """A column whose values are copied to another shard. Generated columns are left out, because
+    the database computes their values.
 
-    :param kind: the name of the type, as the database returns it, in lower case.
+    :param kind: the name of the type in lower case, as the database returns it, such as
+        ``varchar``.
     :param charset: the character set; "" if the type has none.
     :param collation: the collation; "" if the type has none.
     """
@@ -39,8 +44,11 @@ class CopiedColumn:
 
 @dataclass(frozen=True)
 class RowDigests:
-    """The server's result for a set of rows: their number, and a digest that does not depend on their
-    order.
+    """The number of rows in a set of rows, and a digest (hash) of all of them. The server computes
+    both.
+
+    The order of the rows does not change the digest. So two shards have the same rows if both
+    values are equal.
     """
 
     count: int
@@ -48,19 +56,19 @@ class RowDigests:
 
 
 class RowAccess(OwnSession, ABC):
-    """Reads, writes and compares rows on one shard, without foreign key checks.
+    """Reads, writes and compares rows on one shard. The session checks no foreign keys.
 
     Several threads may use the same object, but only one at a time.
     """
 
-    #: SQL that follows the column names in an INSERT, such as OVERRIDING SYSTEM VALUE. It lets the
-    #: INSERT set columns that the database would otherwise fill by itself.
+    #: SQL between the column names and VALUES in an INSERT, such as OVERRIDING SYSTEM VALUE. Copied
+    #: rows keep their ids, and PostgreSQL refuses given ids in an identity column without it.
     _as_given: ClassVar[str] = ""
 
     def __init__(self, connection: Any) -> None:
         super().__init__(connection)
-        # A comparison queries two shards at the same time, and so uses this connection in another
-        # thread. Django allows this only after the following call.
+        # A comparison queries two shards at the same time, in two threads. Django allows another
+        # thread to use this connection only after the following call.
         connection.inc_thread_sharing()
         self._columns: dict[str, tuple[CopiedColumn, ...]] = {}
 
@@ -72,10 +80,14 @@ class RowAccess(OwnSession, ABC):
     # ##### Rows of a shard key #####
 
     def read(self, table: CapturedTable, key: Any, limit: int, after: Row = ()) -> list[Row]:
-        """Return rows of a shard key in the order of the primary key, for :meth:`RowCopy.put`.
+        """Return rows of a shard key, sorted by primary key, for :meth:`RowCopy.put`.
 
-        :param limit: the most rows to return.
-        :param after: the primary key of the last row that was read, as :meth:`pk_of` returns it.
+        Call it in a loop to read the rows in batches. Each call continues after the last row of the
+        call before.
+
+        :param limit: the largest number of rows to return.
+        :param after: the primary key of the last row of the call before, as :meth:`pk_of` returns
+            it. Empty for the first call.
         """
         condition, params = self._of_key(table, key)
         behind, values = self._behind(table, after)
@@ -83,8 +95,11 @@ class RowAccess(OwnSession, ABC):
         return self._select(table, condition, params, limit)
 
     def read_again(self, table: CapturedTable, key: Any, pks: Iterable[Row]) -> list[Row]:
-        """Return the rows of a shard key that have one of the primary keys ``pks`` and still exist."""
-        # Use a dict, because a primary key may occur twice in pks: as a number and as text.
+        """Return those rows of a shard key whose primary keys are in ``pks``. Rows that were
+        deleted meanwhile are missing in the result.
+        """
+        # Key the rows by primary key, so that no row is returned twice. The same primary key may
+        # occur in pks twice: as a number and as text.
         found: dict[Row, Row] = {}
         condition, params = self._of_key(table, key)
         for batch in batches(pks):
@@ -127,9 +142,11 @@ class RowAccess(OwnSession, ABC):
             )
 
     def boundary(self, table: CapturedTable, after: Row, size: int) -> Row:
-        """Return the primary key of the row that comes ``size`` rows after the primary key ``after``.
+        """Return the primary key of the row that comes ``size`` rows after the primary key
+        ``after``.
 
-        Return an empty tuple if the table has fewer rows after it.
+        A comparison divides a table into ranges in this way. Return an empty tuple if fewer than
+        ``size`` rows follow.
         """
         condition, params = self._behind(table, after)
         name = self._quote(table.name)
@@ -143,23 +160,24 @@ class RowAccess(OwnSession, ABC):
         return rows[0] if rows else ()
 
     def range_digests(self, table: CapturedTable, after: Row, until: Row) -> RowDigests:
-        """Return a digest of the rows after the primary key ``after``, up to and including
-        ``until``.
+        """Return one digest of all rows in a range of primary keys.
 
-        If ``after`` is empty, the range begins with the first row. If ``until`` is empty, it ends
-        with the last row.
+        The range begins after ``after``, or with the first row if ``after`` is empty. It ends with
+        ``until``, which it includes, or with the last row if ``until`` is empty.
         """
         return self._digests(table, self._quote(table.name), *self._range(table, after, until))
 
     def range_rows(self, table: CapturedTable, after: Row, until: Row) -> dict[Row, str]:
-        """Return the digest of each row in a range, as primary key -> digest.
+        """Return a dict that maps the primary key of each row in a range to the digest of the row.
 
         The parameters are those of :meth:`range_digests`.
         """
         return self._row_digests(table, self._quote(table.name), *self._range(table, after, until))
 
     def rows_of(self, table: CapturedTable, pks: Iterable[Row]) -> dict[Row, str]:
-        """Return the digests of those rows that exist with one of the primary keys ``pks``."""
+        """Return a dict that maps each primary key of ``pks`` whose row exists to the digest of the
+        row.
+        """
         found: dict[Row, str] = {}
         for batch in batches(pks):
             among, values = self._among(table, table.pks, batch)
@@ -177,15 +195,14 @@ class RowAccess(OwnSession, ABC):
         return self._compared(table, ">", after) if after else ("1 = 1", [])
 
     def _compared(self, table: CapturedTable, operator: str, pk: Row) -> tuple[str, list[Any]]:
-        """Return an SQL condition that compares the primary key with ``pk``, and its parameters.
-
-        :param operator: the SQL operator of the comparison, such as ``>``.
+        """Return an SQL condition such as ``id > %s``, and its parameters. It compares the primary
+        key with ``pk``.
         """
         names, marks = list(map(self._quote, table.pks)), self._comparands(table, table.pks)
         if len(names) == 1:
             return f"{names[0]} {operator} {marks[0]}", list(pk)
         # MariaDB uses no index for a comparison of several columns at once, such as (a, b) > (1,
-        # 2). So also compare the first column alone.
+        # 2). So add a comparison of the first column, such as a >= 1, for which it uses one.
         condition = f"({', '.join(names)}) {operator} ({', '.join(marks)})"
         return f"({names[0]} {operator[0]}= {marks[0]} AND {condition})", [pk[0], *pk]
 
@@ -196,28 +213,30 @@ class RowAccess(OwnSession, ABC):
     # ##### Comparison #####
 
     def key_digests(self, table: CapturedTable, key: Any) -> RowDigests:
-        """Return a digest of a shard key's rows in ``table``. Copied rows, which are in its side
-        table, do not count. The server computes the digest from all columns.
+        """Return the number and the digest of a shard key's rows in ``table``. The server computes
+        the digest from all columns.
+
+        Rows that a running move keeps in the side table of ``table`` do not count.
         """
         return self._digests(table, self._quote(table.name), *self._of_key(table, key))
 
     def key_rows(self, table: CapturedTable, key: Any) -> dict[Row, str]:
-        """Return a dict from the primary key of each row of a shard key to a digest of the row. Its
-        purpose is to find rows that differ between two shards.
+        """Return a dict that maps the primary key of each row of a shard key to a digest of the
+        row.
 
-        If rows of the table get new primary keys when they move, the other columns identify the
-        rows.
+        Two such dicts show which rows differ between two shards. If a move gives the rows new
+        primary keys, the dict is keyed by the values of all other columns instead.
         """
         return self._row_digests(table, self._quote(table.name), *self._of_key(table, key))
 
     # ##### Methods for backends to override #####
 
     def columns(self, table: CapturedTable) -> tuple[CopiedColumn, ...]:
-        """Return the columns that are copied, in the order of their names.
+        """Return the columns whose values are copied, sorted by name.
 
-        The columns of a table may have another order on each shard. For example, a migration adds a
-        column at the end of an old table. In a table that is created later, the column may have
-        another place.
+        They are sorted because the same table may have its columns in another order on another
+        shard. For example, a migration has added a column at the end of an old table, while a newer
+        table was created with this column in the middle.
         """
         if table.name not in self._columns:
             columns = sorted(self._read_columns(table.name), key=attrgetter("name"))
@@ -229,24 +248,29 @@ class RowAccess(OwnSession, ABC):
 
     @abstractmethod
     def _exact(self, column: CopiedColumn) -> str:
-        """Return SQL for the value of a column, in a form that Python receives without any loss."""
+        """Return an SQL expression that selects the value of a column in an exact form.
+
+        For example, a floating-point number might otherwise arrive rounded.
+        """
 
     @abstractmethod
     def _mark(self, column: CopiedColumn) -> str:
-        """Return the placeholder that an INSERT uses for a value of the column. :meth:`_exact` has
-        read the value.
+        """Return the SQL placeholder with which an INSERT stores a value of the column that was
+        read in the form of :meth:`_exact`.
         """
 
     def _comparand(self, column: CopiedColumn) -> str:
-        """Return the placeholder of a value that is compared with the column.
+        """Return the SQL placeholder for a value with which the column is compared.
 
-        The comparison follows the collation of the column, as its index and ORDER BY do.
+        The comparison must follow the column's collation, as its index and ORDER BY do.
         """
         return "%s"
 
     @abstractmethod
     def _key_condition(self, column: str) -> str:
-        """Return an SQL condition that compares the column with the shard key, exactly."""
+        """Return an SQL condition that is true only for exactly the shard key in ``column``,
+        whatever the collation ignores.
+        """
 
     @abstractmethod
     def _key_params(self, key: Any) -> list[Any]: ...
@@ -258,7 +282,7 @@ class RowAccess(OwnSession, ABC):
 
     @abstractmethod
     def _row_digest(self, table: CapturedTable) -> str:
-        """Return SQL for the digest of one row."""
+        """Return an SQL expression that computes the digest of one row."""
 
     def _row_digests(
         self, table: CapturedTable, source: str, condition: str, params: list[Any]
@@ -286,21 +310,22 @@ class RowAccess(OwnSession, ABC):
         params: list[Any],
         limit: int | None = None,
     ) -> list[Row]:
-        """Return rows of ``source``, a table that has the columns of ``table``."""
+        """Return rows of the table ``source``, which has the columns of ``table``: the table itself
+        or its side table.
+        """
         values = ", ".join(map(self._exact, self.columns(table)))
         sql = f"SELECT {values} FROM {source} WHERE {condition} {self._order(table, source)}"
         return self._rows(sql if limit is None else f"{sql} LIMIT {limit:d}", *params)
 
     def _order(self, table: CapturedTable, source: str) -> str:
-        # Put the table before the column. The name of the column alone could also mean the selected
-        # expression of this name, which is the value as text.
+        # Write table.column, because the query also selects an expression with the name of the
+        # column: the value as text. ORDER BY with the name alone would sort by this text.
         return f"ORDER BY {', '.join(f'{source}.{self._quote(pk)}' for pk in table.pks)}"
 
     def _of_key(self, table: CapturedTable, key: Any) -> tuple[str, list[Any]]:
-        """Return an SQL condition for the rows of a shard key, and its parameters."""
         if table.fence is not None:
-            # The whole table moves, so select all its rows, whatever their keys are. (The table then
-            # has one fence for all keys. While it is closed, triggers refuse all writes.)
+            # The whole shard moves to another node, so select all rows, whatever their shard keys
+            # are.
             return "1 = 1", []
         condition = self._key_condition(self._quote(table.key))
         for link in reversed(table.links):
@@ -313,9 +338,11 @@ class RowAccess(OwnSession, ABC):
     def _among(
         self, table: CapturedTable, columns: Sequence[str], rows: Sequence[Row]
     ) -> tuple[str, list[Any]]:
-        """Return an SQL condition for rows with certain values of ``columns``, and its parameters.
+        """Return an SQL condition that selects the rows with one of the given values, and its
+        parameters.
 
-        :param rows: the values of ``columns``, one tuple per row.
+        :param columns: the columns that are compared, such as those of the primary key.
+        :param rows: tuples with a value for each of ``columns``.
         """
         values = [value for row in rows for value in row]
         marks = self._comparands(table, columns)
@@ -330,7 +357,9 @@ class RowAccess(OwnSession, ABC):
         return ", ".join(self._quote(column.name) for column in columns)
 
     def _kept_columns(self, table: CapturedTable) -> tuple[CopiedColumn, ...]:
-        """Return all columns, except the primary key if a move gives the rows new primary keys."""
+        """Return the columns that a published row keeps: all, but without the primary key if a move
+        gives the rows new primary keys.
+        """
         columns = self.columns(table)
         if not table.fresh_ids:
             return columns

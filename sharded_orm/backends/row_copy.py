@@ -1,9 +1,9 @@
-"""Copy the rows of a shard key into side tables, and publish them later: insert them into the real
-tables.
+"""Copy the rows of a shard key to another shard in two steps.
 
-*Side tables* are on the target shard, one for each real table, so queries do not see the rows
-before they are published. A side table has the columns of its real table, and the number of the
-copy to which the row belongs.
+First the rows are copied into *side tables* on the target shard, while the application still uses
+the source shard. Queries of the application do not see side tables. Later the rows are *published*:
+one transaction inserts them into the tables of the models. There is one side table for each of
+these tables. It has the same columns, and one more: the number of the copy to which a row belongs.
 
 Each backend derives a class from :class:`RowCopy`. ``connection.row_copy()`` returns an object of
 that class, which has a session of its own.
@@ -23,23 +23,23 @@ from sharded_orm.backends.row_access import Row, RowAccess, RowDigests, batches
 from sharded_orm.backends.snapshot import OWN_PREFIX
 from sharded_orm.exceptions import MoveFailed
 
-#: The column in each side table (which keeps copied rows) with the number of the copy that a row
-#: belongs to.
+#: The name of the column that only side tables have: the number of the copy to which a row belongs.
 COPY: Final = "sharded_orm_copy"
-#: The beginning of the names of side tables, in which copied rows are kept.
+#: How the names of side tables begin. They keep copied rows until these are published.
 SIDE_PREFIX: Final = f"{OWN_PREFIX}rows_"
-#: How many rows of an old copy one statement deletes at most.
+#: One DELETE statement deletes at most this number of rows of an old copy, so that it does not hold
+#: locks for long.
 DELETED: Final = 1000
 
 
 @dataclass(frozen=True)
 class ChangedRows:
-    """Rows of a table that have changed since they were copied.
+    """The rows of a table that have changed since they were copied.
 
-    :param pks: the primary keys of the rows, as the journal (the table of changed rows) stores
-        them.
-    :param rows: those rows that still exist, as another shard's :meth:`RowCopy.read_again` returns
-        them.
+    :param pks: the primary keys of the changed rows, as the journal (a table that triggers fill)
+        stores them.
+    :param rows: the present state of these rows, as :meth:`RowCopy.read_again` returns it on the
+        source shard. Deleted rows are missing.
     """
 
     table: CapturedTable
@@ -48,13 +48,13 @@ class ChangedRows:
 
 
 class RowCopy(RowAccess):
-    """Copies the rows of one shard key into side tables of one shard, and publishes them. For one
-    thread only.
+    """Copies the rows of one shard key into the side tables of a shard, and publishes them: inserts
+    them into the tables of the models. For one thread only.
     """
 
     def claim(self, number: int) -> None:
-        """Mark this session as one that works on a move, so that :meth:`ChangeCapture.end_sessions`
-        finds it.
+        """Mark this session as one of a move, so that :meth:`ChangeCapture.end_sessions` can end it
+        if another process takes the move over.
 
         :param number: the number of the move.
         """
@@ -62,17 +62,19 @@ class RowCopy(RowAccess):
     # ##### Side tables, which keep copied rows #####
 
     def prepare(self, tables: Iterable[CapturedTable]) -> None:
-        """Create the missing side tables, in which copied rows are kept, for ``tables``."""
+        """Create the side tables for ``tables`` that do not exist yet. Copied rows are kept there
+        until they are published.
+        """
         for table in tables:
             for statement in self._side_statements(table):
                 self._rows(statement)
 
     def put(self, table: CapturedTable, number: int, rows: Sequence[Row]) -> None:
-        """Write copied rows into the side table of ``table``, which keeps them until they are
-        published. They replace rows of the side table with the same primary keys.
+        """Write copied rows into the side table of ``table``. They replace rows of the same copy
+        with the same primary keys.
 
         :param number: the number of the copy.
-        :param rows: rows that another shard's :meth:`read` has returned.
+        :param rows: the rows that :meth:`read` has returned on the source shard.
         """
         self.remove(table, number, [self.pk_of(table, row) for row in rows])
         self._insert_copies(table, number, rows)
@@ -89,10 +91,11 @@ class RowCopy(RowAccess):
             )
 
     def remove(self, table: CapturedTable, number: int, pks: Iterable[Row]) -> None:
-        """Delete the rows with the primary keys ``pks`` from a copy (in the side table of ``table``),
-        if they are there.
+        """Delete rows of a copy from the side table of ``table``. Primary keys that it does not
+        have are ignored.
 
         :param number: the number of the copy.
+        :param pks: the primary keys of the rows.
         """
         for batch in batches(pks):
             among, values = self._among(table, table.pks, batch)
@@ -103,7 +106,7 @@ class RowCopy(RowAccess):
             )
 
     def discard(self, tables: Iterable[CapturedTable], number: int) -> None:
-        """Delete all rows of a copy from the side tables of ``tables``, where copied rows are kept.
+        """Delete all rows of a copy from the side tables of ``tables``.
 
         :param number: the number of the copy.
         """
@@ -111,8 +114,10 @@ class RowCopy(RowAccess):
             self._rows(f"DELETE FROM {self._side(table)} WHERE {self._quote(COPY)} = %s", number)
 
     def discard_everywhere(self, number: int) -> None:
-        """Delete a copy of rows from all side tables, where copied rows are kept, in small batches.
-        Also finds the rows if their table was migrated after they were copied.
+        """Delete all rows of a copy from all side tables of the shard, in small batches.
+
+        This includes side tables of a form that a model's table no longer has, because a migration
+        has changed it since the rows were copied.
 
         :param number: the number of the copy.
         """
@@ -121,8 +126,8 @@ class RowCopy(RowAccess):
                 pass
 
     def copies(self) -> set[int]:
-        """Return the numbers of all copies that have rows in the shard's side tables, where copied
-        rows are kept. One statement for each side table.
+        """Return the numbers of all copies that have rows in side tables of the shard. One
+        statement for each side table.
         """
         column = self._quote(COPY)
         return {
@@ -132,15 +137,14 @@ class RowCopy(RowAccess):
         }
 
     def publish(self, tables: Sequence[CapturedTable], number: int) -> None:
-        """Insert the rows of a copy into the real tables, in one transaction.
+        """Publish a copy: insert its rows into the tables of the models, in one transaction.
 
-        The side tables keep the copy.
-
-        The fence with the same number, which makes triggers refuse writes of the key, must be closed.
-        The triggers let the writes of this session pass, but no writes of other sessions.
+        The side tables keep the rows, too. The fence with the same number must be closed: its
+        triggers refuse the writes of all other sessions for the shard key, but let those of this
+        session pass.
 
         :raises MoveFailed: the fence is not closed. Nothing was inserted.
-        :raises django.db.IntegrityError: a real table already has an id or unique value of the copy.
+        :raises django.db.IntegrityError: a table already has an id or unique value of the copy.
             Nothing was inserted.
         """
         with self._passing(number):
@@ -159,23 +163,27 @@ class RowCopy(RowAccess):
     def complete(
         self, number: int, changes: Sequence[ChangedRows], tables: Sequence[CapturedTable] = ()
     ) -> None:
-        """Update a copy to a later state, and publish more of its tables, in one transaction.
+        """Bring a copy up to date, and publish the tables that are still unpublished, in one
+        transaction.
 
-        All tables but ``tables`` are published already, so their changes are made in the real
-        tables, too. Only rows that this copy has published are changed there: a row with the same
-        primary key may belong to another key.
+        A move may publish some tables early, see :meth:`may_publish_early`. Here it publishes
+        ``tables``, the last ones. Before, the changes are made in all side tables. For a table that
+        was published early, they are also made in the table itself, but only to rows of this copy,
+        because another shard key may have a row with the same primary key.
 
-        The fence with the same number must be closed. Its triggers let the changes of this session
-        pass, and no others.
+        The fence with the same number must be closed: its triggers let only the changes of this
+        session pass.
 
-        :param changes: the changed rows. If the copy gives the rows of a table new primary keys,
-            the table must be one of ``tables``.
+        :param changes: the rows that have changed on the source shard since they were copied. If
+            the move gives the rows of a table new primary keys, the table must be one of
+            ``tables``.
         :param tables: the tables that are published now.
         :raises MoveFailed, django.db.IntegrityError: for the reasons that :meth:`publish` names.
             Nothing was changed.
         """
         with self._passing(number):
-            # Delete all changed rows first, because two rows may have exchanged a unique value.
+            # First delete all changed rows, then insert their new states. If each row were replaced
+            # alone, two rows that have exchanged a unique value would violate the constraint.
             for change in changes:
                 if change.table not in tables:
                     self._delete_published(change.table, number, change.pks)
@@ -198,14 +206,14 @@ class RowCopy(RowAccess):
             self._delete(table, [self.pk_of(table, row) for row in copied])
 
     def set_aside(self, tables: Sequence[CapturedTable], number: int, key: Any) -> None:
-        """Move all rows of a shard key into the side tables, out of sight, in one transaction. Can
-        be repeated.
+        """Move all rows of a shard key from the models' tables into their side tables, where no
+        query sees them.
 
-        The fence with the same number must be closed. Its triggers let the changes of this session
-        pass, and no others.
+        One transaction. Can be repeated. The fence with the same number must be closed: its
+        triggers let only the changes of this session pass.
 
-        :param tables: a table with links (foreign keys that lead to the shard key) must come after
-            the tables to which its links lead.
+        :param tables: a child table, whose foreign key leads to the table with the shard key, must
+            come after this table.
         :raises MoveFailed: the fence is not closed. Nothing was moved.
         """
         with self._passing(number):
@@ -221,12 +229,11 @@ class RowCopy(RowAccess):
             self._delete_rows(tables, key)
 
     def unpublish(self, tables: Sequence[CapturedTable], number: int, key: Any) -> None:
-        """Delete the published rows of a shard key from the real tables, in one transaction.
+        """Delete the published rows of a shard key from the models' tables, in one transaction. The
+        side tables keep them.
 
-        The side tables keep the copy.
-
-        :param tables: a table with links (foreign keys that lead to the shard key) must come after
-            the tables to which its links lead.
+        :param tables: a child table, whose foreign key leads to the table with the shard key, must
+            come after this table.
         :raises MoveFailed: the fence is not closed. Nothing was deleted.
         """
         with self._passing(number):
@@ -240,13 +247,14 @@ class RowCopy(RowAccess):
     def withdraw(
         self, tables: Sequence[CapturedTable], number: int, key: Any, former: int | None = None
     ) -> bool:
-        """Undo :meth:`publish`: delete the rows of a shard key, and its fence, in one transaction.
+        """Undo :meth:`publish`: delete the rows of a shard key and its fence, in one transaction.
 
-        A process that tries to publish the key later finds no fence, and fails.
+        If another process tries to publish the key later, it finds no fence, and fails.
 
-        :param former: the number of an earlier fence that this move had taken over. It is restored
-            as a closed fence.
-        :return: False if the fence does not exist, so nothing was changed.
+        :param former: the number of an earlier fence of this key. The move had given this fence its
+            own number; now the fence gets the number ``former`` back, and stays closed. None (the
+            default) deletes the fence.
+        :return: False if the fence does not exist. Nothing was changed then.
         :raises MoveFailed: the fence is open. Nothing was changed.
         """
         fences = self._quote(FENCES)
@@ -262,11 +270,12 @@ class RowCopy(RowAccess):
         return True
 
     def taken(self, table: CapturedTable, rows: Sequence[Row]) -> list[str]:
-        """Return which primary keys and unique values of ``rows`` already exist in the real table.
+        """Return the conflicts that ``rows`` would have in ``table``: primary keys and unique
+        values that other rows already have there.
 
-        :param rows: rows that another shard's :meth:`read` has returned.
-        :return: at most ten texts, one for each value that exists. A text names the columns of the
-            value, and the primary key of the row that has the value on this shard.
+        :param rows: the rows that :meth:`read` has returned on the source shard.
+        :return: at most ten texts, one for each conflict, such as ``app_photo (slug) of row 17``:
+            the table, the columns, and the primary key of the row that has the value on this shard.
         """
         names = [column.name for column in self.columns(table)]
         uniques = [] if table.fresh_ids else [table.pks]
@@ -288,73 +297,78 @@ class RowCopy(RowAccess):
         return found[:10]
 
     def copy_digests(self, table: CapturedTable, number: int) -> RowDigests:
-        """Return the digest of the rows of a copy. Equal rows have equal digests on every shard."""
+        """Return the number and the digest of the rows of a copy. Equal rows have equal digests on
+        every shard.
+        """
         return self._digests(table, self._side(table), f"{self._quote(COPY)} = %s", [number])
 
     def copy_rows(self, table: CapturedTable, number: int) -> dict[Row, str]:
-        """Return the digest of each row of a copy, as primary key -> digest."""
+        """Return a dict that maps the primary key of each row of a copy to the digest of the row."""
         return self._row_digests(table, self._side(table), f"{self._quote(COPY)} = %s", [number])
 
     # ##### Methods for backends to override #####
 
     @abstractmethod
     def _unique_columns(self, table: str) -> Iterator[tuple[str, ...]]:
-        """Yield the columns of each unique index that has no condition and no expression."""
+        """Yield the columns of each unique index of ``table``. Indexes with a condition or an
+        expression are left out.
+        """
 
     def may_publish_early(self, table: CapturedTable) -> bool:
-        """Whether rows of a moving key may be inserted into the real table before queries for the
-        key use this shard.
+        """Whether a move may insert the rows of a key into ``table`` before queries for the key use
+        this shard.
 
-        False if a unique index other than the primary key does not contain the shard key: a row of
-        another key may have the same value. Indexes with a condition or an expression do not count.
+        False if a unique index, other than the primary key, does not contain the shard key: a row
+        of another key may have the same value. Indexes with a condition or an expression do not
+        count.
         """
         uniques = (unique for unique in self._unique_columns(table.name) if unique != table.pks)
         return all(table.key in unique for unique in uniques)
 
     def _advance_counters(self, table: CapturedTable, number: int) -> None:
-        """Make sure that the next generated ids are higher than those of the rows that were just
-        published (inserted into the real table).
+        """Raise the counter that generates the ids of ``table`` above the ids that were just
+        published (inserted with their ids).
 
-        Does nothing here: most databases raise the counter when a row with an id is inserted.
+        Does nothing here, because most databases raise the counter by themselves when a row with an
+        id is inserted. Otherwise the next generated id could be taken.
         """
 
     @abstractmethod
     def cascading(self, tables: Iterable[CapturedTable]) -> set[str]:
-        """Return the names of the tables in which foreign keys make the database change rows.
+        """Return the names of those ``tables`` in which the database itself changes rows for a
+        foreign key with CASCADE, SET NULL or SET DEFAULT.
 
-        The foreign keys have the action CASCADE, SET NULL or SET DEFAULT. Some databases call no
-        trigger for such a change.
+        Some databases call no trigger for such a change, so a move would not notice it.
         """
 
     @abstractmethod
     def _side_tables(self) -> list[str]:
-        """Return the names of all tables on the shard in which copied rows are kept."""
+        """Return the names of all side tables on the shard. Copied rows are kept there until they
+        are published.
+        """
 
     @abstractmethod
     def _delete_batch(self, side: str, number: int) -> int:
-        """Delete at most :data:`DELETED` rows of a copy from ``side``, a side table for copied
-        rows.
-
-        Return how many rows were deleted.
+        """Delete at most :data:`DELETED` rows of a copy from the side table ``side``. Return how
+        many rows were deleted.
         """
 
     @abstractmethod
     def _side_statements(self, table: CapturedTable) -> Iterator[str]: ...
 
     def _side(self, table: CapturedTable) -> str:
-        # Make the columns part of the side table's name, because a migration may change the table
-        # while old copies are kept.
+        # The name of the side table contains a hash of the columns. So if a migration changes the
+        # table, the next move creates a new side table, and old copies stay in the old one.
         text = repr((table.name, self.columns(table)))
         digest = md5(text.encode(), usedforsecurity=False).hexdigest()[:16]
         return str(self._quote(f"{SIDE_PREFIX}{digest}"))
 
     @abstractmethod
     def _passing(self, number: int) -> AbstractContextManager[None]:
-        """Run a ``with`` block in a transaction whose changes pass the triggers, although the fence
-        is closed.
+        """Run a ``with`` block in a transaction whose writes a closed fence lets pass.
 
-        Meanwhile, the triggers refuse writes of other sessions, or let them wait. Only one session
-        passes a fence at a time.
+        Meanwhile, the fence refuses the writes of other sessions, or lets them wait. Only one
+        session passes a fence at a time.
 
         :param number: the number of the fence.
         :raises MoveFailed: the fence is not closed.

@@ -1,6 +1,7 @@
-"""Defer savepoint statements, so that they are sent together with the next statement, or never.
+"""Delay Django's savepoint statements, to save round trips.
 
-The backends whose databases are servers use this module.
+Each is sent together with the next statement of the project. If there is none before the savepoint
+ends, nothing is sent. The backends whose databases are servers use this module.
 """
 
 from __future__ import annotations
@@ -8,8 +9,8 @@ from __future__ import annotations
 import re
 from enum import Enum
 
-# Matches statements about Django's own savepoints, which have names from
-# BaseDatabaseWrapper.savepoint(). Such savepoints nest, and no name is used twice.
+# Matches statements about a savepoint of Django, not one from the project's own SQL. Django's
+# savepoints have names from BaseDatabaseWrapper.savepoint(). They nest, and no name is used twice.
 _DJANGO = re.compile(r"(SAVEPOINT|ROLLBACK TO SAVEPOINT|RELEASE SAVEPOINT) ([`\"]s\d+_x\d+[`\"])$")
 
 
@@ -22,8 +23,9 @@ class SavepointStatement(Enum):
 
 
 def savepoint_statement(sql: str) -> SavepointStatement | None:
-    """Return which savepoint statement ``sql`` is (SAVEPOINT, RELEASE or ROLLBACK TO), if it is one
-    of Django's; None for any other statement.
+    """Return what ``sql`` does with a savepoint of Django: SAVEPOINT, RELEASE or ROLLBACK TO.
+
+    Return None for any other statement, such as one about a savepoint from the project's own SQL.
     """
     if sql[:1] not in "SR":
         return None
@@ -32,15 +34,16 @@ def savepoint_statement(sql: str) -> SavepointStatement | None:
 
 
 def defer(sql: str, pending: list[bytes], *, may_release: bool) -> bool:
-    """Return True if a statement about one of Django's savepoints need not be sent now.
+    """Process a statement about one of Django's savepoints. Return True if it need not be sent now.
 
-    A SAVEPOINT is put into ``pending``. A RELEASE or ROLLBACK may take its SAVEPOINT out again. So
-    nothing is ever sent for a savepoint without other statements.
+    A SAVEPOINT is added to ``pending``. If its RELEASE or ROLLBACK follows without another
+    statement between them, the SAVEPOINT is removed from ``pending``. So nothing is ever sent for
+    an empty ``atomic()`` block.
 
     :param sql: a statement for which :func:`savepoint_statement` is not None.
-    :param pending: the deferred statements, which are sent together with the next statement.
-    :param may_release: True if the server certainly has every savepoint that is not in ``pending``,
-        so that its RELEASE cannot fail.
+    :param pending: the delayed statements, which are sent together with the next statement.
+    :param may_release: whether the server certainly has every savepoint that is not in ``pending``.
+        Then a RELEASE cannot fail, so it is delayed, too.
     """
     match = _DJANGO.match(sql.strip())
     assert match is not None
@@ -50,9 +53,9 @@ def defer(sql: str, pending: list[bytes], *, may_release: bool) -> bool:
         return True
     created = b"SAVEPOINT " + match[2].encode()
     if created in pending:
-        # The SAVEPOINT was not sent yet. So do not send this RELEASE or ROLLBACK TO. Instead,
-        # remove the SAVEPOINT and the later savepoints, which are nested in it. For ROLLBACK TO,
-        # keep the SAVEPOINT itself, because the savepoint goes on.
+        # The SAVEPOINT was not sent yet. So do not send its RELEASE or ROLLBACK TO. Instead, remove
+        # the SAVEPOINT from the delayed statements, with the savepoints nested in it. After a
+        # ROLLBACK TO, the savepoint still exists, so keep the SAVEPOINT itself.
         keep = what is SavepointStatement.ROLLBACK_TO
         del pending[pending.index(created) + keep :]
         return True

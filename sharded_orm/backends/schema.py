@@ -1,6 +1,4 @@
-"""A mixin for schema editors. An attribute of the connection object counts how many editors are
-open.
-"""
+"""A mixin for schema editors, which makes visible whether a migration runs on a connection."""
 
 from __future__ import annotations
 
@@ -8,16 +6,16 @@ from typing import Any, Final, Self
 
 from django.db.backends.base.schema import BaseDatabaseSchemaEditor
 
-#: If the settings of a database alias have this key, a new column keeps its default in the database.
+#: The key in the settings of an alias with which a new column keeps its default in the database.
 #: Without the key, Django drops the default at once, because its own INSERT names all columns.
 KEEP_DEFAULTS: Final = "KEEP_COLUMN_DEFAULTS"
 
 
 class EditorMixin(BaseDatabaseSchemaEditor):
-    """First base class of a backend's ``DatabaseSchemaEditor``.
+    """First base class of a backend's ``DatabaseSchemaEditor``: counts how many editors of a
+    connection are open.
 
-    ``connection.open_editors`` is the number of open editors. A migration is running if that number
-    is not 0.
+    While ``connection.open_editors`` is not 0, a migration runs on the connection.
     """
 
     connection: Any

@@ -1,7 +1,8 @@
-"""Hide, create and show the tables of a shard's schema while the schema moves to another node.
+"""Hide, create and show the tables of a shard while the shard moves to another node.
 
-To *hide* a table is to rename it; a table of names stores its real name. So no program uses it by
-accident, even if the program does not use this library, or does not know the schema's new node yet.
+To *hide* a table is to rename it, and to store its real name in a table of names. A hidden table is
+safe from programs that do not know on which node the shard is now: they find no table of that name.
+Programs that do not use this library do not find it, either.
 
 Each backend derives a class from :class:`SchemaMove`. ``connection.schema_move()`` returns an
 object of that class, which has a session of its own.
@@ -21,21 +22,22 @@ from sharded_orm.backends.row_copy import SIDE_PREFIX
 from sharded_orm.backends.snapshot import OWN_PREFIX
 from sharded_orm.exceptions import MoveFailed
 
-#: The table with the real names of hidden (renamed) tables. If a schema has this table, its shard is
-#: moving, or has moved to another node.
+#: The name of the table with the real names of hidden (renamed) tables. If a schema has such a
+#: table, its shard is moving, or has moved to another node.
 NAMES: Final = f"{OWN_PREFIX}names"
 _HIDDEN_PREFIX: Final = f"{OWN_PREFIX}hidden_"
-#: The name of the one fence to which all tables of a moving schema belong. While it is closed,
-#: triggers refuse changes of the tables.
+#: While a shard moves, all its tables have one fence with this name. While the fence is closed,
+#: triggers refuse writes to the tables.
 FENCE: Final = "shard_move"
 
 
 @dataclass(frozen=True)
 class SchemaDefinition:
-    """The definition of a schema, without rows.
+    """The SQL statements that create the tables of a schema, without rows.
 
-    :param statements: name of each table -> the statements that create the table and its indexes.
-        On PostgreSQL, it also has the statements that create each sequence, function and type.
+    :param statements: maps the name of each table to the statements that create the table and its
+        indexes. On PostgreSQL, it also maps the name of each sequence, function and type to its
+        statements.
     :param defaults: SQL for the character set and collation of new tables; "" if there are none.
     """
 
@@ -44,20 +46,21 @@ class SchemaDefinition:
 
 
 class SchemaMove(OwnSession, ABC):
-    """Creates and renames the tables of one shard that moves to another node.
+    """Creates, hides and shows the tables of one shard that moves to another node.
 
-    To hide a table is to rename it, so that programs do not find it. Tables are hidden on the new
-    node before the move, and on the old node after it. To show a table is to give it its real name.
+    To hide a table is to rename it, so that programs do not find it. To show a table is to give it
+    its real name back. The tables are hidden on the new node until the shard has moved, and on the
+    old node from then on.
 
-    Each change is made under a lock that keeps other sessions of the library from changing tables
-    or triggers of the schema.
+    Each change is made under a lock: no other session of the library changes tables or triggers of
+    the schema meanwhile.
 
     :param confirm: called under the lock, before each change. Raises an error if this process must
-        not make the change.
+        not make the change, for example because another process has taken the move over.
     """
 
-    #: Whether triggers see every change of a row, except for changes by foreign key actions such as
-    #: CASCADE.
+    #: Whether triggers see every change of a row, except changes by foreign key actions such as
+    #: CASCADE. If not, a move must find the other changes in another way.
     triggers_see_all: ClassVar[bool] = True
 
     def __init__(self, connection: Any, confirm: Callable[[], None]) -> None:
@@ -67,10 +70,11 @@ class SchemaMove(OwnSession, ABC):
     # ##### Definitions of the schema #####
 
     def tables(self) -> list[CapturedTable]:
-        """Return all tables with their primary keys, except those of this library's own operations.
+        """Return all tables with their primary keys. Views, and the tables that this library
+        creates for its own operations, are left out.
 
-        All rows of the tables have the same fence (:attr:`CapturedTable.fence`): while it is closed,
-        triggers refuse changes of the rows. Views are not included.
+        All the tables have one fence (:attr:`CapturedTable.fence`): while it is closed, triggers
+        refuse writes to them.
         """
         return [
             CapturedTable(name, self._primary_key(name), "", fence=FENCE)
@@ -105,20 +109,25 @@ class SchemaMove(OwnSession, ABC):
 
     @abstractmethod
     def definition(self) -> SchemaDefinition:
-        """Return the definition of the schema. Tables that are hidden have their real names in it."""
+        """Return the SQL statements that create the schema. Hidden (renamed) tables have their real
+        names in them.
+        """
 
     @abstractmethod
     def layout(self) -> Mapping[str, tuple[str, ...]]:
-        """Return a comparable definition of each table (or other object), by name.
+        """Return a dict that maps the name of each table (or other object) to a definition that can
+        be compared.
 
-        The definition leaves out details that may differ between equal tables. So layouts can be
-        compared between two servers, or before and after the tables were hidden.
+        Details that may differ between equal tables are left out. So a move can check whether the
+        tables on two servers are equal, and whether the tables are the same before and after they
+        were hidden.
         """
 
     @abstractmethod
     def identities(self) -> frozenset[str]:
-        """Return a value for each table that changes if the table gets new storage, by TRUNCATE or
-        by ALTER TABLE. Hiding a table does not change its value.
+        """Return a value for each table that shows whether the table was replaced: it changes with
+        TRUNCATE or ALTER TABLE, which triggers do not see. Hiding a table does not change its
+        value.
 
         :raises django.db.OperationalError: the account may not see these values.
         """
@@ -127,42 +136,46 @@ class SchemaMove(OwnSession, ABC):
 
     @abstractmethod
     def build(self, definition: SchemaDefinition, tag: str) -> None:
-        """Create hidden tables without rows. Drop the hidden tables that an earlier move has left.
+        """Create hidden tables without rows, under renamed names from the beginning. No other
+        session ever sees them under their real names.
 
-        No other session ever sees the new tables under their real names.
+        Hidden tables that an earlier move has left are dropped.
 
-        :param tag: a part of the hidden names that no other move uses. So a process whose move has been
-            ended cannot write to the tables of a later move.
+        :param tag: a text in the hidden names that is different for each move. So a process whose
+            move was ended cannot write to the tables of a later move.
         """
 
     @abstractmethod
     def hide(self, tables: Sequence[CapturedTable], tag: str, patience: float) -> float:
-        """Rename the tables to hidden names, all at the same moment. Can be repeated.
+        """Hide the tables: rename all of them at the same moment. Can be repeated.
 
-        :param tag: a part of the hidden names, as in :meth:`build`.
+        :param tag: a text in the hidden names that is different for each move.
         :param patience: seconds to wait for transactions that use the tables.
-        :return: the time (``time.monotonic()``) from which statements of other sessions had to wait.
+        :return: the time (``time.monotonic()``) since which statements of other sessions have had
+            to wait.
         :raises django.db.OperationalError: the transactions took longer than ``patience``. No table
             was renamed.
         """
 
     @abstractmethod
     def show(self, patience: float) -> None:
-        """Rename the hidden tables back to their real names, all at the same moment. Can be repeated.
+        """Show the hidden tables: give all of them their real names back at the same moment. Can be
+        repeated.
 
-        :raises MoveFailed: other tables have these names. No table was shown.
-        :raises django.db.OperationalError: another session works on the schema for more than
+        :raises MoveFailed: other tables have these names by now. No table was shown.
+        :raises django.db.OperationalError: another session has worked on the schema for more than
             ``patience`` seconds.
         """
 
     def warm_up(self) -> None:
-        """Prepare hidden (renamed) tables, for example by statistics, so that the first queries are
-        not slow. Must be called before the tables are shown.
+        """Prepare hidden tables for queries, for example by computing statistics. Call it before
+        the tables are shown, so that the first queries are not slow.
         """
         return
 
     def finish(self) -> None:
-        """Do the slow work that is left after the tables were shown. Does not block other sessions.
+        """Do the slow work that can wait until the tables are shown, such as checking foreign keys.
+        Does not block other sessions.
 
         Can be repeated.
 
@@ -172,11 +185,12 @@ class SchemaMove(OwnSession, ABC):
 
     @abstractmethod
     def discard(self) -> None:
-        """Drop the hidden (renamed) tables with their rows, and the schema if it is empty then. Can be
+        """Drop the hidden tables with their rows. Then drop the schema if it is empty. Can be
         repeated.
 
-        This also drops the old rows of moved keys that the schema still keeps. On SQLite, the file is
-        kept, with the table :data:`NAMES` in it, because a process may have the file open.
+        Rows of moved keys that the schema still keeps in side tables are dropped, too. On SQLite,
+        the file stays, with the table :data:`NAMES` in it, because a process may still have the
+        file open.
         """
 
     def _side_tables(self) -> list[str]:
@@ -186,7 +200,7 @@ class SchemaMove(OwnSession, ABC):
         return [name for name in self._table_names() if name.startswith(SIDE_PREFIX)]
 
     def hidden(self) -> dict[str, str]:
-        """Return the tables that are hidden under other names, as real name -> hidden name."""
+        """Return a dict that maps the real name of each hidden table to its hidden name."""
         present = set(self._table_names())
         if NAMES not in present:
             return {}
@@ -206,29 +220,28 @@ class SchemaMove(OwnSession, ABC):
     def counters(self) -> dict[str, int]:
         """Return the next number (SQLite: the last number) of each counter that generates ids.
 
-        The numbers are keyed by the name of the table or sequence. Hidden tables have their real names
-        in the result.
+        The dict maps the name of the table or sequence to the number. Hidden tables have their real
+        names in it.
         """
 
     @abstractmethod
     def set_counters(self, counters: Mapping[str, int]) -> None:
-        """Set the id counters (AUTO_INCREMENT or the like) of hidden tables, so that the next ids
-        follow those of another schema.
+        """Set the counters that generate ids (AUTO_INCREMENT or the like) of the hidden tables. So
+        new ids continue after those of the old node.
 
-        :param counters: the result of the other schema's :meth:`counters`.
+        :param counters: what :meth:`counters` has returned on the old node.
         """
 
 
 def hidden_name(table: str, tag: str) -> str:
-    """Return the name under which a table is hidden. It has at most 64 characters.
+    """Return the name that a table gets while it is hidden. It has at most 64 characters.
 
     :param table: the real name of the table.
-    :param tag: a part of the hidden names that no other move uses.
+    :param tag: a text in the hidden names that is different for each move.
     """
     digest = md5(table.encode(), usedforsecurity=False).hexdigest()
     return f"{_HIDDEN_PREFIX}{tag}_{digest[:16]}"
 
 
 def as_hidden(table: CapturedTable, tag: str) -> CapturedTable:
-    """Return a copy of ``table`` with the name under which the table is hidden."""
     return replace(table, name=hidden_name(table.name, tag))

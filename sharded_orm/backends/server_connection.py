@@ -1,4 +1,4 @@
-"""The connection object (wrapper) of a shard whose node is a server. Aliases with equal connection
+"""The connection object of a shard whose database is on a server. All aliases with equal connection
 parameters share a pool of sessions.
 """
 
@@ -26,22 +26,25 @@ P = TypeVar("P", bound=SessionPool[Any])
 
 
 class ServerConnectionMixin(ShardConnectionMixin, Generic[P]):
-    """First base class of the wrappers of backends with a server.
+    """First base class of the ``DatabaseWrapper`` of each backend with a server.
 
-    ``self.connection`` is a :class:`SessionHold`: it leases a physical session when there is work. All
-    aliases of the process with equal connection parameters lease from the same pool. As with any
-    Django wrapper, only the thread that owns it may use it.
+    ``self.connection`` is a :class:`SessionHold`: it leases a session (server connection) from a
+    pool while statements need one. All aliases of the process with equal connection parameters use
+    the same pool. As with any connection object of Django, only the thread that owns the object may
+    use it.
     """
 
     two_phase_refusal = ""
 
-    #: The modules of the backend that read a server's catalog, its sizes, and the identity of sessions.
+    #: Three modules of the backend: they read the definitions of a server's tables, the sizes of
+    #: the tables, and the identities of the server's sessions.
     snapshot_module: ModuleType
     sizes_module: ModuleType
     identity_module: ModuleType
     #: The module of the backend that runs the statements of a two-phase commit.
     branches_module: ModuleType
-    #: The classes of a node's cursors: one fetches all rows at once, the other streams them.
+    #: The classes of the cursors that :meth:`node_cursor` returns: the first fetches all rows at
+    #: once, the second leaves them on the server until they are fetched.
     node_cursor_class: type[Any]
     node_stream_class: type[Any]
     #: A query whose last column is the number of sessions that the server has.
@@ -71,13 +74,13 @@ class ServerConnectionMixin(ShardConnectionMixin, Generic[P]):
 
     @contextmanager
     def node_cursor(self, *, stream: bool = False) -> Iterator[Any]:
-        """Return a context manager that yields a cursor of the node, in autocommit.
+        """Return a context manager that yields a cursor on the node of this alias, in autocommit.
 
-        The statements must name the schema of each table. They are not part of a transaction of this
-        alias. Usable from any thread.
+        The cursor belongs to no shard, so its statements must name the schema of each table. They
+        are not part of a transaction of this alias. Usable from any thread.
 
-        :param stream: whether rows stay on the server until they are fetched; otherwise ``execute``
-            fetches all rows.
+        :param stream: whether rows stay on the server until they are fetched; otherwise
+            ``execute()`` fetches all rows.
         """
         with self.wrap_database_errors:
             node = self.shard.node if self.shard is not None else None
@@ -100,8 +103,8 @@ class ServerConnectionMixin(ShardConnectionMixin, Generic[P]):
         return self.connection is None or self.connection.is_idle
 
     def is_usable(self) -> bool:
-        """Whether the held session can run a statement or, if none is held, whether a session can be
-        leased.
+        """Whether the session that this connection holds can run a statement. If it holds none,
+        whether it can lease one from the pool.
         """
         if self.connection is None:
             return False
@@ -139,13 +142,13 @@ class ServerConnectionMixin(ShardConnectionMixin, Generic[P]):
         return tables
 
     def _unlogged_rows(self, shards: Sequence[Shard], sql: str, params: Sequence[Any]) -> Any:
-        """Run a query and return its rows, without logging the query, because tests count logged
-        queries.
+        """Run a query and return its rows, but do not add the query to the query log, because
+        ``assertNumQueries()`` would count it.
         """
         if len(shards) == 1 and shards[0].alias == self.alias:
             with self.cursor() as cursor:
-                # Call _execute(), which does not log the query, but follows the shard to another node,
-                # as execute() does.
+                # _execute() does not log the query, as execute() does. But like execute(), it finds
+                # the shard if it has moved to another node.
                 cursor._execute(sql, params, False)
                 return cursor.fetchall()
         with self.wrap_database_errors, self.node_cursor() as node_cursor:
@@ -169,8 +172,8 @@ class ServerConnectionMixin(ShardConnectionMixin, Generic[P]):
 
     def leave_branch(self) -> None:
         if self.connection is not None:
-            # This call closes the session. It raises an error if other state is lost with the session.
-            # Ignore this error.
+            # leave_branch() closes the session. If other state is lost with the session, it raises
+            # an error, which does not matter here.
             with suppress(self.Database.Error):
                 self.connection.leave_branch()
 
@@ -207,13 +210,14 @@ class ServerConnectionMixin(ShardConnectionMixin, Generic[P]):
         self.ensure_connection()
         connection = self.connection
         assert connection is not None
-        # Yield False if the server cannot limit statements. Also yield False if the session has
-        # state: it may be in a transaction that the project's own SQL has begun.
+        # Yield False if the server cannot limit the time of statements. Also yield False if the
+        # session has state, because it may be in a transaction that the project's own SQL has
+        # begun.
         if connection.mode is not SessionMode.FREE or not self.limits_statements:
             yield False
             return
         with self.wrap_database_errors, connection.one_session():
-            # A session has no identity if clients reach the server through a proxy or pooler.
+            # Behind a proxy or pooler, a session has no identity on the server.
             if not connection.session_id().connection:
                 yield False
                 return

@@ -1,20 +1,23 @@
 """The format of objects and lists in the cache. Uses neither Django nor a driver.
 
-Yupoo (Y13) stored pickled model instances. Here an object is stored as JSON, so reading it never
-runs code from the cache. An object has the fields of a row as the database driver gave them. A list
-has primary keys, or one number: the result of ``count()`` or ``exists()``. The format of an object
-(``o1``) and of a list (``l1``)::
+An object is one cached row: its fields, as the database driver gave them. A list is the cached
+result of a query: primary keys, or one number for ``count()`` or ``exists()``. Both are stored as
+JSON, so reading them never runs code from the cache. (Yupoo, Y13, stored pickled model instances.)
+The format of an object (``o1``) and of a list (``l1``)::
 
     o1 {fingerprint} {stamp} {name} {fields}{checksum}
     l1 {fingerprint} - {name} {fields}{checksum}
 
 - ``fingerprint`` is a digest of the model's fields.
-- ``stamp`` has the generations (random digests) of the object's guards. The object is valid while
-  the guards have these generations. A list has a digest of its guards in its name instead.
-- ``name`` is the name of the entry, so a copy under another name is not accepted.
-- ``fields`` is the inside of a JSON array, without any bracket: brackets in texts are escaped. So
-  one call of the JSON parser can read many entries, and damage to one cannot spread to the next.
-  The last element has one character for each field. A letter says how the field was encoded
+- ``stamp`` has the generations (random digests) of the object's guards, the entries that say
+  whether other entries are valid. The object is valid while the guards have these generations. A
+  list has ``-`` here, and a digest of its guards in its name.
+- ``name`` is the name of the entry. If the server returns an entry under another name, the library
+  notices it.
+- ``fields`` is a JSON array without its outer brackets. Brackets in texts are escaped, so that
+  ``fields`` has no bracket at all. The library joins the fields of many entries into one text, and
+  parses it with one call; a damaged entry cannot change how the next one is read. The last element
+  of the array is a text with one character for each field. A letter says how the field was encoded
   (:data:`_CARRIED`); ``.`` says that the field is a plain JSON value.
 - ``checksum`` has four bytes. It detects accidents; it is not a signature.
 """
@@ -33,8 +36,9 @@ from typing import Any, Final
 from uuid import UUID
 from zlib import crc32
 
-#: The version of the format, a part of each model's fingerprint. Increase the number when this
-#: module, or a converter of Django, begins to interpret stored rows differently.
+#: The version of the format. Increase it when this module, or a converter of Django, begins to
+#: interpret stored rows differently. Each model's fingerprint contains the version, so that entries
+#: of the old version are no longer used.
 FORMAT: Final = 1
 
 #: A row: one value for each concrete field of the model, in their order.
@@ -44,8 +48,8 @@ _OBJECT, _LIST = "o1", "l1"
 #: Matches the beginning of an object or list of this library, in any version of the format.
 _OURS = re.compile(rb"[ol][0-9]{1,4} [0-9a-f]+ [0-9a-f-]+ [!-~]+ ")
 _MICROSECOND = timedelta(microseconds=1)
-#: The largest exponent of a decimal number that is accepted. No column needs a larger one, and
-#: computing with huge exponents takes very long.
+#: The largest exponent of a decimal number that is read from the cache. No column needs a larger
+#: one. A damaged entry could have a huge exponent, and computing with it would take very long.
 _MOST_DIGITS = 1000
 
 
@@ -64,7 +68,7 @@ BROKEN: Final = Unusable.BROKEN
 
 
 class _NotExact(Exception):
-    """Raised for a value that could not be read from the cache exactly as it was stored."""
+    """Raised if storing a value would change it, such as a time with a named time zone."""
 
 
 def _zone_is_exact(value: datetime | time) -> bool:
@@ -104,9 +108,9 @@ def _unpack_interval(number: Any) -> timedelta:
     return timedelta(microseconds=number)
 
 
-#: For each type that JSON lacks: a letter that stands for the type, and the function that turns a
-#: value of the type into a JSON value. Values of subclasses are not stored: they would be read as
-#: values of the base class.
+#: Maps each type that JSON lacks to a pair: the letter that stands for the type in an entry, and
+#: the function that turns a value into a JSON value. A row with a value of a subclass is not
+#: cached, because the value would be read as one of the base class.
 _CARRIED: dict[type, tuple[str, Callable[[Any], Any]]] = {
     bytes: ("b", _pack_bytes),
     Decimal: ("n", str),
@@ -125,8 +129,8 @@ _BACK: dict[str, Callable[[Any], Any]] = {
     "i": _unpack_interval,
     "u": UUID,
 }
-#: The CRC-32 of every undamaged entry. An entry ends with the CRC-32 of all bytes before it. The
-#: CRC-32 of such an entry as a whole is always this constant.
+#: The CRC-32 of every undamaged entry. An entry ends with the CRC-32 of all bytes before it. It is
+#: a property of CRC-32 that the CRC-32 of bytes with this ending is always the same constant.
 _WHOLE = 0x2144DF1C
 _PLAIN = frozenset({type(None), bool, int, float, str})
 
@@ -172,8 +176,8 @@ def unpack_objects(
 
     :param raws: the bytes of the entries ``names``; None for a missing entry.
     :param fingerprint: the digest of the model's fields that the objects must carry.
-    :param stamp: the stamp that the objects must carry: digests from the guards, the entries that
-        say whether objects are valid.
+    :param stamp: the stamp that the objects must carry: the present generations of their guards,
+        the entries that say whether objects are valid.
     :param width: the number of the model's concrete fields.
     """
     start = f"{_OBJECT} {fingerprint} {stamp} "
@@ -191,7 +195,7 @@ def unpack_objects(
         if crc32(raw) == _WHOLE:
             positions.append(position)
             bodies.append(raw[len(prefix) : -4])
-        # The entry counts as broken, unless the code below can parse it.
+        # Add BROKEN for now. The code below replaces it by the row if the entry can be parsed.
         rows.append(BROKEN)
     if bodies:
         for position, row in zip(positions, _rows(bodies), strict=True):
@@ -241,7 +245,8 @@ def _why_unusable(raw: bytes, start: str) -> Unusable:
     :param start: the expected beginning of the entry, without the name.
     """
     if raw.startswith(start.encode()):
-        # Only the name differs, so this is a copy of another entry.
+        # The kind, fingerprint and stamp are as expected, so the name is wrong: this is the value
+        # of another entry.
         return BROKEN
     return MISS if raw.startswith(start[:1].encode()) and _OURS.match(raw) else BROKEN
 
@@ -268,10 +273,10 @@ def _pack(prefix: bytes, row: Row) -> bytes | None:
         # JSON cannot hold an integer of thousands of digits, so such a row is not stored.
         return None
     if "[" in text or "]" in text:
-        # Escape all brackets, so that brackets in texts cannot end the arrays in which _rows()
-        # parses several entries at once. All brackets here are inside JSON strings, where escapes
-        # are allowed. A backslash before a bracket does not matter, because _dump() has doubled
-        # each backslash.
+        # Escape all brackets. _rows() parses several entries at once, as arrays, and a bracket in a
+        # damaged text could end such an array. The fields are never arrays, so all brackets here
+        # are inside JSON strings, where escapes are allowed. A backslash before a bracket does no
+        # harm, because _dump() has doubled it.
         text = text.replace("[", "\\u005b").replace("]", "\\u005d")
     value = prefix + text.encode("utf-8", "surrogatepass")
     return value + crc32(value).to_bytes(4, "little")
@@ -280,15 +285,15 @@ def _pack(prefix: bytes, row: Row) -> bytes | None:
 def _rows(bodies: list[bytes]) -> list[list[Any] | None]:
     """Return the rows that the JSON texts ``bodies`` encode; None for each text that is damaged.
 
-    :param bodies: the JSON text of each entry: the part ``fields`` of the format. The checksums of
-        the entries are valid.
+    :param bodies: the part ``fields`` of each entry. The caller has verified the checksums.
     """
     count = len(bodies)
     rows: list[Any]
     try:
         text = b"],\n[".join(bodies).decode("utf-8", "surrogatepass")
-        # All entries are parsed at once, as elements of one outer array. An entry is exactly one
-        # element if its JSON text has no bracket, and no string in it continues after a line end.
+        # Parse all entries at once, as elements of one outer array. For this, each entry must be
+        # exactly one element. It is, if its JSON text has no bracket, and if no string in it
+        # continues after the line end (the parser refuses that).
         if text.count("[") != count - 1 or text.count("]") != count - 1:
             raise ValueError("brackets")
         rows = _load(f"[[{text}]]")

@@ -49,8 +49,8 @@ from sharded_orm.models.global_models import GlobalModel
 from sharded_orm.models.sharding.options import shard_options
 
 _NAMES = {"group", "shard_key", "same_key", "cache", "isolate_key"}
-# Isolation levels under which reads in a transaction bypass the cache, because the cache may be
-# newer than the rows that the transaction may see.
+# In a transaction with one of these isolation levels, all reads show the database at one moment in
+# the past. The cache may have newer rows than that, so such reads bypass the cache.
 _SNAPSHOTS = {"repeatable read", "serializable"}
 
 
@@ -136,8 +136,8 @@ def check_cache_aliases(**kwargs: Any) -> list[checks.CheckMessage]:
 def _own_meta(model: Any) -> Any:
     """Return the ``ShardMeta`` that ``model`` itself or one of its abstract base classes declares.
 
-    Return None if there is none. That of a concrete parent does not count, because the check of the
-    parent covers it.
+    Return None if there is none. A ``ShardMeta`` of a concrete parent does not count: it is checked
+    together with the parent, and would be reported twice otherwise.
     """
     for owner in model.__mro__:
         if "ShardMeta" in owner.__dict__:
@@ -316,8 +316,9 @@ def _isolation(cached: Sequence[Any]) -> Iterator[checks.CheckMessage]:
                 id="sharded_orm.W036",
             )
         elif level == "unknown":
-            # Only the server knows the isolation level. If it has the level READ UNCOMMITTED, this
-            # may be the level in use. Then no read uses the cache, even outside of transactions.
+            # OPTIONS does not name a level, so the default of the server is in use, which is not
+            # known here. On a server that offers READ UNCOMMITTED, it may be this level. The
+            # library must assume so, and then no read uses the cache, even outside of transactions.
             where = "" if features.has_read_uncommitted else "inside a transaction "
             yield checks.Warning(
                 f"The isolation level of {place} is not in its OPTIONS, so only the server knows it:"

@@ -26,10 +26,11 @@ APP = "sharded_orm"
 
 @checks.register(checks.Tags.commands)  # type: ignore[attr-defined,unused-ignore]  # the type stubs lack this tag
 def check_commands(**kwargs: Any) -> list[checks.CheckMessage]:
-    """Warn if an app that is listed before ``sharded_orm`` hides one of its commands.
+    """Warn if another app hides a command of this library.
 
-    Of two commands with the same name, Django runs that of the app that is listed first in
-    ``INSTALLED_APPS``. A subclass of this library's command is no problem.
+    If two apps have a command of the same name, such as ``migrate``, Django runs the command of the
+    app that comes first in ``INSTALLED_APPS``. There is no warning if that command is a subclass of
+    the library's command.
     """
     app_by_command = get_commands()
     folder = Path(apps.get_app_config(APP).path) / "management"

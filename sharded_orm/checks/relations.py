@@ -103,7 +103,7 @@ def _generic_relations(model: Any) -> Iterator[checks.CheckMessage]:
     if options is None or not counts_per_shard(options.model._meta.pk):
         return
     for field in model._meta.private_fields:
-        # A GenericForeignKey has no related model; such a field is skipped.
+        # Skip a GenericForeignKey, which has no single related model.
         remote_model = getattr(field.remote_field, "model", None)
         if not isinstance(remote_model, type) or group_of_model(remote_model) == options.group:
             continue

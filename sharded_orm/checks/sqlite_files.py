@@ -23,9 +23,10 @@ from sharded_orm import runtime
 def check_autonomous_files(**kwargs: Any) -> list[checks.CheckMessage]:
     """Warn if the directory or a ticket server is in the SQLite file of the alias ``default``.
 
-    The directory records the shards of keys, and ticket servers hand out ids. Both are written on
-    connections of their own, even inside a transaction. SQLite allows one writer per file, so a
-    transaction on ``default`` would block new keys and ids.
+    The directory records the shards of keys, and ticket servers hand out ids. The library writes
+    both on separate connections, outside of the caller's transaction. SQLite allows one writer per
+    file. So after a write in a transaction on ``default``, the caller would wait for its own
+    transaction when it needs a new key or id, until the error "database is locked".
     """
     config = runtime.config()
     directory = any(g.strategy == "directory" for g in config.topology.groups.values())
@@ -53,8 +54,8 @@ def check_autonomous_files(**kwargs: Any) -> list[checks.CheckMessage]:
 def check_ticket_files(**kwargs: Any) -> list[checks.CheckMessage]:
     """Warn if a ticket server is an SQLite file whose ``transaction_mode`` is not DEFERRED.
 
-    In the other modes, each transaction on the alias locks the file, even if it writes nothing. New
-    ids come from other connections, which would wait until it ends.
+    In the other modes, each transaction on the alias locks the file, even if it writes nothing. Ids
+    are taken on separate connections, so nobody would get an id until the transaction ends.
     """
     messages: list[checks.CheckMessage] = []
     for alias in runtime.config().tickets:

@@ -44,9 +44,10 @@ class CacheOptions:
     #: A write may COMMIT within this many seconds after its marker (the announcement of the write
     #: in the cache) was stored. Before a later COMMIT, a new marker is stored.
     commit_within: float = 2.0
-    #: A number of seconds with two uses (:class:`CacheOptions` explains guards and markers). Rows
-    #: are cached only if their guard is at least this old. And a write whose marker is this old
-    #: counts as ended, if the database cannot report whether it still runs.
+    #: Seconds for which the cache is careful about rows that somebody may be writing. Rows are not
+    #: cached while their guard (see :class:`CacheOptions`) is younger than this. If a marker stays
+    #: open and the database cannot report whether its write still runs, the write counts as ended
+    #: after this time.
     quarantine: float = 10.0
     #: What to do if a write cannot be announced in the cache. ``"refuse"`` rolls the write back.
     #: ``"proceed"`` commits the write; then cache entries may be stale for up to ``ttl`` seconds.

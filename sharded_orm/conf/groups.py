@@ -16,9 +16,10 @@ KEYS = {
 RANGE_KEYS = {
     "range", "primary", "replica", "pair", "active", "epoch", "open", "weight", "pinned",
 }  # fmt: skip
-# Endings that the name of a shard group must not have, because other aliases have them. A shard's
-# alias ends in "_" and five digits; here, more digits are also refused. "photos_template" is the
-# alias of the schema from which the test shards of the group "photos" are cloned.
+# The name of a shard group must not end like this, because it could be mistaken for the alias of
+# another database. For example, "photos_00042" is a shard of the group "photos", and
+# "photos_template" is the schema from which the group's test shards are cloned. More than five
+# digits are refused as well.
 _TAKEN_NAMES = re.compile(r"_(template|\d{5,})\Z")
 
 

@@ -22,7 +22,7 @@ KEYS = {
 # Settings that NODE_DEFAULTS must not have. A default CAPACITY would make every node a target of
 # shards, even a node that has only replicas.
 _NO_DEFAULTS = {"CAPACITY"}
-# The settings that are accounts, and the keys of each.
+# These settings of a node are database accounts: dicts with the keys USER and PASSWORD.
 _ACCOUNTS = ("OPERATOR", "REPLICATION")
 _ACCOUNT_KEYS = {"USER", "PASSWORD"}
 _POOL_KEYS = {"MAX", "TIMEOUT"}

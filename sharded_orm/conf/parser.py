@@ -69,8 +69,9 @@ class Config:
     :param bound_key: the dotted path of the function that returns the shard keys of a request. The
         middleware binds these keys: queries of the request need not name them. None if the setting
         has no ``BOUND_KEY``.
-    :param placement_lease: seconds. A process may use the shards of keys that it remembers for this
-        time. Then it must query which keys are moving. None if no key ever moves.
+    :param placement_lease: seconds for which a process may use the shards of keys that it
+        remembers. After this time it must query again which keys are moving to other shards. None
+        if no key ever moves.
     :param move_wait: seconds for which a write waits while its key moves to another shard.
     :param read_plans: whether the SQL of a query is kept for later queries that differ from it only
         in their values.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 class IdGenerator(ABC):
-    """A generator of 64-bit ids, which never hands out an id of a sequence twice. Thread-safe.
+    """A generator of 64-bit ids. No two calls return the same id of a sequence. Thread-safe.
 
     A sequence is a named series of ids, such as the ids of one model.
     """

@@ -1,17 +1,15 @@
 """Ids that contain the shard of their row: 64-bit integers whose bits are divided into parts.
 
-This module uses neither Django nor a database. To pack is to make an id from its parts, and to
-unpack is to split it again. The parts are checked each time: one that is too large for its bits
-would change the next higher part.
+This module uses neither Django nor a database. An id is packed (made from its parts) and unpacked
+(split into them). Both check each part: a number with too many bits would change the next part.
 
 ========================  =====================================================
 :class:`PackedID`         shard, type, local id (Pinterest, P1)
 :class:`TimestampedID`    milliseconds, shard, sequence (Instagram, I2)
 ========================  =====================================================
 
-An id of either class has a layout, which says how many bits each part has. The default layouts are
-those that Pinterest and Instagram published. All ids fit into a signed ``BIGINT``: they are from 0
-to 2**63 - 1.
+A layout says how many bits each part has. The default layouts are those that Pinterest and
+Instagram published. All ids fit into a signed ``BIGINT``: they are from 0 to 2**63 - 1.
 """
 
 from __future__ import annotations
@@ -26,8 +24,8 @@ from sharded_orm.exceptions import InvalidID, TimestampExhausted
 _MILLISECOND = timedelta(milliseconds=1)
 _UNIX = datetime(1970, 1, 1, tzinfo=UTC)
 
-#: The default epoch of :class:`TimestampedLayout`, from which milliseconds are counted. With the
-#: default widths, there are ids until 2059.
+#: The default epoch of :class:`TimestampedLayout`: the time in an id counts milliseconds from here.
+#: With the default widths, there are ids until 2059.
 EPOCH = datetime(2025, 1, 1, tzinfo=UTC)
 
 
@@ -48,9 +46,8 @@ class _Layout:
     """
 
     def deconstruct(self) -> tuple[str, tuple[()], dict[str, Any]]:
-        """Return what migrations need to recreate the layout.
-
-        That is the dotted path of the class, its arguments, and its keyword arguments.
+        """Return the dotted path of the class, and the arguments with which migrations recreate the
+        layout.
         """
         parts = {f.name: getattr(self, f.name) for f in fields(self)}
         return f"{type(self).__module__}.{type(self).__qualname__}", (), parts
@@ -122,10 +119,11 @@ class PackedLayout(_Layout):
         )
 
     def counted(self, shard: int, type: int) -> range:
-        """Return the range of all ids that rows on ``shard`` can have, in the table with the number
-        ``type``.
+        """Return all ids that rows of one table on ``shard`` can have, as a range.
 
-        The local parts of these ids go from 1 to the largest number that fits.
+        Their local parts go from 1 to the largest number that fits.
+
+        :param type: the number of the table.
         """
         last = (1 << self.local_bits) - 1
         return range(self.pack(shard, type, 1), self.pack(shard, type, last) + 1)

@@ -1,6 +1,6 @@
-"""Timestamped ids made by the Django process (Instagram's layout, I2).
+"""Timestamped ids that the Django process makes (Instagram's layout, I2).
 
-They are for databases that cannot make such ids themselves.
+For databases that cannot make such ids themselves.
 """
 
 from __future__ import annotations
@@ -26,22 +26,20 @@ def _now() -> int:
 class _Lane:
     """What this process remembers of the ids that it has made for one table on one shard.
 
-    ``last`` is the time of the latest id, in milliseconds after the epoch. ``sequence`` is the
-    sequence number of the latest id. ``used`` is the number of ids that this process has made for
-    the time ``last``.
+    ``last`` is the time of the latest id, in milliseconds after the epoch, and ``sequence`` is its
+    sequence number. ``used`` is the number of ids that were made for the time ``last``.
     """
 
     last: int
     used: int
     sequence: int
-    # Lock to be held while an id is made, so that no pair (last, sequence) is used twice. A caller holds
-    # the lock even while it waits for the clock; callers for other tables or shards are not blocked.
+    # Held while an id is made, so that no pair (last, sequence) is used twice. A caller that waits
+    # for the clock keeps the lock, but callers for other tables or shards have other locks.
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-# If the sequence numbers of a millisecond are used up, and the clock is at most this many
-# milliseconds behind the last id, a caller waits for the clock. If the clock is further behind,
-# nobody waits.
+# In milliseconds. If the sequence numbers of a millisecond are used up, a caller waits for the
+# clock to go on. If the clock was set back by more than this, it does not wait.
 _PATIENCE = 1000
 
 
@@ -84,8 +82,7 @@ class TimestampClock:
         self._draw = draw
         self._size = 1 << layout.sequence_bits
         self._lanes: dict[tuple[int, str], _Lane] = {}
-        # Lock to be held while the dict _lanes is used. Each item of the dict, a :class:`_Lane`,
-        # has its own lock.
+        # Held while the dict _lanes is used. Each lane has a lock of its own for making ids.
         self._lock = threading.Lock()
         _clocks.add(self)
 
@@ -129,8 +126,8 @@ class TimestampClock:
         if now > lane.last:
             lane.last, lane.used = now, 0
         elif lane.used >= self._size:
-            # The sequence numbers of this millisecond are used up. The clock was set back by more
-            # than _PATIENCE, perhaps by hours, which is too long to wait. So use the next
+            # The sequence numbers of this millisecond are used up, and the clock was set back by
+            # more than _PATIENCE. It may be hours, which is too long to wait. So use the next
             # millisecond, although the clock has not reached it yet.
             lane.last, lane.used = lane.last + 1, 0
         lane.used += 1
@@ -147,14 +144,12 @@ class TimestampClock:
         return now
 
     def _after_fork(self) -> None:
-        # In the forked child, replace all locks: another thread of the parent may have held one at
-        # the fork. Replacing them is safe, because the child has a single thread now, which holds
-        # no lock.
+        # Replace all locks: another thread of the parent may have held one at the fork. The child
+        # has only one thread now, which holds no lock.
         self._lock = threading.Lock()
         for lane in self._lanes.values():
             lane.lock = threading.Lock()
-            # Do not continue with the millisecond of the last id, because the parent may make the
-            # next ids of that millisecond.
+            # Leave the millisecond of the last id, because the parent may make more ids in it.
             self._leave(lane)
 
 

@@ -27,8 +27,8 @@ from sharded_orm.ids.layout import TIMESTAMPED, TimestampedLayout
 FUNCTION_PREFIX = "sharded_orm_next_id_"
 # PostgreSQL's limit for the length of a name, in bytes.
 _MAX_IDENTIFIER = 63
-#: First half of the key of an advisory lock; the second half is the oid of an SQL sequence. Only
-#: the session that holds the lock may advance this SQL sequence.
+#: A session holds an advisory lock while it advances an SQL sequence. The key of the lock has two
+#: halves: this number, and the oid of the sequence.
 _LOCK = 0x5348_4F52
 
 _FUNCTION = """\

@@ -16,9 +16,9 @@ from sharded_orm.exceptions import ShardedOrmError
 
 
 class Action(ABC):
-    """One action of a management command, such as ``status`` of ``manage.py shards``.
+    """One action of a management command, such as ``status`` in ``manage.py shards status``.
 
-    Django's general options, such as ``--verbosity``, are accepted too.
+    Each action also has Django's general options, such as ``--verbosity``.
     """
 
     name: ClassVar[str]
@@ -34,8 +34,8 @@ class Action(ABC):
 
         :param command: the running command; gives access to the output streams and styles.
         :param options: the parsed options of the command line.
-        :raises CommandError: the action has failed or has found a problem. The exit status is then
-            1.
+        :raises CommandError: the action has failed, or has found a problem. The exit status is then
+            1, unless the error has another ``returncode``.
         """
 
 
@@ -54,8 +54,9 @@ class CommandOfActions(BaseCommand):
         try:
             action_class().run(self, options)
         except (ShardedOrmError, ImproperlyConfigured, Error) as exc:
-            # Show only the message of the error, and its notes, which name the shard of a database
-            # error. With --traceback, Django also shows the original exception.
+            # Show the message of the error without a traceback. The notes of the error say more:
+            # those of a database error name the shard. With --traceback, Django also shows the
+            # original exception.
             notes: list[str] = getattr(exc, "__notes__", [])
             text = " ".join([f"{str(exc).rstrip('.')}.", *notes]) if notes else str(exc)
             raise CommandError(text) from exc
@@ -64,7 +65,8 @@ class CommandOfActions(BaseCommand):
 def add_action(commands: Any, name: str, text: str) -> CommandParser:
     """Add a subparser for the action ``name``, and return it.
 
-    Django's general options, such as ``--verbosity``, are accepted before and after the action's name.
+    Django's general options, such as ``--verbosity``, may stand before or after the action's name
+    on the command line.
 
     :param commands: the return value of ``add_subparsers()``.
     :param text: the help text.
@@ -79,8 +81,8 @@ def add_action(commands: Any, name: str, text: str) -> CommandParser:
 
 
 def problems_error(texts: Iterable[str]) -> CommandError:
-    """Return one error that lists all ``texts``, each of them once. A command raises this error for
-    the problems that it has found.
+    """Return an error that lists ``texts``, the problems that a command has found, without
+    repetition.
     """
     problems = list(dict.fromkeys(texts))
     if len(problems) == 1:
@@ -89,8 +91,9 @@ def problems_error(texts: Iterable[str]) -> CommandError:
 
 
 def line_writer(command: BaseCommand, options: dict[str, Any]) -> Callable[[str], None]:
-    """Return a function that writes a line to standard error. With ``--verbosity 0``, the function
-    does nothing.
+    """Return a function with which a command writes lines about its progress to standard error.
+
+    With ``--verbosity 0``, the function does nothing.
     """
 
     def tell(line: str) -> None:

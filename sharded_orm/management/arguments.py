@@ -43,7 +43,7 @@ def share(text: str) -> float:
 
 
 def days(text: str) -> timedelta:
-    """Return ``text``, a number of days that may have a fraction, as a duration.
+    """Return ``text``, a number of days such as ``7`` or ``0.5``, as a duration.
 
     :raises ArgumentTypeError: ``text`` is no such number.
     """
@@ -57,9 +57,8 @@ def days(text: str) -> timedelta:
 
 
 def add_kill(parser: CommandParser) -> None:
-    """Add the option ``--kill``, which ends the database sessions of a paused or hanging process.
-
-    Such sessions may hold locks.
+    """Add the option ``--kill``. It ends the database sessions of a process that hangs, because
+    these may hold locks.
     """
     parser.add_argument(
         "--kill",

@@ -95,7 +95,7 @@ def _hours(text: str) -> timedelta:
 
 
 def write_bins(command: BaseCommand, plan: BalancePlan, kind: str, by: str) -> None:
-    """Print how full the nodes or shards are now, and how full they will be after the moves."""
+    """Print a table of the nodes or shards: how full each is now, and how full after the moves."""
     obstacles = {obstacle.bin for obstacle in plan.obstacles}
     write_table(
         command,
@@ -116,7 +116,7 @@ def write_bins(command: BaseCommand, plan: BalancePlan, kind: str, by: str) -> N
 
 
 def write_obstacles(command: BaseCommand, plan: BalancePlan) -> None:
-    """Print the reasons why the plan cannot make the balance better."""
+    """Print which nodes or shards stay too full, and why the plan does not change that."""
     if len(plan.parts) > 1:
         parts = " | ".join(", ".join(part) for part in plan.parts)
         command.stdout.write(

@@ -1,4 +1,4 @@
-"""Ask the operator before a command does what cannot be undone."""
+"""Asks the operator before a command does something that cannot be undone."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from django.core.management import CommandError
 
 
 def confirms(question: str, word: str) -> bool:
-    """Ask the operator to type ``word``, and return whether it was typed.
+    """Ask the operator to type ``word`` to go on. Return whether it was typed.
 
-    :raises CommandError: nobody can be asked.
+    :raises CommandError: standard input has ended, as in a cron job, so nobody can be asked.
     """
     try:
         return input(f"{question} ({word}) to go on: ") == word

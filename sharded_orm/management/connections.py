@@ -6,10 +6,11 @@ from django.db import connections
 
 
 def leave_broken_connections() -> None:
-    """Close those connections of this thread that are broken, such as after a restart of a server.
+    """Close those connections of this thread that are broken, for example because a server was
+    restarted.
 
-    They connect again at their next use. Django closes broken connections only at the beginning and
-    the end of a request, which a command does not have. Costs nothing if no statement has failed.
+    Their next use connects again. Django does this at the beginning and the end of a request, which
+    a command does not have. Costs nothing if no statement has failed.
     """
     for connection in connections.all(initialized_only=True):
         if connection.errors_occurred:

@@ -1,4 +1,6 @@
-"""Make the option ``--database`` of Django's commands optional: without it, its value is None."""
+"""Gives the option ``--database`` of Django's commands no default: without the option, its value is
+None.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A mixin for Django's commands that work on the tables of one database."""
+"""A base class for Django's commands that work on the tables of one database."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class OneDatabaseCommand(BaseCommand):
     With any other alias, the command does what Django's command does.
     """
 
-    #: A part of the error message: what the user can do instead. ``{group}`` stands for the name of
-    #: the group.
+    #: The end of the error message: what the user can do instead. ``{group}`` is replaced by the
+    #: name of the group.
     remedy: ClassVar[str] = "name one shard, such as '--database {group}_00000'"
-    #: Whether the command works on shards; False for commands about tables that no shard has.
+    #: False for commands about tables that no shard has, such as those of users.
     takes_shards: ClassVar[bool] = True
 
     def execute(self, *args: Any, **options: Any) -> str | None:
@@ -34,5 +34,7 @@ class OneDatabaseCommand(BaseCommand):
         return super().execute(*args, **options)
 
     def takes_group(self, alias: str) -> bool:
-        """Whether the command accepts ``alias``, the alias of a shard group. False unless overridden."""
+        """Whether the command accepts the alias ``alias`` of a shard group. False unless
+        overridden.
+        """
         return False

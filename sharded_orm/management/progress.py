@@ -1,4 +1,4 @@
-"""Show the progress of a long command: a bar if the output is a terminal, otherwise plain lines."""
+"""Shows the progress of a long command: a bar if the output is a terminal, otherwise lines of text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from django.core.management import BaseCommand
 
 from sharded_orm.operations.migrate.migration_run import Failure
 
-# Seconds between two progress lines. A command prints such lines if it shows no bar.
+# Without a bar, a line about the progress is printed each time that this number of seconds has
+# passed.
 _INTERVAL = 10.0
 
 
@@ -59,7 +60,7 @@ class ShardProgress:
         self._fail(failure_line(failure))
 
     def unit_failed(self, description: str, error: str) -> None:
-        """Report that a unit of work that is not a shard has failed."""
+        """Report a failure of something that is not a shard, such as a shard key that is moved."""
         self._fail(f"{description}: failed: {error}")
 
     def _fail(self, line: str) -> None:

@@ -28,7 +28,7 @@ from sharded_orm.operations.pairs.rolling_plan import RollingPlan, find_plan
 from sharded_orm.operations.pairs.upgrade_state import STEPS, STOPPED_STEPS, unfinished
 from sharded_orm.operations.runs.rollout import Stopping, Waves
 
-# Options of migrate_shards that mean nothing if whole pairs are upgraded.
+# Options of migrate_shards that have no meaning with --rolling, which upgrades whole pairs.
 _REFUSED = (
     "group", "shards", "node", "create", "fake", "fake_initial", "check_unapplied", "status",
     "retry_failed", "settle", "wave_size", "max_failures",
@@ -83,7 +83,7 @@ def add_rolling(parser: ArgumentParser) -> None:
 
 
 def refuse_without_rolling(options: Mapping[str, Any]) -> None:
-    """Check that the options of a rolling upgrade are not used without ``--rolling``.
+    """Refuse options of a rolling upgrade without ``--rolling``.
 
     :raises CommandError: one of these options is used.
     """
@@ -109,7 +109,8 @@ def run_rolling(command: BaseCommand, options: Mapping[str, Any], migrate: Migra
             raise CommandError(f"{_option(name)} makes no sense with --abort.")
     pairs = all_pairs()
     if options["abort"]:
-        # Take the pair with an unfinished upgrade (there is at most one), otherwise the first pair.
+        # The pair whose upgrade is not finished is the one to abort. There is at most one. If there
+        # is none, nothing has to be aborted, so any pair will do.
         pairs = [pair for pair in pairs if unfinished(*pair)] or pairs[:1]
     if options["pair"]:
         pairs = [(options["pair"][0], options["pair"][1])]
@@ -160,10 +161,10 @@ def _rolling_options(
 def _running(
     command: BaseCommand, options: Mapping[str, Any]
 ) -> Iterator[tuple[ShardProgress, Stopping, Callable[[str], None]]]:
-    """A context manager for a block that runs an operation. SIGINT and SIGTERM stop the operation.
+    """Context manager. SIGINT and SIGTERM stop the operation in its block.
 
-    If the operation is refused, and the command has the option ``--json``, the reasons are printed
-    as JSON.
+    If the operation is refused and the command has the option ``--json``, the reasons are also
+    printed as JSON.
     """
     progress = ShardProgress(command, options["verbosity"], bar=not options["json"])
     with stop_signals() as stopping:

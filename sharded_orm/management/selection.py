@@ -33,7 +33,7 @@ def selection_of(options: Mapping[str, Any]) -> list[Selected]:
     numbers = options["shards"]
     try:
         if isinstance(numbers, str):
-            # The numbers may be text if the command was started by call_command().
+            # call_command() may pass the numbers as a text.
             numbers = parse_numbers(numbers)
         return select(options["group"], numbers, options["node"])
     except (InvalidSelection, ValueError) as exc:

@@ -1,4 +1,4 @@
-"""How a management command starts whose configuration is wrong."""
+"""Ends a management command with a short message if the configuration is wrong."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from django.core.management import BaseCommand, ManagementUtility
 
 
 def starting_command() -> list[str] | None:
-    """Return the program and the arguments of the management command that Django is about to run.
+    """Return the program and the arguments of the management command that Django is starting.
 
-    Return None if Django was set up for something else. The command line alone does not tell this, because
-    a test runner or a web server may have an argument that is also the name of a command.
+    Return None if Django was set up for something else, such as a web server. The command line
+    alone does not tell this: a test runner may have an argument that is also the name of a command.
     """
     for frame, _line in walk_stack(None):
         if frame.f_code is ManagementUtility.execute.__code__:
@@ -21,11 +21,11 @@ def starting_command() -> list[str] | None:
 
 
 def end_command(error: Exception, argv: list[str]) -> None:
-    """End the process, which is about to run a management command, with exit status 1.
+    """End the process with exit status 1, before it runs a management command.
 
-    Standard error gets the message of ``error``, as after any error of a command. Django itself
-    would show a traceback. Does nothing with ``--traceback``, or for a ``runserver`` that restarts
-    after changes of the code: Django's server then waits for the correction.
+    Prints the message of ``error``, as after any error of a command; Django itself would show a
+    traceback. Does nothing with ``--traceback``. Also does nothing for ``runserver``, which waits
+    until the code is corrected and starts again; unless it has ``--noreload``.
 
     :param argv: the program and the arguments of the command.
     """

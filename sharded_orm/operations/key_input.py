@@ -11,13 +11,14 @@ from sharded_orm.models.sharding.options import target_field
 
 
 def typed_key(field: Any, text: str, alias: str) -> Any:
-    """Convert ``text`` to a value of ``field``, and check that a row on ``alias`` can have the value.
+    """Convert ``text`` to a value of ``field``, and check that a row on ``alias`` can have the
+    value.
 
-    Queries no database. The check is needed because a group's strategy computes a shard for any
-    value, even if no column can hold the value.
+    Sends no query. Without the check, a key that no column can hold, such as a far too large
+    number, would still get a shard, because most strategies compute a shard for any value.
 
-    :param alias: the database whose range of integers is checked. Django's own validators know only
-        the range of the default database.
+    :param alias: the database whose limits of integers are checked. Django's own validators check
+        only those of the default database.
     :raises ValidationError: no row can have the value; the message says why.
     """
     try:

@@ -1,6 +1,7 @@
 """Find the relations whose two rows must have the same shard key, and check them by queries.
 
-No database constraint checks that both rows of such a relation have the same shard key.
+For example, a comment and its photo must belong to the same user. A foreign key constraint does not
+check this: it accepts a comment of user 1 on a photo of user 2 that is on the same shard.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from sharded_orm.operations.shards.table_reads import Sql, TableRows
 #: A foreign key. It has no precise type here, because Django's stubs allow its model to be a text
 #: such as "self".
 Reference = Any
-#: Size of a batch: the number of rows that are looked up by one query.
+#: The number of rows that one query looks up by their primary keys.
 LOOK_UPS = 500
 
 T = TypeVar("T")
@@ -30,14 +31,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RelationInside:
-    """A relation whose two rows need the same shard key.
+    """A foreign key or many-to-many field whose two rows need the same shard key.
 
-    :param table: the model with the foreign keys: the model that declares the relation, or the
-        automatic many-to-many table.
+    :param table: the model whose table stores the relation. For a foreign key, this is the model
+        that declares it. For a many-to-many field, it is the automatic model between the two.
     :param name: the name of the foreign key or many-to-many field.
-    :param owner: the foreign key of ``table`` to the model that declares the relation; None if
-        ``table`` is that model.
-    :param related: the foreign key of ``table`` to the model to which the relation leads.
+    :param owner: for a many-to-many field, the foreign key of ``table`` to the model that declares
+        the field; for a foreign key, None.
+    :param related: the foreign key of ``table`` to the other model.
     """
 
     table: type[Model]
@@ -58,11 +59,12 @@ class RelationInside:
         return [*rows, key_of(self.owner_model), self.related, related_key]
 
     def cross_key_sql(self, quote: Any, table: TableRows, prefix: str) -> Sql:
-        """Return the SELECT for rows of the relation whose two sides have different shard keys.
+        """Return a SELECT that finds the pairs of related rows with different shard keys.
 
         :param quote: a function that quotes the name of a column or table.
-        :param table: SQL that reads the rows to check. They are rows of the relation's table.
-        :param prefix: SQL that is put before the name of each joined table.
+        :param table: the rows of the relation's table that the SELECT checks.
+        :param prefix: SQL that is put before the name of each table, such as a quoted schema name
+            and a dot.
         """
         joins = _Joins(quote, prefix)
         owner_path = [] if self.owner is None else [self.owner]
@@ -78,7 +80,7 @@ class RelationInside:
         return f"SELECT {names} FROM {source} r{joins.sql} WHERE {key} <> {other_key}", params
 
     def refuse_other_keys(self, alias: str, pks: Sequence[Any]) -> None:
-        """Raise :exc:`CrossKeyRelation` if this relation joins rows of two shard keys. One query.
+        """Raise :exc:`CrossKeyRelation` if two related rows have different shard keys. One query.
 
         :param alias: the alias of the shard on which the relation is checked.
         :param pks: primary keys of the rows of ``table`` to check.
@@ -102,7 +104,10 @@ class RelationInside:
 
 
 class _Joins:
-    """The joins of a statement on one shard, along foreign keys and to tables of parent models."""
+    """Builds the JOINs of a statement on one shard.
+
+    They follow foreign keys, and lead from the table of a child model to the table of its parent.
+    """
 
     def __init__(self, quote: Any, prefix: str) -> None:
         self._quote = quote
@@ -113,12 +118,11 @@ class _Joins:
     def column(
         self, alias: str, model: type[Model], path: Iterable[Any], target: Field[Any, Any]
     ) -> str:
-        """Add the joins from ``model`` to the table of ``target``.
+        """Add the JOINs that are needed to read the field ``target``. Return the SQL of its column.
 
-        Return the SQL of the column of ``target``.
-
-        :param alias: the alias of the table of ``model`` in the statement.
-        :param path: foreign keys, from ``model`` to a model that has or inherits ``target``.
+        :param alias: the alias in the statement of the table of ``model``, where the JOINs begin.
+        :param path: the foreign keys to follow, from ``model`` to a model with the field
+            ``target``, which may be inherited.
         """
         for link in path:
             alias, model = self._join(alias, link), link.target_field.model
@@ -138,10 +142,10 @@ class _Joins:
 
 
 def _own_columns(model: type[Model], fields: Sequence[Any]) -> list[Any]:
-    """Return the columns of the model's own table that a statement about ``fields`` reads.
+    """Return the columns that a statement about ``fields`` reads from the table of ``model``.
 
-    These are the columns of ``fields`` in this table, and all foreign keys. A foreign key may be
-    needed to join the table of a parent model that has the other fields.
+    Some of ``fields`` may be inherited. Their columns are in the table of the parent model, which
+    is joined by a foreign key. So all foreign keys in the table of ``model`` are included.
     """
     own = model._meta.local_concrete_fields
     return [column for column in own if column.is_relation or column in fields]
@@ -160,8 +164,8 @@ def relations_inside(model: type[Model]) -> Iterator[RelationInside]:
                     yield RelationInside(model, many.name, owner, related)
         return
     for reference in foreign_keys(model):
-        # Skip the relation that is the shard key itself. Also skip links to parents, because a
-        # child's row has the shard key of its parent's row.
+        # Skip a foreign key that is the shard key itself. Also skip the link from a child model to
+        # its parent, because a child's row always has the shard key of its parent's row.
         if reference is options.key or reference.remote_field.parent_link:
             continue
         if needs_same_key(options, shard_options(reference.related_model)):
@@ -180,20 +184,23 @@ class GenericReference:
 
     @property
     def fields(self) -> list[Field[Any, Any]]:
-        """The fields to read: the row's primary key and shard key, and the content type and id of
-        the row to which it refers.
+        """The fields to read of each row, in this order.
+
+        The primary key, the shard key, and the content type and the id of the row to which the
+        generic foreign key refers. A composite primary key has several fields.
         """
         meta: Any = self.model._meta
         names = self.field.ct_field, self.field.fk_field
         return [*meta.pk_fields, key_of(self.model), *map(meta.get_field, names)]
 
     def sql(self, quote: Any, table: TableRows, prefix: str) -> Sql:
-        """Return the SELECT for the references: the columns of :attr:`fields`, and the number of
-        rows.
+        """Return a SELECT that reads the references: the columns of :attr:`fields`, and a count.
 
-        Rows with the same reference and the same shard key become one row of the result, with the
-        smallest of their primary keys. Rows of a model with a composite primary key are not
-        combined in this way.
+        For example, a million comments of user 1 that all refer to photo 7 become one row of the
+        result, with the smallest of their primary keys and the count 1,000,000. If the model has a
+        composite primary key, each of its rows is a row of the result.
+
+        The parameters are those of :meth:`RelationInside.cross_key_sql`.
         """
         joins = _Joins(quote, prefix)
         *pks, key, type_field, id_field = self.fields
@@ -220,14 +227,12 @@ class GenericReference:
             model: type[Model] | None = self.field.get_content_type(id=type_id).model_class()
         except ObjectDoesNotExist:
             return None
-        # A generic foreign key cannot store a composite primary key, so it refers to no row of such
-        # a model.
+        # A generic foreign key cannot store a composite primary key. So it refers to no row of a
+        # model that has one.
         return None if model is None or len(model._meta.pk_fields) > 1 else model
 
     def needs_same_key(self, model: type[Model]) -> bool:
-        """Return whether a row that refers to a row of ``model`` must have the shard key of that
-        row.
-        """
+        """Return whether a row that refers to a row of ``model`` must have the same shard key."""
         options, related = required_options(self.model), shard_options(model)
         if related is None or not needs_same_key(options, related):
             return False
@@ -268,20 +273,20 @@ def generic_references(model: type[Model]) -> Iterator[GenericReference]:
     """Yield the generic foreign keys whose columns are in the table of ``model``."""
     options = shard_options(model)
     for field in model._meta.private_fields if options is not None and options.key else ():
-        # Skip a field that the child inherits, because its columns are in the table of the parent.
+        # Skip a field that ``model`` inherits, because its columns are in the table of the parent.
         is_own = not getattr(field, "mti_inherited", False)
         if is_own and hasattr(field, "ct_field") and hasattr(field, "fk_field"):
             yield GenericReference(model, field)
 
 
 def stored_keys(model: type[Model], alias: str, values: Iterable[Any]) -> dict[Any, Any]:
-    """Return a dict from primary keys of ``model`` to the shard keys of their rows in one database.
+    """Return a dict that maps primary keys of ``model`` to the shard keys of these rows.
 
-    If the model has no shard key, the values are None. One query per :data:`LOOK_UPS` distinct
-    primary keys.
+    Only rows in the database ``alias`` are found. If the model has no shard key, the values are
+    None. One query per :data:`LOOK_UPS` distinct primary keys.
 
-    :param values: primary keys, as a generic relation stores them. Values that no row has are
-        ignored.
+    :param values: primary keys as a generic relation stores them, for example as text. A value that
+        is no row's primary key is ignored.
     """
     options = shard_options(model)
     pks = {stored_pk(model, value) for value in values} - {None}
@@ -297,12 +302,15 @@ def stored_keys(model: type[Model], alias: str, values: Iterable[Any]) -> dict[A
 
 
 def stored_pk(model: type[Model], value: Any) -> Any:
-    """Return ``value`` as a primary key of ``model``; None if no row can have it."""
+    """Convert ``value`` to the type of the primary key of ``model``; None if no row can have it.
+
+    For example, the text "7" becomes the integer 7, and the text "x" becomes None.
+    """
     pk: Any = model._meta.pk
     try:
         pk = target_field(pk)
         value = pk.to_python(value)
-        # Check the range of numbers: on SQLite, a query for a number that no column can hold fails.
+        # Check that a number fits in the column: on SQLite, a query for a larger number fails.
         pk.run_validators(value)
     except (ValidationError, ValueError, TypeError, OverflowError):
         return None
@@ -321,7 +329,8 @@ def checked_relations(model: type[Model]) -> list[RelationInside | GenericRefere
 
 
 def refuse_other_keys(model: type[Model], alias: str, pks: Iterable[Any]) -> None:
-    """Raise :exc:`CrossKeyRelation` if a relation of ``model`` joins rows of two shard keys.
+    """Raise :exc:`CrossKeyRelation` if rows of ``model`` are related to rows with another shard
+    key.
 
     :param alias: the alias of the shard on which the relations are checked.
     :param pks: primary keys of the rows of ``model`` to check.

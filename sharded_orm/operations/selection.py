@@ -25,9 +25,10 @@ class Selected:
 def select(
     group: str | None = None, numbers: Sequence[range] | None = None, node: str | None = None
 ) -> list[Selected]:
-    """Return the shards that meet all conditions, as one :class:`Selected` per group.
+    """Return the shards on which a command has to work, as one :class:`Selected` per group.
 
-    The groups have the order of the settings. A group without such shards is left out.
+    A shard is selected if it meets all conditions. The groups have the order of the settings. A
+    group without a selected shard is left out.
 
     :param group: the name of a group; by default all groups. Required with ``numbers`` if there are
         several groups.
@@ -89,8 +90,8 @@ def parse_numbers(text: str) -> list[range]:
     """
     ranges = []
     for part in text.split(","):
-        # Match at most 18 digits, because no shard number has more. For more than 4300 digits,
-        # int() would raise an error whose message does not name the wrong part of the text.
+        # Match at most 18 digits, because no shard number has more. Without a limit, int() would
+        # raise its own error for more than 4300 digits, and the message would not name the part.
         match = re.fullmatch(r"\s*(\d{1,18})(?:-(\d{1,18}))?\s*", part, re.ASCII)
         first = int(match[1]) if match else 0
         last = int(match[2] or first) if match else -1
@@ -109,9 +110,11 @@ def numbers_text(shards: Sequence[Shard]) -> str:
 
 
 def given_text(values: Iterable[object]) -> str:
-    """Return distinct ``values`` that were given as numbers of shards, but may be other objects, as a text.
+    """Return values that a caller has given as shard numbers as a text, for an error message.
 
-    For example, ``8,10-12,'1',None``.
+    Objects that are no numbers come last, for example ``8,10-12,'1',None``.
+
+    :param values: distinct objects of any type.
     """
     values = list(values)
     numbers = sorted(value for value in values if type(value) is int)
@@ -120,7 +123,10 @@ def given_text(values: Iterable[object]) -> str:
 
 
 def spans_text(numbers: Iterable[int]) -> str:
-    """Return ascending ``numbers`` as a text such as ``0-511,700``; see :func:`parse_numbers`."""
+    """Return ``numbers`` as a text such as ``0-511,700``; see :func:`parse_numbers`.
+
+    :param numbers: distinct numbers in ascending order.
+    """
     parts: list[list[int]] = []
     for number in numbers:
         if parts and number == parts[-1][1] + 1:

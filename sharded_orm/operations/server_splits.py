@@ -1,9 +1,10 @@
 """Split a server: move some of its shards to another server (Pinterest, P10).
 
-If a replica can take writes while it replicates (MariaDB), the shards move to a replica, because
-replication has copied their rows already. On other databases, the rows are copied. In both cases,
-each shard is moved separately (:mod:`sharded_orm.operations.shard_moves`). So a shard whose move
-fails stays where it is, and the command can be run again.
+On MariaDB, the shards move to a replica of the server, because replication has copied their rows
+already. On other databases, the rows are copied, because a replica cannot take writes while it
+still replicates. In both cases, each shard is moved separately
+(:mod:`sharded_orm.operations.shard_moves`). If the move of a shard fails, the shard stays where it
+is, and the command can be run again.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from sharded_orm.operations.shard_moves.request import Tell
 from sharded_orm.operations.shard_moves.shard_sessions import SchemaSessions
 from sharded_orm.topology.model import Shard, server_of
 
-#: The largest number of seconds to wait for open transactions before tables are dropped.
+#: Tables can be dropped only when no open transaction uses them. The cleanup waits for this number
+#: of seconds at most.
 _PATIENCE = 30.0
 
 
@@ -78,18 +80,18 @@ def split(
     stopping: Stopping | None = None,
     tell: Tell = lambda line: None,
 ) -> list[shard_moves.ShardMoveReport]:
-    """Move shards from the server ``source`` to ``target``.
+    """Move shards from the server ``source`` to ``target`` while the site runs.
 
-    The site may run meanwhile. On databases where a replica can take writes (MariaDB), ``target``
-    must be a replica of ``source``. On other databases, it must not be a replica, and the rows are
-    copied.
+    On MariaDB, ``target`` must be a replica of ``source``, so that it has the rows already. On
+    other databases, it must not be a replica, and the rows are copied.
 
-    If a shard of a group cannot be moved, no further group is begun. Can be repeated.
+    The groups are moved one after the other. If a shard cannot be moved, the next group is not
+    begun. Can be repeated.
 
-    :param shards: the numbers of the shards to move, by group.
-    :param replica: the node with the replica of ``target``; None if it has none.
-    :return: a list of reports. The first ones are about moves that an earlier process had published
-        but not completed. Then there is one report for each group that was begun.
+    :param shards: maps the name of each group to the numbers of its shards that are to move.
+    :param replica: the node that becomes the replica of the moved shards; None if there is none.
+    :return: a list of reports, one for each group that was begun. If an earlier process was killed
+        during a move, a report on this move may precede them.
     :raises: the errors of :func:`~sharded_orm.operations.shard_moves.runner.move_shards`.
     """
     reports = list(_end_broken_moves(shards, tell))
@@ -112,10 +114,10 @@ def split(
 
 
 def _end_broken_moves(groups: Iterable[str], tell: Tell) -> Iterator[shard_moves.ShardMoveReport]:
-    """End the unfinished moves of earlier processes, because the checks refuse what such moves have
-    left.
+    """End the moves of shards that an earlier process was killed in.
 
-    Yield the report on each group in which a move was completed.
+    Such a move leaves a copy of the shard's tables, because of which the checks would refuse the
+    split. Yield a report for each group in which a shard has thereby moved to its new node.
     """
     for group in groups:
         if leases.runs().filter(kind=shard_moves.KIND, subject=group, unfinished=True).exists():
@@ -149,12 +151,14 @@ def _is_on(shard: Shard, *nodes: str) -> bool:
 
 
 def clean_up(source: str, target: str, *, tell: Tell = lambda line: None) -> list[str]:
-    """Drop the tables that a server no longer serves after a split.
+    """End a split: drop the copies of tables that the two servers do not need any more.
 
-    If the shards moved to a replica, the replication is ended first. Every shard must have its
-    tables on the node that the topology names. Can be repeated.
+    On MariaDB, the replication from ``source`` to ``target`` is ended first. Then ``target`` drops
+    its copies of the shards that have stayed on ``source``. On all databases, the old tables of the
+    moved shards are dropped on ``source``. Before that, it is checked that each shard on ``target``
+    has its tables there. Can be repeated.
 
-    :return: sentences about what was dropped, and what was not dropped.
+    :return: sentences about what was dropped, and what could not be dropped.
     :raises MoveRefused: the replication is still needed, or a shard lacks tables. Nothing was
         changed.
     :raises OperationHeld: shards of a group are being moved.
@@ -217,8 +221,11 @@ def _end_replication(
     problems: list[str],
     tell: Tell,
 ) -> list[str]:
-    """End the replication. Then drop those tables on ``target`` that belong to shards of
-    ``source``.
+    """End the replication from ``source`` to ``target``. Then drop the useless copies on
+    ``target``.
+
+    Replication has copied all shards of ``source``. The copies of shards that have stayed on
+    ``source`` are dropped.
 
     :param problems: reasons, found by the caller, why the replication must not be ended.
     :raises MoveRefused: the replication cannot be ended, or ``problems`` are not empty.
@@ -272,8 +279,9 @@ def _without_tables(shards: Sequence[Shard]) -> Iterator[str]:
 
 
 def _copies_on(source: str, target: str) -> list[Shard]:
-    """Return the shards on ``source`` whose tables still exist on ``target``, which was the replica
-    of ``source``.
+    """Return the shards of which ``target``, once a replica of ``source``, still has a copy.
+
+    The topology places these shards on ``source``.
     """
     with node_connection(target) as wrapper:
         present = wrapper.schemas_present()

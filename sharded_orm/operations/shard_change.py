@@ -1,6 +1,7 @@
-"""Changes of the node on which a shard takes writes: a move to a node, and a switch of a pair's sides.
+"""Change the node on which a shard takes writes.
 
-A change is committed at the moment when the new topology, the map of shards to nodes, is published.
+There are two such changes: a shard moves to another node, or the other side of a pair becomes
+active. Both are committed at the moment when the new topology is published.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ from sharded_orm.topology.document import Document
 from sharded_orm.topology.model import Shard
 from sharded_orm.topology.range_entries import entry_of, primary_of
 
-#: The largest number of seconds to wait, at the end of a run, until every process uses the new
-#: topology.
+#: After a change, an operation waits until every process uses the new topology. It waits for this
+#: number of seconds at most.
 FOLLOWERS_PATIENCE: Final = 10.0
-#: If the source of the topology does not answer whether a change is published, the query is repeated
-#: for at most this number of seconds.
+#: If the source of the topology does not answer whether a change is published, the query is
+#: repeated for this number of seconds at most.
 SOURCE_PATIENCE: Final = 15.0
-# If the source of the topology does not answer, it is queried again after this number of seconds.
+# The number of seconds between two such queries.
 _INTERVAL: Final = 0.5
 
 
 @dataclass(frozen=True)
 class ShardChange:
-    """The change of the node on which a shard takes writes, from ``source`` to ``target``."""
+    """The change of one shard, which takes writes on node ``target`` after it, not on ``source``."""
 
     group: str
     number: int
@@ -50,17 +51,21 @@ class ShardChange:
         return cls(**data)
 
     def on(self, node: str) -> Shard:
-        """Return a ``Shard`` object of this shard whose node is ``node``, wherever the shard is now."""
+        """Return a ``Shard`` object by which the shard's schema on ``node`` can be reached.
+
+        The topology may place the shard on a different node.
+        """
         return replace(runtime.shard(self.group, self.number), node=node)
 
     def is_published(self, document: Document) -> bool:
-        """Return whether the shard takes writes on ``target`` by the topology in ``document``."""
+        """Return whether the topology in ``document`` has the change already."""
         entry = entry_of(document.content(), self.group, self.number)
         return entry is not None and primary_of(entry) == self.target
 
     def publish_in(self, document: Document) -> Document:
-        """Return a copy of ``document`` with the change. If ``document`` already contains the
-        change, return ``document`` itself.
+        """Return a copy of ``document`` in which the shard takes writes on ``target``.
+
+        If it does so in ``document`` already, return ``document`` itself.
         """
         raise NotImplementedError
 
@@ -69,15 +74,15 @@ C = TypeVar("C", bound=ShardChange)
 
 
 class ShardChangeRecord(Generic[C]):
-    """The record of the change of one shard.
+    """Records in the journal how far the change of one shard has come, and publishes the change.
 
-    It is a part of the run in the journal. So if another process takes over the run, this process can
-    record nothing more.
+    The record is in the arguments of the operation's run. If another process takes over the run,
+    this process can record and publish nothing more.
 
     :param run: the run, which this process holds.
     """
 
-    #: The noun for such a change in the history of the topology.
+    #: What such a change is called in the history of the topology, such as "the move".
     noun: ClassVar[str]
 
     def __init__(self, run: JournalRun, change: C) -> None:
@@ -91,7 +96,7 @@ class ShardChangeRecord(Generic[C]):
 
     @property
     def comment(self) -> str:
-        """The comment on the change in the history of the topology."""
+        """The comment with which the history of the topology shows the change."""
         raise NotImplementedError
 
     def confirm(self) -> None:
@@ -102,10 +107,10 @@ class ShardChangeRecord(Generic[C]):
         self._run.note()
 
     def prepare(self) -> None:
-        """Make and check the topology that :meth:`publish` will publish.
+        """Make and check, in advance, the topology that :meth:`publish` will publish.
 
-        Call this before statements on the shard begin to wait, so that they wait for a shorter
-        time.
+        During the change, statements on the shard wait. Call this before, so that they wait for a
+        shorter time.
 
         :raises: the errors of :meth:`publish`. Nothing was published.
         """
@@ -114,7 +119,8 @@ class ShardChangeRecord(Generic[C]):
     def publish(self) -> int:
         """Publish the topology with the change. This commits the change.
 
-        Return the version of the topology. This process may still use an earlier one.
+        Return the version of the published topology. Until it is refreshed, this process still uses
+        an earlier version.
 
         :raises LeaseLost: another process has taken over the run.
         :raises TopologyError: the topology was not published, or it is not known whether it was.
@@ -124,28 +130,29 @@ class ShardChangeRecord(Generic[C]):
         change = self.change
 
         def edit(document: Document) -> Document:
-            # Another process may take over the run after this check. That process publishes a new
-            # version of the topology, so that the publication of this document is refused.
+            # Another process may take over the run even after this check. It then calls rule_out(),
+            # which publishes a new version of the topology. So the publication of this document is
+            # refused.
             self.confirm()
             return change.publish_in(document)
 
         if self._prepared is not None:
-            # The publication of the prepared topology fails if a newer version was published
-            # meanwhile, for example by a process that has taken over the run. Then continue below:
-            # ``edit`` checks whether the run was taken over.
+            # Try the prepared topology. The source refuses it if a newer version was published
+            # meanwhile, for example by a process that has taken over the run. Then continue below
+            # with the newer version. There, ``edit`` checks whether the run was taken over.
             with suppress(TopologyConflict):
                 topology.publish_prepared(self._prepared, self.comment)
                 return self._prepared.after.version
         return topology.change(edit, self.comment).version
 
     def rule_out(self) -> bool:
-        """Ensure that the change will never be published, even if a process has sent the changed
-        topology a moment ago.
+        """Ensure that the change will never be published. Return False if it is published already.
 
-        If the source of the topology does not answer, the query is repeated for some seconds, because
-        nobody can write to the shard until the answer is known.
+        A process may have sent the changed topology a moment ago. After this call, the source
+        refuses it.
 
-        Return True if the change is ruled out, False if it is published already.
+        If the source does not answer, the query is repeated for some seconds, because nobody can
+        write to the shard until the answer is known.
 
         :raises LeaseLost: another process has taken over the run.
         :raises TopologyError: the source of the topology does not answer.
@@ -172,10 +179,12 @@ def require_publication(
 ) -> None:
     """Check that the topology with all ``changes`` can be published. One round trip to its source.
 
-    :param refusal: the class of the error to raise if this process does not use the configured
-        topology, as in test runs.
-    :param subject, done: what is changed and how, for the messages, such as "shards" and "moved".
-    :param news: for the messages, too: the fact of which every process must be informed at once.
+    :param refusal: the class of the error to raise if this process uses a topology that is not from
+        the settings, as test runs do. Otherwise a test could move shards of the real nodes.
+    :param subject, done: words for the messages: what is changed and how, such as "Shards" and
+        "moved".
+    :param news: words for the messages: what every process must learn at once, such as "where a
+        shard is".
     :raises TopologyReadOnly: commands cannot change the topology.
     :raises TopologyError: the source does not answer, or the changed topology is not valid.
     """
@@ -200,12 +209,14 @@ def require_publication(
 
 
 def note_on_followers(effect: str) -> str | None:
-    """Wait until every process uses the new topology. Return a note about those that do not.
+    """Wait until every process uses the new topology, for :data:`FOLLOWERS_PATIENCE` seconds at
+    most.
 
-    :param effect: what such processes do until then, as the predicate of a sentence, such as "look
-        it up at their next statement".
-    :returns: None if every process uses it, or if the source does not record which processes are
-        connected.
+    Return a note about the processes that still use an older one. Return None if there are none, or
+    if the source does not record which processes are connected.
+
+    :param effect: the end of the note, which says what these processes do, such as "look it up at
+        their next statement".
     """
     try:
         reach = topology.wait_until_used(runtime.topology_status().version, FOLLOWERS_PATIENCE)

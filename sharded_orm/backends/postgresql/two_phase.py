@@ -1,4 +1,6 @@
-"""The methods with which the virtual connection of a Django alias takes part in a two-phase commit."""
+"""Two-phase commits on PostgreSQL: the methods with which an alias's virtual connection prepares
+its part of the transaction, and later commits it or rolls it back.
+"""
 
 from __future__ import annotations
 
@@ -13,31 +15,34 @@ from sharded_orm.exceptions import TwoPhaseMisused
 
 
 class BranchPreparation(SessionLease):
-    """Base class of an alias's virtual connection, for its part in a two-phase commit.
+    """Base class of an alias's virtual connection: its part in a two-phase commit.
 
-    A branch is the part of a two-phase commit on one shard. The methods prepare the branch, end it,
-    or leave it prepared on the server. A prepared transaction belongs to no session. So any session
-    of the node can commit or roll it back, even behind a connection pooler.
+    In a two-phase commit, the part of the transaction on one shard is called a branch. The server
+    first prepares each branch: it stores the branch, so that the branch survives the end of its
+    session. A prepared branch belongs to no session. So any session of the node can later commit it
+    or roll it back, even behind a connection pooler.
     """
 
-    #: The name of the transaction if it is a branch (one shard's part of a two-phase commit);
-    #: otherwise "".
+    #: The name under which the server prepares the current transaction, if the transaction is a
+    #: branch (one shard's part of a two-phase commit). Otherwise "".
     branch = ""
-    #: Whether the branch (this shard's part of the two-phase commit) is prepared. Only its commit or
-    #: rollback can follow then.
+    #: Whether the server has prepared the current branch (one shard's part of a two-phase commit).
+    #: A prepared branch accepts no more statements: it can only be committed or rolled back.
     is_prepared = False
 
-    #: Whether the transaction is part of a two-phase commit.
+    #: Whether the current or next transaction is part of a two-phase commit. While it is,
+    #: statements that would end the transaction, or leave state in the session, are refused.
     is_shared = False
 
     def begin_branch(self, name: str = "") -> None:
-        """Make the next transaction follow the rules of a two-phase commit. Sends nothing.
+        """Make the next transaction a part of a two-phase commit. Sends nothing to the server.
 
-        :param name: the name of the branch (the part of the two-phase commit on this shard) that
-            the next transaction becomes. Empty for the transaction that stores the decision to
-            commit.
-        :raises TwoPhaseMisused: the connection keeps a session with state of its own, which would
-            be lost when the session is closed after the branch.
+        :param name: the name of the branch (this shard's part of the two-phase commit). Empty on
+            the decider, the shard whose commit decides for all branches: its transaction is not
+            prepared.
+        :raises TwoPhaseMisused: the connection is pinned: a statement such as ``SET`` has left
+            state in its session. This state would be lost, because the session may be closed after
+            the branch.
         """
         if self.mode is SessionMode.PINNED:
             raise TwoPhaseMisused(
@@ -55,10 +60,14 @@ class BranchPreparation(SessionLease):
         return super().pin(reason, own_path=own_path)
 
     def refuse_control(self, sql: str) -> None:
-        """Refuse a statement that would end the transaction of a two-phase commit.
+        """Refuse a statement that would end the current transaction, if this is part of a two-phase
+        commit.
+
+        For example, the project runs ``COMMIT`` as raw SQL. Does nothing outside of a two-phase
+        commit.
 
         :param sql: the statement.
-        :raises TwoPhaseMisused: the transaction is part of a two-phase commit.
+        :raises TwoPhaseMisused: the current transaction is part of a two-phase commit.
         """
         if self.is_shared:
             raise TwoPhaseMisused(
@@ -67,10 +76,13 @@ class BranchPreparation(SessionLease):
             )
 
     def prepare_branch(self) -> None:
-        """Prepare the transaction for a two-phase commit. One round trip.
+        """Prepare the branch: make the server store the current transaction for a later commit or
+        rollback.
 
-        :raises psycopg.Error: the transaction could not be prepared. But if the session is lost, the
-            server may have prepared the transaction before the loss.
+        One round trip.
+
+        :raises psycopg.Error: the server has not prepared the transaction. But if the error is the
+            loss of the session, the server may have prepared the transaction shortly before.
         """
         session = self.session
         if self.mode >= SessionMode.LOST or session is None or not session.in_transaction:
@@ -91,8 +103,10 @@ class BranchPreparation(SessionLease):
         self.is_prepared = True
 
     def leave_branch(self) -> None:
-        """Close the session. If its transaction is prepared for a two-phase commit, the transaction
-        stays on the server.
+        """Close the session without a commit or rollback of its branch.
+
+        If the server has prepared the branch, the branch stays there until a recovery commits it or
+        rolls it back. Otherwise the server rolls the transaction back.
         """
         if self.mode < SessionMode.LOST and self.branch and not self.autocommitted:
             self.is_prepared = False
@@ -107,8 +121,9 @@ class BranchPreparation(SessionLease):
         try:
             branches.end_on(session, self.branch, commit=how == "commit")
         except BaseException as exc:
-            # The statement has failed. The prepared transaction stays on the server, until the
-            # library's recovery ends it. So only close the session.
+            # The COMMIT PREPARED or ROLLBACK PREPARED has failed, so the prepared branch may still
+            # be on the server. The library's recovery ends the branch later. Only close the session
+            # here.
             self._lose(exc)
             raise
         self._forget_transaction()

@@ -1,4 +1,7 @@
-"""Makes the objects with which the library calls the cache servers of an alias of ``CACHES``."""
+"""Creates the server objects for an alias of ``CACHES``: one for each server that it names.
+
+For example, an alias for memcached with two addresses in ``LOCATION`` has two server objects.
+"""
 
 from __future__ import annotations
 

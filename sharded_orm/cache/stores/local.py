@@ -115,7 +115,8 @@ class LocalServer(CacheServer):
         return [entry.lease for entry in entries]
 
     def release(self, objects: Mapping[str, FoundEntry]) -> None:
-        # The lease of an entry with a value is only the version of the entry: it keeps nobody away.
+        # Only the lease of a missing object keeps other readers from storing the object, so only
+        # such leases are given back. If the object has a value, its lease is just a version number.
         leases = {name: lease for name, (value, lease) in objects.items() if value is None}
         if not leases:
             return

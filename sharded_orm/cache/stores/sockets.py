@@ -2,7 +2,8 @@
 
 After an error a socket is closed, so that a late answer is not taken for the next call's answer.
 
-The answer to a packet may be left for later: it is *owed* until the next use of the connection reads it.
+A packet can be *posted*: sent without waiting for its answer. The answer is then *owed*, and is
+read when the connection is used the next time.
 """
 
 from __future__ import annotations
@@ -50,12 +51,13 @@ class Unchanged:
     """The type of :data:`UNCHANGED`."""
 
 
-#: What a parser returns for an answer that has the bytes which the caller expects.
+#: A parser returns this if the answer is, byte for byte, the one that the caller expects. The
+#: answer then need not be parsed.
 UNCHANGED = Unchanged()
 
 
 class OwedAnswer(NamedTuple):
-    """The answer to a packet that was posted on a connection, and was not read yet.
+    """An answer that nobody has read yet: that to a packet which was sent without waiting.
 
     :param end: the bytes with which the answer ends.
     :param is_confirmed: parses the answer, and returns whether the server has executed the commands
@@ -129,7 +131,8 @@ class Connection:
         """
         if self._owed is not None:
             self._settle(deadline)
-        # Do not set a timeout here: that of the socket is usually right, as in ask().
+        # Do not set the timeout of the socket before this send(): as in ask(), the timeout that the
+        # socket has already is enough for one call.
         sent = self._socket.send(packet)
         if sent < len(packet):
             self._send(memoryview(packet)[sent:], deadline)
@@ -137,11 +140,11 @@ class Connection:
         self._owed = owed
 
     def _settle(self, deadline: float) -> None:
-        """Read the answer to the packet that was posted last. Call ``lost`` if the answer does not
-        confirm that the commands were executed.
+        """Read the owed answer, so that the connection can be used for the next packet.
 
-        ``lost`` is the function that :meth:`post` was given with the packet. This method does not
-        wait if the answer has already arrived.
+        If the answer does not arrive, or does not confirm that the server has executed the
+        commands, call the function ``lost`` that was given to :meth:`post` with the packet. Usually
+        the answer has arrived already, and this method does not wait.
         """
         owed, self._owed = self._owed, None
         assert owed is not None
@@ -163,8 +166,8 @@ class Connection:
         self, start: bytes, end: bytes, parse: Parser[Answer], deadline: float, packet_size: int
     ) -> Answer:
         answer = bytearray(start)
-        # The largest size of a valid answer: the packet that was sent has at least 8 bytes for each
-        # name, and the answer has at most one value for each name.
+        # No valid answer is larger than this: the answer has at most one value for each name in the
+        # packet that was sent, and each name takes at least 8 bytes of the packet.
         limit = (packet_size // 8 + 1) * (MAX_VALUE + 1000)
         while True:
             self.limit(deadline)
@@ -198,7 +201,7 @@ class Connection:
     def close(self) -> None:
         """Close the socket without sending anything to the server.
 
-        A packet whose answer was not read yet counts as lost.
+        If an answer is still owed, its function ``lost`` is called.
         """
         owed, self._owed = self._owed, None
         self._socket.close()
@@ -321,8 +324,9 @@ class RemoteServer(CacheServer):
         """Send a packet without waiting for the answer. The next use of the connection reads the
         answer.
 
-        Return False if the packet must be sent by :meth:`_exchange`. A part of the packet may then
-        have been sent.
+        Return False if this failed, or if there is no idle connection. The caller must then send
+        the packet with :meth:`_exchange`, although the server may have received a part of it
+        already.
 
         :param is_confirmed: parses the answer, and returns whether the server has executed the
             commands of the packet.

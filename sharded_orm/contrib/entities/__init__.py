@@ -1,4 +1,8 @@
-"""Entities without a schema, and index tables of their own (FriendFeed, FF1 to FF6).
+"""Stores objects without a schema, and finds them by index tables (FriendFeed, FF1 to FF6).
+
+An *entity* is a dict of properties with an id. It is stored as one compressed text, so a new
+property needs no migration. For each index, a separate table maps values of properties to ids of
+entities.
 
 An app of Django: add ``"sharded_orm.contrib.entities"`` to ``INSTALLED_APPS``, and declare a
 :class:`DataStore` with its :class:`Index` objects in the ``models`` module of an app. See
@@ -18,8 +22,8 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    # Imports a class when it is first used (PEP 562): Django imports this package before models can
-    # be imported.
+    # Import a class only when it is first used (PEP 562). Django imports this package while it
+    # loads the apps, when models cannot be imported yet.
     if name == "DataStore":
         from sharded_orm.contrib.entities.store import DataStore
 

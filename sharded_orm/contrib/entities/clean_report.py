@@ -20,11 +20,12 @@ class CleanReport:
 
     An entity is marked while its index rows may be missing or out of date.
 
-    :param settled: number of marked entities whose index rows are right now.
+    :param settled: number of marked entities whose index rows are correct after the work.
     :param failed: number of marked entities with index rows that could not be written.
-    :param written: number of index rows that were missing.
-    :param removed: number of index rows that were left over.
-    :param compared: number of entities and index rows compared in the pass over all entities.
+    :param written: number of index rows that were missing, and were written.
+    :param removed: number of index rows that no entity needs any more, and were removed.
+    :param compared: number of entities and index rows that were compared in the pass over all
+        entities, marked or not.
     :param problems: sentences about shards and entities.
     :param damaged: sentences about entities whose bodies cannot be read.
     """
@@ -74,8 +75,8 @@ class CleanReport:
 class ShardOutcome:
     """The result of the work on a shard.
 
-    :param has_failed: whether an error has ended the work. False if the shard was left out because
-        another cleaner works on it.
+    :param has_failed: True if an error has ended the work. It stays False if the shard is skipped
+        because another cleaner works on it.
     """
 
     has_failed: bool = False

@@ -1,11 +1,13 @@
 """The cleaner, which repairs the index rows of entities after a writer has died (FriendFeed, FF6).
 
-Each ``put()`` of an entity also marks it, in the same transaction, so the mark is found even if the
-transaction commits late. Marked entities are cleaned first, starting with the newest. Then the
-cleaner goes through all entities and all rows of indexes (:mod:`.whole_pass`).
+A writer stores an entity on one shard, and its index rows on others. If the writer dies in between,
+index rows are missing or stale. So each ``put()`` that changes index rows also marks the entity, in
+the same transaction. The cleaner looks for marked entities, the newest first, writes and removes
+index rows, and removes the marks. From time to time it also compares all entities with all index
+rows, marked or not (:mod:`.whole_pass`).
 
-Any number of cleaners may run. Two cleaners of one shard do no harm, but do the same work twice. So
-a cleaner with much work takes a lease.
+Any number of cleaners may run. If two cleaners work on one shard, they do no harm, but they do the
+same work twice. So a cleaner that finds much work on a shard takes a lease of the shard.
 """
 
 from __future__ import annotations
@@ -41,11 +43,13 @@ from sharded_orm.contrib.entities.whole_pass import WholePart, clean_whole, whol
 from sharded_orm.operations.relations import batched
 from sharded_orm.operations.runs.lease import Lease
 
-#: Seconds until a part of the pass over all entities is tried again, if its shard did not answer.
+#: If a shard does not answer during the pass over all entities, it is tried again after this number
+#: of seconds.
 RETRY_AFTER = 10.0
-#: The number of marked entities that are read to learn which shards have any.
+#: To learn which shards have marked entities, the cleaner reads this number of newest marks.
 LOOK = 100
-#: The largest number of version numbers in one statement. SQLite limits the depth of conditions.
+#: The largest number of version numbers in one statement. There is one OR for each version number,
+#: and SQLite limits how deeply conditions are nested.
 VERSIONS = 100
 
 
@@ -78,7 +82,8 @@ def clean_marked(
 def _clean_store(
     store: DataStore, min_age: float, stopping: Callable[[], bool], report: CleanReport
 ) -> None:
-    # Entities of several shards are repaired together: one statement for each shard of an index.
+    # Collect the entities of several shards, and repair them together. Their index rows are on the
+    # shards of the index, so this needs only one statement for each of those shards.
     entities: dict[str, list[StoredEntity]] = {}
     ids: set[UUID] = set()
     for alias in _marked_shards(store, min_age, report):
@@ -87,15 +92,17 @@ def _clean_store(
         with report.shard(alias):
             rows = _newest_rows(store, alias, min_age)
             if len(rows) == BATCH:
-                # Only a shard with many marked entities is leased. A lease costs as much as the repair
-                # of a hundred entities, which takes so little time that cleaners hardly ever meet.
+                # Take a lease only for a shard with many marked entities. A lease costs as much as
+                # the repair of a hundred entities. The repair of a few entities is over so soon
+                # that two cleaners hardly ever do it at the same time.
                 with leased(f"{store.name} {alias}") as lease:
                     _clean_backlog(store, alias, min_age, stopping, lease, report)
                 continue
             if len(ids) + len(rows) > BATCH:
                 clean_batch(store, entities, report)
                 entities, ids = {}, set()
-            # While a key moves, two shards may have its entities. The second copy stays marked.
+            # While a key moves from one shard to another, both may have a copy of an entity. Skip
+            # the second copy, which stays marked and is cleaned later.
             entities[alias] = [e for e in stored_entities(store, rows, report) if e.id not in ids]
             ids |= {entity.id for entity in entities[alias]}
     clean_batch(store, entities, report)
@@ -136,7 +143,7 @@ def clean_batch(
             continue
         settlement = compare(index, of_all_shards)
         settle(index, settlement)
-        # A row at risk is inserted if others have removed it meanwhile.
+        # settle() may have inserted a row at risk, too: if others had removed it in the meantime.
         for rows in (*settlement.missing.values(), *settlement.at_risk.values()):
             for row in rows:
                 written[row.entity_id].append((index, row))
@@ -156,10 +163,12 @@ def clean_batch(
 
 
 def take_off_marks(store: DataStore, alias: str, entities: Sequence[StoredEntity]) -> list[UUID]:
-    """Remove the marks of ``entities``. Return the ids of entities that keep their marks: others
-    have changed them, or marked them for a late row.
+    """Remove the marks of ``entities``, whose index rows are correct now.
 
-    A deleted entity has no index rows any more, so its row in the table of entities is deleted too.
+    An entity keeps its mark if others have changed it since it was read, or have marked it again
+    because they wrote an index row late. Return the ids of these entities. If an entity is deleted,
+    its row in the table of entities is deleted as well, because no index row refers to it any more.
+
     Costs one statement, and one more if there are deleted or changed entities or many version
     numbers.
     """
@@ -172,7 +181,8 @@ def take_off_marks(store: DataStore, alias: str, entities: Sequence[StoredEntity
                 pks[entity.version].append(entity.pk)
                 if entity.pending.end:
                     ends.add(entity.pending.end)
-        # A mark for a late row gives the text an end that no text has had before.
+        # The mark must stay if another process has added a late row to the column ``pending`` since
+        # the entity was read. Such a text has a new random end, so comparing the ends is enough.
         same_text = Q(pending=None) | Q(ends_with(ends)) if ends else Q(pending=None)
         for versions in batched(pks, VERSIONS):
             of_versions = Q()
@@ -192,9 +202,14 @@ def take_off_marks(store: DataStore, alias: str, entities: Sequence[StoredEntity
 
 
 def clean_once(report: CleanReport, stopping: Callable[[], bool]) -> None:
-    """Repair the index rows of all entities: of marked entities first, then after a comparison of all."""
+    """Repair the index rows of all entities, marked or not.
+
+    First clean the marked entities. Then compare all entities with their index rows, which marks
+    those with missing rows. Finally clean the marked entities again.
+    """
     clean_marked(report, min_age=0, stopping=stopping)
-    # The errors so far are dropped, because the last step cleans the same entities once more.
+    # Forget the errors so far: the last step cleans the same entities once more, and reports the
+    # errors that are still there.
     report.failed, report.problems = 0, []
     for _ in clean_whole(whole_parts(), report, stopping):
         pass
@@ -216,7 +231,8 @@ def _marked_shards(store: DataStore, min_age: float, report: CleanReport) -> lis
             report.add_problem(f"{alias}: {exc}")
     aliases = dict.fromkeys(str(row._state.db) for row in newest)
     if len(newest) == LOOK:
-        # Shards without one of the newest marks may have older ones.
+        # There may be more marks than were read. So add all other shards, which may have older
+        # marks.
         aliases |= dict.fromkeys(shard.alias for shard in runtime.group(store.group).shards())
     return list(aliases)
 
@@ -226,7 +242,8 @@ def _newest_rows(
 ) -> list[tuple[Any, ...]]:
     """Return the rows of marked entities on a shard, the newest first.
 
-    :param last: the mark and the primary key of the last row that was read before.
+    :param last: the time of the mark, and the primary key, of the last row of the previous batch;
+        None (the default) for the first batch.
     :returns: values of the columns in :func:`columns_of`, and the mark.
     """
     with unbound():
@@ -237,11 +254,12 @@ def _newest_rows(
 
 
 def _marked(rows: Any, min_age: float) -> Any:
-    """Return a query of those ``rows`` that are marked, and not left to their writers."""
+    """Return a query of those ``rows`` that were marked at least ``min_age`` seconds ago."""
     rows = rows.filter(marked_at__isnull=False)
     if min_age:
-        # The clock of a writer may be ahead. So entities that seem to be marked in the future
-        # are cleaned as well, and not left to their writers.
+        # The clock of a writer may be ahead, so its marks seem to be in the future. Marks that are
+        # more than ``min_age`` seconds ahead are cleaned as well; they would wait too long
+        # otherwise.
         now, age = timezone.now(), timedelta(seconds=min_age)
         rows = rows.exclude(marked_at__range=(now - age, now + age))
     return rows
@@ -255,8 +273,8 @@ class ContinuousCleaner:
     :param interval: seconds between two rounds.
     :param whole_every: seconds between the end of one pass over all entities and the start of the
         next.
-    :param retry_after: seconds until parts of the pass are tried again whose shards, or the global
-        database, did not answer.
+    :param retry_after: if a shard or the global database does not answer during a pass, the part of
+        the pass that failed is tried again after this number of seconds.
     """
 
     def __init__(
@@ -276,10 +294,11 @@ class ContinuousCleaner:
         self._failed: list[WholePart] = []
 
     def round(self) -> CleanReport:
-        """Clean marked entities, then continue the pass over all entities until the interval is
-        over.
+        """Clean marked entities. In the remaining time of the interval, continue the pass over all
+        entities.
 
-        The pass always makes at least one step, so that it ends some time.
+        The pass makes at least one step in each round, even if no time remains. Otherwise it would
+        never end when there are always many marked entities.
 
         :returns: the work that was done since the last call.
         """
@@ -300,10 +319,14 @@ class ContinuousCleaner:
         return self._report.take()
 
     def _due_parts(self) -> list[WholePart]:
-        """Return the parts that are to be compared now: all parts, the failed parts, or none yet."""
+        """Return the parts (stores and indexes on a shard) that are to be compared now.
+
+        These are all parts if it is time for a new pass, or those that failed before if it is time
+        to try them again. Otherwise there are none.
+        """
         now = time.monotonic()
-        # The whole pass begins on time, even if some parts have failed again and again: a shard
-        # that never answers must not stop the cleaning of the others.
+        # Begin a new pass on time, even if some parts of the last one still fail. Otherwise a shard
+        # that never answers would keep the other shards from being cleaned.
         self._is_whole = now >= self._next_whole
         if self._is_whole:
             return whole_parts()

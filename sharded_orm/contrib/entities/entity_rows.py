@@ -22,16 +22,19 @@ def entity_rows(
 ) -> list[tuple[Any, ...]]:
     """Return the values of the fields ``names`` of each row that has one of the ids in ``keys``.
 
-    Costs a round trip to each node (a database server). In a store with ``shard_on``, a returned
-    row may have the id of one entity in ``keys`` and the shard key of another.
+    Costs a round trip to each node (a database server).
 
-    :param keys: the shard keys of the entities, by id; at least one.
+    In a store with ``shard_on``, the result may have too many rows: the query asks for any of the
+    ids together with any of the shard keys. The caller must drop rows that have the id of one
+    entity and the shard key of another.
+
+    :param keys: maps the id of each entity to its shard key; at least one.
     """
     condition: dict[str, Any]
     with unbound():
         if len({*keys.values()}) == 1:
-            # A query with a single shard key is compiled only once (see
-            # docs/explanation/read-plans.md).
+            # All entities have the same shard key. Ask for this one value: a query with a single
+            # shard key is compiled only once (see docs/explanation/read-plans.md).
             condition = {"id__in": list(keys)} if len(keys) > 1 else {"id": next(iter(keys))}
             condition[store.key_name] = next(iter(keys.values()))
         elif store.shard_on is None and not runtime.strategy(store.group).moves_keys:

@@ -48,9 +48,10 @@ class EntityChanged(EntityError, OperationalError):
 
 
 class FormerRowsFull(EntityError, OperationalError):
-    """The cleaner has not removed an entity's index rows of former versions, and no more can be noted.
+    """An entity was changed so often that its list of former index rows is full.
 
-    Nothing was written.
+    The list has the index rows of earlier versions of the entity, until the cleaner removes them.
+    Run the cleaner, and try again. Nothing was written.
     """
 
 
@@ -79,13 +80,17 @@ class InvalidIndexCursor(EntityError, ValueError):
 class UniqueValueTaken(EntityError, IntegrityError):
     """Another entity has the same values in a unique index. The new entity was not written.
 
-    Also raised if the other entity loses the values in a transaction that is not committed yet,
-    because that transaction may be rolled back.
+    Also raised if the other entity has given up the values in a transaction that is not committed
+    yet: the transaction may be rolled back, and the other entity would have the values again.
     """
 
 
 class ReservationRefused(EntityError, RuntimeError):
-    """The row of a unique index would not be committed together with its entity. Nothing was written."""
+    """An entity cannot be stored in this transaction, because of its row in a unique index.
+
+    The row is on another shard, on which the caller has a transaction that is committed separately.
+    If only one of the two commits, the row and the entity would not match. Nothing was written.
+    """
 
 
 class StoreNotFound(OperationError, LookupError):

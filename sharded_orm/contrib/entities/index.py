@@ -1,4 +1,7 @@
-"""An index of entities: a table sharded by one of their properties, read in pages (FriendFeed, FF2, FF5)."""
+"""An index of entities: a table with values of their properties (FriendFeed, FF2, FF5).
+
+The table is sharded by one of these properties, and is read in pages.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +43,8 @@ class EntityPage(Sequence[Entity]):
     """A part of the entities that an index returns for a query, in the order of the index.
 
     :param entities: the entities; as many as the caller asked for, unless the index has no more.
-    :param after: the cursor of the next page; None if there is none. The next page may be empty, if
-        all further rows of the index are stale: their entities have changed since.
+    :param after: the cursor of the next page; None if there is no next page. The next page may be
+        empty: if the entities of all further index rows have changed, so that the rows are stale.
     :param damaged: the entities that were left out because their stored bodies cannot be read.
     """
 
@@ -249,7 +252,7 @@ class Index:
                 position = row
             if len(found) < size:
                 return
-            # Many rows are stale, so read on in larger steps.
+            # The caller needs more rows, so many of these were stale. Read on in larger steps.
             size = min(2 * size, MAX_READ)
 
     def _read(
@@ -302,14 +305,17 @@ class Index:
 def _ranges_behind(
     names: Sequence[str], descending: Sequence[bool], position: Sequence[Any] | None
 ) -> Iterator[dict[str, Any]]:
-    """Yield conditions for the rows that come after ``position`` in the order of ``names``.
+    """Yield the conditions of the queries that read on after the row at ``position``.
 
-    All rows of a condition come before the rows of the next condition. There is one condition for
-    each name. Queries with these conditions have a plan: they are compiled only once. A single
-    condition with OR has no plan, and compiling it each time would take longer than the few
-    additional queries.
+    For example, the rows after ``(a=1, b=2)`` are those with ``a=1, b__gt=2``, and then those with
+    ``a__gt=1``. Two simple queries are used instead of one with OR: simple queries are compiled
+    only once (they have a plan), and compiling an OR each time would take longer than the second
+    query.
 
-    :param position: the values of ``names`` in the last row that was read; None for all rows.
+    :param names: the columns by which the rows are sorted.
+    :param descending: for each column, whether it is sorted in descending order.
+    :param position: the values of ``names`` in the last row that was read; None to read from the
+        first row.
     """
     if position is None:
         yield {}
@@ -320,13 +326,15 @@ def _ranges_behind(
 
 
 def follows(names: Sequence[str], descending: Sequence[bool], position: Sequence[Any]) -> Q:
-    """Return a condition for the rows that come after ``position`` in the order of ``names``.
+    """Return one condition, with OR, for the rows that are sorted after ``position``.
 
+    :param names: the columns by which the rows are sorted.
+    :param descending: for each column, whether it is sorted in descending order.
     :param position: the values of ``names`` in the last row that was read.
     """
-    # The condition that is built below is complete. ``bound`` only lets databases start at the
-    # first wanted row of their index. Without it, some databases would also read all rows before
-    # that row.
+    # ``condition`` alone would be enough for a correct result. ``bound`` makes it faster: with it,
+    # the database begins to read its index at the first wanted row. Without it, some databases
+    # would read all rows from the beginning.
     bound = Q(**{f"{names[0]}__{'lte' if descending[0] else 'gte'}": position[0]})
     condition, same = Q(), Q()
     for name, descends, value in zip(names, descending, position, strict=True):

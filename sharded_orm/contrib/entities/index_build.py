@@ -95,19 +95,23 @@ def build(
     stopping: Callable[[], bool] = lambda: False,
     pause: Callable[[float], None] = time.sleep,
 ) -> Iterator[BuildReport]:
-    """Write the rows that ``index`` lacks for existing entities, then let reads use the index.
+    """Write the rows of a new index for the entities that are stored already.
 
-    Each process that stores entities must know the index before the call, so that it writes the
-    rows of new entities. The build writes those of old entities, and then compares all entities
-    once more. If no row was missing, reads may use the index. The build can be run again after an
-    interruption. Yields after each batch.
+    First deploy the declaration of the index to all processes, so that they write its rows when
+    they store entities. Then call this function. It writes the rows of the older entities, and
+    compares all entities once more. If no row is missing then, reads may use the index. Until then
+    they raise :exc:`IndexNotServed`. The function can be called again after an interruption.
+
+    Yields after each batch.
 
     :param rate: the most entities or index rows per second; by default there is no limit.
-    :param share: the largest share of the time in which the build works, from 0 (not included) to
-        1. Busy servers make its batches slower, so it then waits longer, too.
+    :param share: the share of the time in which the build works, above 0 and at most 1. For
+        example, with 0.2 it waits four seconds after a batch of one second. If the servers are
+        busy, batches take longer, and the waits are longer as well.
     :param stopping: returns True if the build is to stop after the current batch.
-    :param pause: waits for the number of seconds that it gets. It is called after each batch. If
-        the index was dropped, it is first called to wait until all processes write the index again.
+    :param pause: a function that waits for a number of seconds. It is called after each batch. If
+        the index was dropped earlier, it is also called once at the beginning, to wait until all
+        processes write rows of the index again.
     """
     report, found = BuildReport(), CleanReport()
     paced = partial(_paced, found=found, rate=rate, share=share, pause=pause)
@@ -165,7 +169,7 @@ def _paced(
 
 
 def _write(index: Index, report: BuildReport, found: CleanReport) -> Iterator[int]:
-    """Write the index rows of all entities. Yield after each batch; the value is always 0."""
+    """Write the missing index rows of all entities. Yield 0 after each batch."""
     for shard in runtime.group(index.store.group).shards():
         with found.shard(shard.alias):
             for entities in entity_batches(index.store, rows_of(index.store, shard.alias), found):
@@ -185,8 +189,9 @@ def _verify(index: Index, report: BuildReport, found: CleanReport) -> Iterator[i
     for shard in runtime.group(store.group).shards():
         with found.shard(shard.alias):
             yield from mark_lacking(store, [index], rows_of(store, shard.alias), found)
-    # Compare the entities of all moved keys again: while a shard was compared, an entity may have
-    # been on the other one of its two shards.
+    # Keys may have moved between shards during this pass. An entity that moved from a shard that
+    # was not compared yet to one that was compared already has been missed. So compare the entities
+    # of all moved keys once more.
     entries = moving.entries()
     if any(map(is_digest, entries)):
         found.add_problem(

@@ -23,12 +23,13 @@ if TYPE_CHECKING:
 class Settlement:
     """The differences between entities and the rows of an index.
 
-    :param missing: rows to be inserted, by the alias of their shard.
-    :param at_risk: rows whose version is to be raised to that of their entity, by the alias of their
-        shard. With the older version, a cleaner that has read an older state of the entity could
-        still remove them.
-    :param left_over: rows to be removed, by the alias of their shard.
-    :param failures: the entities whose rows could not be read or written, with the errors.
+    :param missing: maps the alias of a shard to the rows to be inserted there.
+    :param at_risk: maps the alias of a shard to rows that are correct, but have a lower version
+        than their entity. A cleaner that has read an earlier version of the entity could still
+        remove them, so their version is raised to that of the entity.
+    :param left_over: maps the alias of a shard to the rows to be removed there.
+    :param failures: maps the id of each entity whose rows could not be read or written to the
+        error.
     """
 
     missing: dict[str, list[IndexRow]] = field(default_factory=lambda: defaultdict(list))
@@ -40,8 +41,9 @@ class Settlement:
 def compare(index: Index, entities: Sequence[StoredEntity]) -> Settlement:
     """Compare ``entities`` with the rows of ``index`` on all shards that may have such rows.
 
-    The rows are read after the entities. So a row with a higher version than its entity belongs to
-    a later write, and is left alone. Costs a query of each shard that may have rows.
+    The rows are read after the entities. If a row has a higher version than the entity that was
+    read, the entity was written again in between, and the row is left alone. Costs a query of each
+    shard that may have rows.
     """
     settlement = Settlement()
     at = index.names.index(index.shard_on)
@@ -109,10 +111,10 @@ def _succeeds(work: Callable[[], Any]) -> bool:
 
 
 def _each(rows: Iterable[IndexRow], settlement: Settlement, work: Any) -> None:
-    """Call ``work`` for each row, and record the errors in ``settlement``. All rows are on one
-    shard.
+    """Call ``work`` for each row, and record the errors in ``settlement``.
 
-    If the shard does not answer, ``work`` is not called for the remaining rows: they fail as well.
+    All rows must be on one shard. If the shard does not answer, ``work`` is not called for the
+    remaining rows; the same error is recorded for them.
     """
     outage: Exception | None = None
     for row in rows:
@@ -128,8 +130,10 @@ def _each(rows: Iterable[IndexRow], settlement: Settlement, work: Any) -> None:
 
 
 def is_outage(exc: Exception) -> bool:
-    """Whether the cause of an error is not the row: a server or table is missing, or others hold
-    locks.
+    """Whether an error would hit every other row as well.
+
+    True if the server does not answer, a table is missing, or a lock was not free in time. False if
+    the error is about one row, such as a value that another entity has.
     """
     return isinstance(exc, OperationalError | InterfaceError | ProgrammingError)
 
@@ -140,12 +144,12 @@ def _present(
     aliases: Mapping[Any, str],
     settlement: Settlement,
 ) -> dict[UUID, list[IndexRow]]:
-    """Return the index rows of entities, keyed by entity id. One query for each shard.
+    """Return the stored index rows of entities, keyed by entity id. One query for each shard.
 
-    The query of a shard has only the ids of entities that may have rows there.
-
-    :param keys: values of the property ``shard_on``, each with the ids of the entities that may
+    :param keys: maps each value of the property ``shard_on`` to the ids of the entities that may
         have rows with this value.
+    :param aliases: maps these values to the aliases of their shards.
+    :param settlement: gets an error for each entity whose rows cannot be read.
     """
     present: dict[UUID, list[IndexRow]] = defaultdict(list)
     keys_by_alias: dict[str, set[Any]] = defaultdict(set)

@@ -1,9 +1,10 @@
 """Reads and writes rows of indexes.
 
-Only the version of a stored row ever changes: each write of the entity that needs the row sets it
-to the entity's version. A process that removes a row names the highest version that the row may
-have. So a cleaner that has read an old state of the entity cannot remove a row that a later version
-needs.
+A row has values of properties, the id of the entity, and a version number. Only the version ever
+changes: each write of the entity that needs the row sets it to the version of the entity. A process
+removes a row only up to a version that it names. For example, a cleaner has read version 3 of an
+entity, which does not need the row. It cannot remove the row after version 4, which needs it, has
+set the row's version to 4.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("sharded_orm.entities")
 
-#: For this number of seconds, cleaners leave index rows of an entity to the writer of the entity.
+#: Cleaners skip entities that were stored less than this number of seconds ago, because the writer
+#: is probably still writing the index rows.
 FOLLOW_TIME = 0.2
 #: The largest number of rows that one statement changes or removes.
 ROWS = 100
@@ -57,16 +59,17 @@ class IndexRow:
 
 
 def follow(rows: Sequence[tuple[Index, IndexRow]], marked_at: float) -> None:
-    """Write the index rows of an entity that was committed.
+    """Write the index rows of an entity after its transaction was committed.
 
-    If a row cannot be written, the cleaner writes it later, because the entity is marked. The
-    entity's write may have been rolled back to a savepoint that the program made by hand. The rows
-    are then stale, which does no harm: reads skip them, and the cleaner removes them.
+    If a row cannot be written, no error is raised: the entity is marked, so a cleaner writes the
+    row later. It may also happen that the entity was not stored after all, because the program has
+    rolled back to a savepoint. Then the rows are stale, which does no harm: reads skip them, and a
+    cleaner removes them.
 
-    :param rows: pairs of an index and the entity's row in it, at least one.
+    :param rows: pairs (index, row of the entity in this index), at least one.
     :param marked_at: the time when the entity was marked, by ``time.monotonic()``. If this is more
-        than :data:`FOLLOW_TIME` seconds ago, the entity is marked again, because a cleaner may have
-        repaired its index rows meanwhile.
+        than :data:`FOLLOW_TIME` seconds ago, a cleaner may have removed the mark already. So the
+        entity is marked again, in case these late rows are stale.
     """
     for index, row in rows:
         try:
@@ -111,8 +114,8 @@ def insert_missing(index: Index, rows: Sequence[IndexRow]) -> None:
 
     :raises django.db.Error: a shard does not answer, or a key has no shard. Some rows may be inserted.
     """
-    # If a key moves meanwhile, _insert_missing() is called again. It leaves rows alone that are
-    # there already.
+    # If a shard key moves to another shard in the meantime, call _insert_missing() again. The
+    # second call does not change rows that the first one has inserted.
     repeated(index.group, partial(_insert_missing, index, rows))
 
 
@@ -145,8 +148,9 @@ def _insert_missing(index: Index, rows: Sequence[IndexRow]) -> None:
 
 
 def raise_version(index: Index, row: IndexRow) -> bool:
-    """Raise the stored version of ``row`` to that of its entity. Return whether the stored version
-    was lower.
+    """Set the version of the stored row to ``row.version``, if it is lower.
+
+    Return whether a stored row with a lower version was found.
     """
     same = same_rows(index, row.values, row.entity_id)
     return bool(same.filter(version__lt=row.version).update(version=row.version))
@@ -174,8 +178,10 @@ def remove_rows(index: Index, rows: Iterable[IndexRow]) -> int:
 
 
 def raise_versions(index: Index, rows: Sequence[IndexRow]) -> bool:
-    """Raise the version of each of ``rows`` to that of its entity. Return whether all rows had lower
-    versions.
+    """Set the versions of stored rows to those in ``rows``, where they are lower.
+
+    Return True if this was done for all rows. Return False if a row is not stored, or has this
+    version or a higher one.
 
     Costs one statement for 100 rows of the same version.
 
@@ -196,7 +202,7 @@ def raise_versions(index: Index, rows: Sequence[IndexRow]) -> bool:
 def _any_of(index: Index, rows: Iterable[IndexRow], *, has_version: bool = False) -> Any:
     """Return a queryset of the stored rows that equal one of ``rows``.
 
-    :param has_version: whether to leave out stored rows with a higher version than in ``rows``.
+    :param has_version: if True, a stored row with a higher version than in ``rows`` is left out.
     """
     condition = Q()
     for row in rows:
@@ -232,18 +238,22 @@ def columns_of(index: Index, row: IndexRow) -> dict[str, Any]:
 
 
 def alias_of(index: Index, value: Any) -> str:
-    """Return the alias of the shard whose rows have ``value`` in the property ``shard_on``.
+    """Return the alias of the shard that holds the index rows with this shard key.
 
-    If the value has no shard yet, it is assigned to a shard, as a write would do.
+    If the key has no shard yet, it is assigned to one, as when a row is written.
+
+    :param value: a value of ``index.shard_on``, the property by which the index is sharded.
     """
     return router.db_for_write(index.model, instance=index.model(**{index.shard_on: value}))
 
 
 def aliases_of(index: Index, keys: Collection[Any]) -> tuple[dict[Any, str], dict[Any, Exception]]:
-    """Return the aliases of the shards of ``keys``, and the errors of keys for which no shard was
-    found.
+    """Find the shards of several shard keys of an index.
 
-    If a key has no shard yet, it is assigned to a shard, as a write would do.
+    If a key has no shard yet, it is assigned to one, as when a row is written.
+
+    :returns: two dicts. The first one maps each key to the alias of its shard. The second one maps
+        each key for which no shard was found to the error.
     """
     options, field = required_options(index.model), index.store.fields[index.shard_on]
     try:

@@ -104,10 +104,10 @@ def set_state(index: Index, state: str) -> None:
 
 
 def before_migrate(*, using: str, plan: Iterable[tuple[Migration, bool]], **kwargs: Any) -> None:
-    """Withdraw indexes whose tables this migration creates: the rows of stored entities are
-    missing.
+    """Stop reads of indexes whose tables are about to be created.
 
-    Reads then do not use these indexes. A receiver of ``pre_migrate``.
+    The new table of an index is empty, so it lacks the rows of the entities that are stored
+    already. Reads may use the index only after it was built. A receiver of ``pre_migrate``.
     """
     from sharded_orm.contrib.entities.store import stores
 
@@ -118,8 +118,8 @@ def before_migrate(*, using: str, plan: Iterable[tuple[Migration, bool]], **kwar
         if isinstance(operation, CreateModel) and not is_backwards
     }
     for store in stores.values():
-        # Reads may still use the indexes if this migration also creates the table of entities, as
-        # on a new shard: no entity can lack its index rows.
+        # If the table of the entities is created as well, for example on a new shard, it has no
+        # entities yet. So no index row is missing, and reads may go on.
         if store.model._meta.label_lower not in created:
             for index in store.indexes:
                 # The migration plan of each database contains all migrations. But a migration
@@ -144,7 +144,7 @@ def after_migrate(*, using: str, **kwargs: Any) -> None:
 
 
 def withdraw(index: Index) -> None:
-    """Stop reads of ``index`` until it is built again."""
+    """Record that reads may not use ``index`` until it is built again."""
     states = IndexState.objects.using(DEFAULT_DB_ALIAS)
     states.filter(index=index.label, state=SERVED).update(state=WRITTEN, since=timezone.now())
     _remembered.pop(index.label, None)

@@ -1,8 +1,9 @@
-"""Index rows that a writer has written late.
+"""Index rows that a writer has written late, for example because its process was paused.
 
-In the meantime, others may have changed the entity, and a cleaner may have repaired its rows. Then
-the late rows are stale, but the entity is not marked for the cleaner any more. So the entity is
-marked again.
+A writer stores and marks an entity, and then writes its index rows. If it is late, another writer
+may have changed the entity in the meantime, and a cleaner may have repaired the index rows and
+removed the mark. The late rows are then stale, and no cleaner would look for them. So the late
+writer marks the entity again.
 """
 
 from __future__ import annotations
@@ -21,13 +22,12 @@ if TYPE_CHECKING:
 
 
 def mark(rows: Sequence[tuple[Index, IndexRow]]) -> None:
-    """Mark an entity, so that the cleaner removes those of ``rows`` that are stale. Costs one
-    statement.
+    """Mark an entity again, so that a cleaner removes those of ``rows`` that are stale.
 
-    If the row of a deleted entity is gone, nothing is marked. Only the cleaner's pass over all
-    index rows then finds the stale rows.
+    If the entity was deleted and a cleaner has removed its row, there is nothing to mark. The stale
+    index rows then stay until the cleaner's pass over all index rows. Costs one statement.
 
-    :param rows: pairs of an index and a row of the entity in it, at least one.
+    :param rows: pairs (index, row of the entity in this index), at least one.
     """
     index, row = rows[0]
     condition = {"id": row.entity_id, index.store.key_name: row.key}

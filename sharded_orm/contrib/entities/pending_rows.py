@@ -1,8 +1,9 @@
-"""Index rows of an entity's earlier versions. These rows may still be stored.
+"""The list of index rows that earlier versions of an entity had, and that may still be stored.
 
-The entity lists them in a text, one line for each row, until the cleaner has removed the rows.
-Writers only append lines to the text, or move a line to its end. So nobody has to read the text
-before a write, and no writer loses a line of another writer.
+When a property of an entity changes, its former index row is stale, and a cleaner removes it later.
+Until then the column ``pending`` of the entity lists the row, as one line of a text. Writers only
+append lines, or move a line to the end, by SQL. So a writer need not read the text, and cannot lose
+a line that another writer has appended.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from sharded_orm.contrib.entities.index import Index
 
 
-#: The length of the last line of a text with late rows. This line is random, so no other text ends
-#: with it.
+#: The length of the last line of a text to which late rows were appended. This line is random. So if
+#: the end of a text has not changed since it was read, no late rows were appended.
 _END = 26
 #: Writers add nothing to a text that has this many characters. MariaDB would replace a text that is
 #: larger than ``max_allowed_packet`` by NULL, and the rows in it would be forgotten.
@@ -32,24 +33,24 @@ MOST = 500_000
 
 
 class PendingRows:
-    """Index rows of an entity's earlier versions. These rows may still be stored.
+    """The index rows that earlier versions of an entity had, and that may still be stored.
 
-    :param text: the text that the entity stores; None if there are no such rows.
+    :param text: the value of the entity's column ``pending``; None if there are no such rows.
     :raises ValueError: the text is damaged.
     """
 
     def __init__(self, text: str | None = None) -> None:
-        #: The end of the text. Texts for late rows have a random end, which no other text has.
+        #: The end of the text. It is random, and changes, whenever late rows are appended.
         self.end = text[-_END:] if text else ""
         self._rows = [(name, plain) for name, plain in _lines(text)] if text else []
 
     def of(self, index: Index) -> set[tuple[Any, ...]]:
-        """Return the values of the rows that belong to ``index``."""
+        """Return the listed rows of ``index``, each as the tuple of its values."""
         rows = set()
         for name, plain in self._rows:
             if name == index.name:
-                # Ignore a row that does not fit the properties of the index. The index had other
-                # properties, and a different table, when the row was stored.
+                # Ignore a row that does not fit the properties of the index. When it was stored,
+                # the index of this name had other properties and another table.
                 with suppress(ValueError):
                     rows.add(values_from_json(index.fields, plain))
         return rows
@@ -77,19 +78,20 @@ def ends_with(ends: Iterable[str]) -> In:
 
 
 def has_room() -> LessThan:
-    """Return the condition that the column ``pending`` takes more rows."""
+    """Return the condition that the column ``pending`` is short enough to append rows to it."""
     return LessThan(Coalesce(Length("pending"), 0), MOST)
 
 
 def with_rows(
     rows: Iterable[tuple[Index, tuple[Any, ...] | None]], *, is_late: bool = False
 ) -> Concat | F:
-    """Return the new value of the column ``pending``, to which ``rows`` are added.
+    """Return an SQL expression that appends ``rows`` to the column ``pending``.
 
-    :param rows: pairs of an index and the values of the entity's row in it. The values are None if
-        the entity had no row there.
-    :param is_late: whether the rows were written late. If so, the text gets a new, random end,
-        which shows a cleaner that has read the text earlier that it has not checked these rows.
+    :param rows: pairs (index, values of the entity's row in this index). The values are None if the
+        entity has no row there.
+    :param is_late: whether the rows were written late. If True, the text gets a new, random end. A
+        cleaner that has read the text before then notices that rows were appended, and keeps the
+        mark of the entity.
     """
     lines = [[index.name, values_to_json(values)] for index, values in rows if values is not None]
     if is_late:

@@ -1,6 +1,7 @@
-"""Converts properties of entities to values of Python, columns of indexes, and a compressed body.
+"""Converts the properties of entities between Python, the stored body, and columns of indexes.
 
-The body is JSON, compressed by zlib, whose checksum reveals damage. It is never a pickle.
+The body of an entity has all its properties: as JSON (never a pickle), compressed by zlib. The
+checksum of zlib reveals damage.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from django.utils.timezone import is_aware
 from sharded_orm.contrib.entities.exceptions import InvalidProperty
 from sharded_orm.models.fields import ExactCharField
 
-#: The field classes whose equal values have the same form and the same order on every database.
+#: The field classes that a property of an index may have. With others, such as FloatField,
+#: databases may disagree on which values are equal, or how they are sorted.
 FIELDS = (
     models.BooleanField,
     models.DateField,  # and DateTimeField
@@ -53,15 +55,16 @@ def clean_value(field: Any, name: str, value: Any) -> Any:
         converted = field.to_python(value)
         field.run_validators(converted)
         if isinstance(converted, datetime) and is_aware(converted):
-            # The time is converted to UTC, in which databases return it. This fails for some times
-            # near the ends of the calendar.
+            # Convert the time to UTC, because databases return times in UTC. This raises
+            # OverflowError for some times in the years 1 and 9999.
             converted = converted.astimezone(UTC)
     except ValidationError as exc:
         raise InvalidProperty(f"The property {name}={value!r}: {'; '.join(exc.messages)}") from exc
     except (OverflowError, TypeError, ValueError) as exc:
         raise InvalidProperty(f"The property {name}={value!r}: {exc}") from exc
     if isinstance(converted, str) and not isinstance(value, str | Promise):
-        # Django's field would make text of any object, such as "['a']" of a list.
+        # Refuse other types, because Django's field would convert any object to text, such as a
+        # list to "['a']".
         raise InvalidProperty(f"The property {name}={value!r} is no text. Convert it.")
     if isinstance(value, float) and converted != value:
         raise InvalidProperty(f"The property {name}={value!r} has a fraction. Round it.")
@@ -105,7 +108,10 @@ def encode(fields: Mapping[str, Any], cleaned: Mapping[str, Any]) -> bytes:
 
 
 def _json_text(values: Mapping[Any, Any]) -> str | None:
-    """Return ``values`` as JSON; None if reading the JSON would return different values."""
+    """Return ``values`` as JSON; None if they would be different when the JSON is read.
+
+    For example, a tuple would be read as a list, and the key 1 as the text "1".
+    """
     try:
         text = json.dumps(values, allow_nan=False, separators=(",", ":"))
         return text if json.loads(text) == values else None
@@ -134,7 +140,10 @@ def decode(fields: Mapping[str, Any], body: bytes) -> dict[str, Any]:
 
 
 def _to_json(value: Any) -> Any:
-    """Return the value of a declared property in a form that ``to_python()`` of its field reads."""
+    """Return the value of a declared property as a JSON type: a UUID or a date as text.
+
+    The method ``to_python()`` of the property's field converts it back.
+    """
     if isinstance(value, UUID):
         return value.hex
     if isinstance(value, date):

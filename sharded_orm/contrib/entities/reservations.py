@@ -1,11 +1,12 @@
-"""Unique indexes, in which at most one entity has certain values.
+"""Unique indexes: no two entities have the same values, even if they are on different shards.
 
-Invariant: as long as a committed entity has the values of a unique index, the index has its row. So
-the row is written before the entity, as a reservation. The entity's transaction then verifies that
-the row still exists.
+Whoever has the row of a unique index has its values. So the row must exist before the entity is
+committed, and as long as the entity has the values. A writer first inserts the row, as a
+reservation. Then it writes the entity, and verifies in the same transaction that the row still
+exists.
 
-A row is removed only under the lock of its entity. Under this lock, the entity does not have the
-values, and no transaction is about to give it them.
+A row is removed only by a process that has locked its entity, and has found that the entity does
+not have the values. No transaction can give the values to the entity while it is locked.
 """
 
 from __future__ import annotations
@@ -133,9 +134,9 @@ class _ReservationLost(Exception):
 def _confirm(index: Index, row: IndexRow) -> bool:
     """Return whether the reserved ``row`` still exists. One statement.
 
-    The caller holds the lock of the entity, so until the end of its transaction nobody else can
-    begin to remove the row. A removal that began earlier may be uncommitted. So the row is locked
-    as well, to wait for the end of such a removal.
+    The caller has locked the entity, so nobody else can begin to remove the row before the caller's
+    transaction ends. But a removal that began before may not be committed yet. So lock the row as
+    well: this waits for the end of such a removal.
     """
     rows = same_rows(index, row.values, row.entity_id)
     if _locks_rows(_alias_of_row(index, row)):
@@ -146,13 +147,13 @@ def _confirm(index: Index, row: IndexRow) -> bool:
 
 
 def take_away(index: Index, row: IndexRow) -> bool:
-    """Remove ``row`` from a unique index if its entity does not have the values of the row.
+    """Remove ``row`` from a unique index, unless its entity has the values of the row.
 
-    A writer that has just reserved the values for the entity finds the row missing, and reserves
-    them again.
+    Another writer may have reserved the values for the entity just now. It will notice that the row
+    is missing, and reserve them again.
 
-    :returns: whether the entity does not have the values. Also False if the change that removes
-        them is not committed yet, because it may be rolled back.
+    :returns: True if the entity does not have the values. False if it has them, or if the caller's
+        own open transaction takes them from it: this transaction may be rolled back.
     """
     return _repeated(index.store.group, partial(_take_away, index, row))
 
@@ -162,9 +163,10 @@ def _take_away(index: Index, row: IndexRow) -> bool:
     if _commits_apart(alias_of_entity, alias):
         return False
     if not _locks_rows(alias) and _commits_apart(alias, alias_of_entity):
-        # Keep the row, because its removal would be committed apart from the entity's transaction.
-        # Without row locks, a writer that verifies its reservation meanwhile would still find the
-        # row, which then vanishes.
+        # Keep the row. It is on another shard than the entity, and the caller's transaction there
+        # would commit its removal later. This database has no row locks. Until that commit, a
+        # writer that verifies its reservation would still find the row, and the row would vanish
+        # afterwards.
         return False
     with unbound(), index.store.locked_values(row.entity_id, row.key) as state:
         if isinstance(state, EntityDamaged):
@@ -176,14 +178,14 @@ def _take_away(index: Index, row: IndexRow) -> bool:
 
 
 def _repeated(group: str, work: Callable[[], R]) -> R:
-    """Return the result of ``work``. Call it again if others have caused a rollback of its
-    transaction.
+    """Return the result of ``work``. Call ``work`` again if its transaction was rolled back.
 
-    The cause may be a deadlock (on MariaDB, two writers that reserve one value), or a move of a key
-    or a shard. If the caller is in a transaction on ``group``, nothing is repeated.
+    Another process may have caused the rollback: by a deadlock (on MariaDB, if two writers reserve
+    one value), or by a move of a key or a shard. If the caller is in a transaction on ``group``,
+    the error is raised instead.
 
-    :param work: the function to call. Another call must do no harm, even after a part of the work
-        was committed.
+    :param work: the function to call. A second call must do no harm, even if a part of the first
+        one was committed.
     """
     for _ in range(ATTEMPTS - 1):
         try:
@@ -210,7 +212,9 @@ def _locks_rows(alias: str) -> bool:
 
 
 def _commits_apart(alias: str, other: str) -> bool:
-    """Whether the caller has a transaction open on ``alias`` that is not committed together with ``other``."""
+    """Whether the caller has a transaction open on ``alias`` that may commit without one on
+    ``other``.
+    """
     connection: Any = connections[alias]
     # Read ``atomic_blocks`` before ``get_autocommit()``: reading it makes the connection join an
     # open transaction of its shard group.

@@ -23,7 +23,8 @@ from sharded_orm.exceptions import ShardedOrmError
 class StoreStatus:
     """The status of an entity store (a :class:`DataStore`).
 
-    :param backlog: number of marked entities, whose index rows no cleaner has checked yet.
+    :param backlog: number of marked entities. No cleaner has checked their index rows since they
+        were stored.
     :param lag: the age of the oldest mark in seconds; 0 if there is none.
     :param problems: the shards that do not answer, with the reasons.
     """
@@ -38,8 +39,8 @@ class StoreStatus:
 class IndexStatus:
     """The status of an index.
 
-    :param sampled: number of rows that were compared with their entities.
-    :param stale: number of sampled rows that differ from their entities.
+    :param sampled: number of index rows that were drawn at random and compared with their entities.
+    :param stale: number of these rows whose entity was deleted, or has other properties now.
     """
 
     label: str

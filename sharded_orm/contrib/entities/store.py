@@ -129,7 +129,7 @@ class DataStore:
 
     @property
     def key_name_in_indexes(self) -> str:
-        """The name of the column of index rows that holds the shard key of the entity."""
+        """The name of the column, in tables of indexes, that holds the shard key of the entity."""
         return self.shard_on or "entity_id"
 
     @cached_property
@@ -337,8 +337,8 @@ class DataStore:
         changes: dict[str, Any] = {"version": entity.version + 1, "updated": now, "body": body}
         if former:
             changes.update(marked_at=now, pending=with_rows(former))
-        # Compare the time as well as the version: if the transaction of the last put was rolled
-        # back, another writer may have stored the same version number.
+        # Compare the time as well as the version. If this entity was put in a transaction that was
+        # rolled back, another writer may have stored a different entity with the same version.
         rows = self._rows(entity.id, entity._stored)
         rows = rows.filter(version=entity.version, updated=entity.updated)
         if not (rows.filter(has_room()) if former else rows).update(**changes):
@@ -366,7 +366,7 @@ class DataStore:
         return self.model._default_manager.filter(**{self.key_name: key}, pk=added_id)
 
     def alias_of(self, id: UUID, key: Any) -> str:
-        """Return the alias of the shard of the entity with this id and shard key."""
+        """Return the alias of the shard to which the entity with this id and shard key belongs."""
         stored = {} if self.shard_on is None else {self.shard_on: key}
         return router.db_for_write(self.model, instance=self._row(id, stored))
 

@@ -1,4 +1,8 @@
-"""The sharded models of stores and indexes. Migrations only have to create their tables."""
+"""Makes the sharded models whose tables hold entities and index rows.
+
+The models are made when a store or an index is declared. ``makemigrations`` finds them like models
+that are written as classes, and new properties of entities need no further migrations.
+"""
 
 from __future__ import annotations
 
@@ -79,9 +83,10 @@ def index_model(index: Index) -> type[ShardedModel]:
             )
         ]
     if len({*index.descending[index.names.index(index.shard_on) + 1 :]}) > 1:
-        # If some properties ascend and others descend, the table needs one more database index for
-        # the order, because the primary key can only be read forwards or backwards. Properties up to
-        # the shard key do not matter: all rows of a query have equal values in them.
+        # Some properties are sorted in ascending order, and others in descending order. The primary
+        # key can only be read forwards or backwards as a whole, so the table needs one more
+        # database index. Properties up to the shard key do not matter: each query names values for
+        # them, so all its rows have the same values there.
         ordered = [
             f"-{name}" if descends else name
             for name, descends in zip(index.names, index.descending, strict=True)

@@ -1,7 +1,8 @@
-"""Compares all entities with all index rows, and repairs the rows, without the use of marks.
+"""Compares all entities with all index rows, and repairs the rows.
 
-So it also repairs rows of entities that are not marked: rows that a writer has written very late,
-or that SQL has changed.
+Usually a cleaner only looks at marked entities. But index rows may also be wrong without a mark,
+for example if a writer has written them very late, or if somebody has changed them by SQL. This
+pass over everything finds such rows.
 """
 
 from __future__ import annotations
@@ -74,11 +75,11 @@ def clean_whole(
 ) -> Generator[None, None, list[WholePart]]:
     """Repair ``parts``: the entities of stores, and the rows of indexes. Yield after each batch.
 
-    Entities without their index rows are marked, so that the next cleaning of marked entities
-    writes the rows. Index rows without a matching entity are removed. If another cleaner works on a
-    part, it is left out.
+    If an entity lacks index rows, it is marked, so that the next cleaning of marked entities writes
+    the rows. If an index row does not match its entity, the row is removed. A part on which another
+    cleaner works is skipped.
 
-    :returns: the parts whose shards, or the global database, did not answer.
+    :returns: the parts that failed, because a shard or the global database did not answer.
     """
     failed = []
     for part in parts:
@@ -148,8 +149,8 @@ def mark_lacking(
         for entity in entities:
             if entity.id in lacking:
                 with unbound():
-                    # Leave out entities that have changed since they were read: their writers have
-                    # marked them.
+                    # Do not mark an entity that was changed since it was read: its writer has
+                    # marked it.
                     row = store.row_of(entity.pk, entity.key).filter(version=entity.version)
                     marked += row.filter(marked_at=None).update(marked_at=timezone.now())
         yield marked
@@ -168,8 +169,8 @@ def remove_stale(index: Index, alias: str, report: CleanReport) -> Iterator[int]
         if index.unique:
             removed = sum(reservations.take_away(index, row) for row in stale)
         else:
-            # remove_rows() keeps a row that a later version of the entity needs: the write of that
-            # version has raised the row's version.
+            # The entity may have been stored again since it was read, and may need the row now.
+            # Then its write has raised the row's version, and remove_rows() keeps the row.
             removed = index_rows.remove_rows(index, stale)
         report.removed += removed
         yield removed

@@ -256,7 +256,9 @@ def _field(model: Any, attname: str) -> Any:
 
 
 def problems_of(model: Any) -> Iterator[tuple[str, str]]:
-    """Yield the errors in the declaration of the mirror ``model``, as pairs of check id and sentence."""
+    """Yield the errors in the declaration of the mirror ``model``, as pairs (id of the system
+    check, sentence), such as ``("E001", "…")``.
+    """
     try:
         source = _source_model(model)
     except (LookupError, ValueError, AttributeError):

@@ -54,7 +54,9 @@ class Kind(StrEnum):
     ORPHANED = "orphaned"
     """The source has no such row any more."""
     MISPLACED = "misplaced"
-    """The row belongs to nobody here: its source has another key, or does not belong in the mirror."""
+    """The source has the row, but its copy does not belong on this shard: its shard key has changed, or
+    it does not match the mirror's condition.
+    """
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ class TransactionChanges(StatementWatcher[SourceChange]):
         self.deliver_after_commit()
 
     def _record(self) -> None:
-        """Write those rows into the outbox that are not in it yet."""
+        """Write the changed rows that are not in the outbox yet into it."""
         self._recordings += 1
         for change in self._pending:
             if not change.is_undone and change.recorded is None:

@@ -163,7 +163,6 @@ class ObjectAdmin(ShardedModelAdmin):
             )
 
     def _lists_deleted(self, request: HttpRequest) -> bool:
-        """Whether the page is the list of deleted objects."""
         match = request.resolver_match
         return (
             request.GET.get(DeletedFilter.parameter_name) == "yes"

@@ -1,4 +1,4 @@
-"""The options in ``class ObjectMeta`` and ``class MappingMeta``, checked."""
+"""Reads the options in ``class ObjectMeta`` and ``class MappingMeta``, and checks them."""
 
 from __future__ import annotations
 

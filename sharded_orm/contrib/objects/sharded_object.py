@@ -363,9 +363,9 @@ class ShardedObject(ShardedModel, metaclass=ObjectBase):
     def delete(self, using: Any = None, keep_parents: bool = False) -> tuple[int, dict[str, int]]:
         """Set ``active`` to False. From then on, only ``with_deleted()`` finds the object.
 
-        To undo this, set ``active`` to True in ``edit()``. The entries of the object in mappings
-        stay, and pages leave it out. Costs one UPDATE, and one SELECT of the new state. See
-        :meth:`purge`.
+        To undo this, set ``active`` to True in ``edit()``. If other objects have this object in a
+        mapping, its entries stay, but pages leave the object out. Costs one UPDATE, and one SELECT
+        of the new state. To delete the row itself, see :meth:`purge`.
 
         :raises UnstoredObject: the object has no id, because it was never saved.
         """

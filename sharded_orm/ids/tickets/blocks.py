@@ -12,14 +12,13 @@ from sharded_orm.forks import identity
 
 @dataclass
 class _ProcessBlocks:
-    """The blocks of ids of one process, keyed by sequence.
+    """The blocks of ids that one process has taken, by sequence.
 
-    A forked child must not use its parent's blocks, because the parent hands out these ids. The child
-    starts without blocks.
+    A forked child starts without blocks: those of its parent are handed out by the parent.
     """
 
     process: tuple[int, int] = field(default_factory=identity)
-    # Lock to be held while an id is taken from a block, so that each id is handed out once.
+    # Held while an id is taken from a block, so that no id is handed out twice.
     lock: threading.Lock = field(default_factory=threading.Lock)
     blocks: defaultdict[str, deque[Iterator[int]]] = field(
         default_factory=lambda: defaultdict(deque)
@@ -27,13 +26,14 @@ class _ProcessBlocks:
 
 
 class Blocks:
-    """A stock of ids. It takes blocks of ``size`` ids from a ticket server, and hands out single ids.
+    """A stock of ids. It takes blocks of ``size`` ids from a ticket server, and hands them out one
+    by one.
 
-    Thread-safe and fork-safe. Every ``size``-th id costs one round trip. Ids that are left when the
+    Thread-safe and fork-safe. One of ``size`` ids costs a round trip. Ids that are left when the
     process ends are lost.
 
-    :param fetch: called with the name of a sequence and a number of ids; takes that number of ids
-        from a ticket server and returns them.
+    :param fetch: a function that is called with the name of a sequence and a number of ids, and
+        returns so many new ids of a ticket server.
     """
 
     def __init__(self, size: int, fetch: Callable[[str, int], Sequence[int]]) -> None:
@@ -54,8 +54,7 @@ class Blocks:
                 for number in blocks[0]:
                     return number
                 blocks.popleft()
-        # Do not hold the lock while new ids are fetched, so that other callers can take ids
-        # meanwhile.
+        # Release the lock during the round trip, so that other callers can take ids meanwhile.
         block = iter(self._fetch(sequence, self._size))
         first = next(block)
         with own.lock:

@@ -29,7 +29,9 @@ class InvalidSequence(TicketError, ValueError):
 
 
 class SequenceNotChecked(TicketError, OperationalError):
-    """A server or a shard is down, so it is unknown which ids of a sequence exist or were handed out."""
+    """A server or a shard is down. So nobody can tell which ids of a sequence exist or were handed
+    out.
+    """
 
 
 class InvalidTicketCount(TicketError, ValueError):

@@ -1,6 +1,6 @@
 """The generator of ids from ticket servers.
 
-If there are two servers, one hands out the odd ids, and the other one the even ids (Flickr, F1-F5).
+With two servers, one hands out the odd ids, and the other the even ids (Flickr, F1-F5).
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ class TicketGenerator(IdGenerator):
 
     Of N servers, the first in the list gives the ids 1, 1 + N, 1 + 2N, …; the second 2, 2 + N, …
 
+    The generator does not use Django's connections. So a transaction of the caller does not lock
+    the row of the sequence, and its rollback does not take ids back. If a server does not answer,
+    the next one is asked. The failed server is not asked again for ``BACKOFF`` seconds. After that,
+    one caller tries it.
+
     :param aliases: the database aliases in ``SHARDED_ORM["TICKETS"]``; their order must never
         change.
     :param options: ``SHARDED_ORM["TICKET_OPTIONS"]``; None means the defaults.
-    :param turns: called with the number of servers; returns the :class:`Turns`, which choose the
-        server to ask first.
-
-    The generator does not use Django's connections. So a transaction of the caller does not lock
-    the row of the sequence, and its rollback does not take ids back. If a server does not answer,
-    the next one is asked. The failed server is left alone for ``BACKOFF`` seconds; then one caller
-    tries it again.
+    :param turns: makes the :class:`Turns`, which choose the server that is asked first; called with
+        the number of servers.
     """
 
     def __init__(
@@ -68,7 +68,8 @@ class TicketGenerator(IdGenerator):
                 self.servers, self.servers[1:] + self.servers[:1], strict=True
             ):
                 server.partner, partner.predecessor = partner, server
-        # The possible orders in which to call the servers; item n begins with server n (counted from 0).
+        # The orders in which to ask the servers. Item 1 begins with the second server, and the
+        # first one comes last, for example.
         self._rounds = [self.servers[n:] + self.servers[:n] for n in range(count)]
         self._turns = turns(count)
         self._blocks = Blocks(options.block_size, self.take) if options.block_size > 1 else None
@@ -119,8 +120,9 @@ class TicketGenerator(IdGenerator):
     def _attempts(
         self, sequence: str
     ) -> Iterator[tuple[TicketServer, Callable[[str, int], Sequence[int]]]]:
-        """Yield pairs of a server and the method to call for ids, in the order in which to try
-        them: first the healthy servers, then those that failed lately.
+        """Yield the servers in the order in which to ask them, each with its method to call.
+
+        Servers that failed lately come last, with a method that lets only one caller ask at a time.
         """
         started = time.monotonic()
         left_alone = []

@@ -32,9 +32,10 @@ class MySQLSession(TicketSession):
     - Form ``update`` keeps the last number in the sequence's row of the catalog table, on InnoDB.
     - Form ``replace``, which Flickr published, keeps the last number in a separate table for each
       sequence. The table needs an engine that locks whole tables: MyISAM, as at Flickr, or
-      MariaDB's Aria, which also survives a crash. On InnoDB, a REPLACE takes its number before it
-      locks the row. Two of them would deadlock, and one that overlaps with a batch (an UPDATE that
-      takes several numbers) would move the counter back.
+      MariaDB's Aria, which also survives a crash. InnoDB would not do, because there a REPLACE
+      takes its number before it locks the row. So two REPLACE statements would deadlock. A REPLACE
+      at the same time as a request for several ids, which is an UPDATE, would move the counter
+      back.
     """
 
     forms = ("update", "replace")
@@ -42,9 +43,9 @@ class MySQLSession(TicketSession):
     wrapper_path = "django.db.backends.mysql.base.DatabaseWrapper"
 
     def _limits(self, seconds: int) -> dict[str, Any]:
-        # If an answer of the server stops half way, these time limits of the driver end the wait.
-        # The driver accepts only whole seconds, so _send() itself limits the wait for the beginning
-        # of an answer.
+        # If the server stops in the middle of an answer, these time limits of the driver end the
+        # wait. They are whole seconds. So _send() uses a limit of its own for the beginning of an
+        # answer.
         limits = ("connect_timeout", "read_timeout", "write_timeout")
         # Connect with utf8mb4, because the name of a sequence may contain any character.
         return {**dict.fromkeys(limits, seconds), "charset": "utf8mb4"}
@@ -54,8 +55,8 @@ class MySQLSession(TicketSession):
         self._answers = select.poll()
         self._socket = self.connection.fileno()
         self._answers.register(self._socket, select.POLLIN)
-        # The two statements below set and read the auto_increment variables. They have no deadline
-        # of their own: only the time limits of the driver end them.
+        # No deadline applies to the two statements below, which set and read the auto_increment
+        # variables. Only the time limits of the driver end them.
         cursor = self.connection.cursor()
         expected = (self.slot.step, self.slot.position)
         cursor.execute(
@@ -103,15 +104,16 @@ class MySQLSession(TicketSession):
     def _statement(self, row: SequenceRow, kind: str) -> bytes:
         """Return the SQL statement, as bytes, that takes ids of the sequence of ``row``.
 
-        ``kind`` is "update" or "replace", or "batch" for several ids of a sequence of form
-        "replace". The statement has a ``%d`` in place of each number. The session builds each
-        statement only once per row, for speed.
+        It has ``%d`` in place of each number. It is built once for each row, to save time.
+
+        :param kind: "update" or "replace", the form of the sequence. To take several ids of a
+            sequence of form "replace", "batch".
         """
         statement = self._statements.get((row, kind))
         if statement is None:
             counter = _verbatim(self._counter(row.name))
-            # A condition for the WHERE clause, about the sequence's row in the catalog, the table
-            # of sequences. If the row has changed since it was checked, the statement takes no id.
+            # If the sequence's row in the catalog (the table of sequences) was changed since it was
+            # checked, this condition is false, and the statement takes no id.
             unchanged = (
                 f"name = {_verbatim(self._literal(row.name))} AND form = '{row.form}'"
                 f" AND step = {self.slot.step:d} AND position = {self.slot.position:d}"
@@ -130,8 +132,8 @@ class MySQLSession(TicketSession):
     def _insert_id_of(self, statement: bytes, deadline: float) -> int | None:
         """Run ``statement`` and return its insert id; None if the statement matched no row."""
         self._send_checked(statement, deadline)
-        # If affected_rows() is 0, no row has matched. The function also counts matching rows that
-        # were not changed, because Django connects with CLIENT.FOUND_ROWS.
+        # If no row has matched, affected_rows() is 0. Rows that match and are not changed count,
+        # too, because Django connects with CLIENT.FOUND_ROWS.
         return int(self.connection.insert_id()) if self.connection.affected_rows() else None
 
     def _send_checked(self, statement: bytes, deadline: float) -> None:
@@ -187,13 +189,13 @@ class MySQLSession(TicketSession):
     def position(self, row: SequenceRow, deadline: float) -> int:
         if row.form != "replace":
             return row.value
-        # Read the counter table by a write that changes nothing. A SELECT would wait until all
-        # other writers pause (measured: 10 seconds), because the table's engine locks whole tables
-        # and lets writers go first.
+        # Read the counter table by an UPDATE that changes nothing. The engine of the table locks
+        # whole tables and lets writers go first, so a SELECT would wait until all writers pause
+        # (measured: 10 seconds).
         statement = f"UPDATE {self._counter(row.name)} SET id = LAST_INSERT_ID(id)"
         self._send_checked(statement.encode(), deadline)
-        # The insert id is 0 if the counter table has lost its row. In this case, return the value
-        # in the catalog table, because no better value is known.
+        # The insert id is 0 if somebody has deleted the row of the counter table. Then return the
+        # value in the catalog table, because no better value is known.
         return int(self.connection.insert_id()) or row.value
 
     def create_catalog(self, deadline: float) -> None:
@@ -222,9 +224,9 @@ class MySQLSession(TicketSession):
             (),
             deadline,
         )
-        # Make sure that the sequence's counter table has its one row, which taking several ids at
-        # once updates. If the row exists, raise its number: another process or an interrupted run
-        # may have inserted a lower one.
+        # The counter table needs its one row, because a request for several ids updates this row.
+        # If the row exists, raise its number: another process or an interrupted run may have
+        # inserted a lower one.
         self._raise_counter(name, max(value, self.slot.position), deadline)
 
     def _advance(self, row: SequenceRow, value: int, deadline: float) -> None:
@@ -245,8 +247,9 @@ class MySQLSession(TicketSession):
         (row,) = self.execute(
             "SELECT @@innodb_flush_log_at_trx_commit, @@log_bin, @@sync_binlog", (), deadline
         )
-        # With another value than 1, a commit does not bring the binary log to disk. After a crash,
-        # recovery then rolls back the committed transactions that the binary log lacks.
+        # With sync_binlog=1, each commit writes the binary log to disk. With another value, a crash
+        # may lose the end of the log, and the recovery then rolls back transactions that are not in
+        # it.
         if int(row[1]) and int(row[2]) != 1:
             return (
                 f"the binary log is on and sync_binlog is {row[2]}: ids that were handed out before"
@@ -268,7 +271,7 @@ def _counter_name(name: str) -> str:
 
 
 def _verbatim(text: str) -> str:
-    """Return ``text`` with each ``%`` doubled, for a statement that is formatted with ``%`` later."""
+    """Return ``text`` with each ``%`` doubled, because the statement is formatted with ``%`` later."""
     return text.replace("%", "%%")
 
 

@@ -17,8 +17,7 @@ from sharded_orm.ids.tickets.session import SequenceSlot, TicketSession, seconds
 
 #: Exceptions that mean that a ticket server is down, unreachable or broken.
 FAILURES = (Error, OSError)
-# Errors that any other session with the same server would raise, too. So a retry with a new session
-# is pointless.
+# After these errors, a second try with a new session is pointless: it would raise the same error.
 _SAME_FROM_ANY = (TicketServerBehind, SequenceNotChecked)
 _MAX_IDLE = 64
 
@@ -37,8 +36,7 @@ class TicketSessionPool:
         self._slot = slot
         self._patience = patience
         self._keep = True
-        # Lock to be held while _idle is used. An open session is always either in _idle or lent to
-        # exactly one caller.
+        # Held while _idle is used. Each open session is either in _idle or lent to one caller.
         self._lock = threading.Lock()
         self._idle: list[TicketSession] = []
 
@@ -52,8 +50,8 @@ class TicketSessionPool:
     def close(self, *, for_good: bool = False) -> None:
         """Close the idle sessions.
 
-        :param for_good: if True, the pool keeps no session from now on. It also closes each lent
-            session that is given back. If False (the default), lent sessions stay open.
+        :param for_good: if True, the pool keeps no sessions from now on: a lent session is closed
+            when it is given back. If False (the default), lent sessions go on to be used.
         """
         with self._lock:
             self._keep = self._keep and not for_good
@@ -91,7 +89,7 @@ class TicketSessionPool:
             try:
                 future.set_result(session_type(self.alias, settings, self._slot, self._patience))
             except BaseException as exc:
-                # Pass the error on to the caller's thread, where future.result() raises it.
+                # The caller's thread gets the error from future.result().
                 future.set_exception(exc)
 
         # Connect in another thread, so that the calling thread can stop waiting at the deadline.
@@ -133,7 +131,7 @@ def provide_pool_class(pool_class: Callable[[str], type[TicketSessionPool]]) -> 
 
 
 def make_pool(alias: str, slot: SequenceSlot, patience: float) -> TicketSessionPool:
-    """Return a new pool for the database that ``alias`` currently names."""
+    """Return a new pool of sessions with the database that has the alias ``alias`` now."""
     return _pool_class(alias)(alias, slot, patience)
 
 
@@ -146,8 +144,8 @@ class Lent:
 
     def __init__(self, pool: TicketSessionPool, deadline: float) -> None:
         self._pool = pool
-        #: The time (``time.monotonic()``) by which the server must have answered. If a caller had
-        #: to wait for another server meanwhile, the caller adds that time to this attribute.
+        #: The time (``time.monotonic()``) by which the server must have answered. A caller that had
+        #: to wait for another server in between adds this time to it.
         self.deadline = deadline
         self._session: TicketSession | None = None
 
@@ -155,10 +153,10 @@ class Lent:
         return self
 
     def ask(self, work: Callable[[TicketSession], T]) -> T:
-        """Call ``work`` with a session and return the result of ``work``.
+        """Call ``work`` with a session, and return its result.
 
-        ``work`` may run twice. If a session that was idle in the pool fails, perhaps only its
-        connection was dead. So ``work`` is then called again with a new session.
+        ``work`` may run twice. A session that was idle in the pool may have lost its connection. If
+        it fails, ``work`` is called again with a new session.
         """
         self._session = self._pool.pop()
         if self._session is not None:

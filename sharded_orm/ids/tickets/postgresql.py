@@ -35,8 +35,8 @@ _MAX_IDENTIFIER = 63
 _BINARY = pq.Format.BINARY
 # The oids of the types int8, int2, int4 and oid.
 _INTEGERS = {20, 21, 23, 26}
-#: Key of the advisory lock that is held during CREATE … IF NOT EXISTS, which may fail if two
-#: processes run it at once. An application that uses the same key only delays this process.
+#: An advisory lock with this key is held during CREATE … IF NOT EXISTS, which may fail if two
+#: processes execute it at once. If an application uses the same key, it only waits.
 _CREATING = 0x5348_4F52_4D53_4551
 _WAITS_FOR_INPUT = select.POLLIN
 _WAITS_FOR_BOTH = select.POLLIN | select.POLLOUT
@@ -56,8 +56,7 @@ class PostgreSQLSession(TicketSession):
     prevents_drop = True
 
     def _limits(self, seconds: int) -> dict[str, Any]:
-        # Switch off Django's connection pool: this session keeps its connection to itself, so no
-        # pool may own the connection.
+        # The session keeps its connection, so Django's connection pool must not own it.
         return {"connect_timeout": seconds, "pool": False}
 
     def _prepare(self) -> None:
@@ -91,8 +90,8 @@ class PostgreSQLSession(TicketSession):
                 deadline,
             )
         except OperationalError as exc:
-            # Return no ids: another session has used up or dropped the sequence after this session
-            # had checked it.
+            # The session has checked the sequence before. Since then, another session has used it
+            # up or dropped it. Return no ids.
             if self._is(exc, errors.SequenceGeneratorLimitExceeded, errors.UndefinedTable):
                 return ()
             raise
@@ -108,10 +107,12 @@ class PostgreSQLSession(TicketSession):
         return ids
 
     def _statement(self, name: str, single: bool, deadline: float) -> bytes:
-        """Return the name of the prepared statement that takes one id or a batch of ids.
+        """Return the name of the prepared statement that takes ids of the sequence ``name``.
 
-        The first call for each statement in a session prepares the statement, which costs a round
-        trip.
+        If the session has not prepared it yet, this costs a round trip.
+
+        :param single: True for the statement that takes one id; False for the one that takes
+            several.
         """
         statement = self._prepared.get((name, single))
         if statement is None:
@@ -121,11 +122,11 @@ class PostgreSQLSession(TicketSession):
             self._prepared[(name, single)] = statement
         return statement
 
-    # SQL that makes the commit wait until the numbers that nextval returned are safe on disk.
-    # Otherwise a server that crashes could hand out the same numbers again: nextval writes 32
-    # numbers to the write-ahead log in advance, and only the session whose call wrote them waits
-    # for the disk. So this SQL writes a message to the log, unless the whole log is on disk or this
-    # transaction has written to it (it then has a transaction id).
+    # SQL that lets the commit wait until the numbers that nextval returned are safe on disk.
+    # Otherwise, a server that crashes could hand out the same numbers again. The reason: nextval
+    # writes 32 numbers to the write-ahead log in advance, and only the session that wrote them
+    # waits for the disk. So this SQL writes a message to the log. It need not if the whole log is
+    # on disk, or if this transaction has written to the log (it then has a transaction id).
     _ON_DISK = (
         "CASE WHEN pg_current_wal_insert_lsn() > pg_current_wal_flush_lsn()"
         " AND pg_current_xact_id_if_assigned() IS NULL"
@@ -133,8 +134,8 @@ class PostgreSQLSession(TicketSession):
     )
 
     def _single(self, name: str) -> str:
-        # OFFSET 0 prevents the planner from merging the subquery into the outer query. So nextval, in the
-        # subquery, runs before the outer query checks the write-ahead log.
+        # OFFSET 0 keeps the planner from merging the subquery into the outer query. So the subquery
+        # first calls nextval, and then the outer query looks at the write-ahead log.
         return (
             f"SELECT number, {self._ON_DISK} FROM"
             f" (SELECT nextval({self._regclass(name)}) AS number {self._from_valid(name, '1')}"
@@ -150,8 +151,7 @@ class PostgreSQLSession(TicketSession):
         )
 
     def _from_valid(self, name: str, count: str) -> str:
-        """Return a FROM clause that yields one row if the sequence may be used, and otherwise no
-        row.
+        """Return a FROM clause with one row if the sequence may be used, and otherwise no row.
 
         The sequence may be used if its row in the catalog (the table of sequences) and its
         ``SEQUENCE`` are unaltered, and at least ``count`` numbers are left.
@@ -168,10 +168,10 @@ class PostgreSQLSession(TicketSession):
         )
 
     def _last(self, of: str = "") -> str:
-        """Return an SQL expression for the last number that was taken from a ``SEQUENCE``.
+        """Return an SQL expression for the last number that a ``SEQUENCE`` has returned.
 
-        In a new ``SEQUENCE``, ``last_value`` is the first number that will be taken; there the
-        expression subtracts one step.
+        In a new ``SEQUENCE``, the column ``last_value`` has the first number that will be returned,
+        so the expression subtracts one step.
 
         :param of: a prefix for the column names, such as ``"counter."``; by default none.
         """
@@ -184,9 +184,9 @@ class PostgreSQLSession(TicketSession):
 
         :raises OperationalError: the server reports an error, or has not answered by ``deadline``.
         """
-        # Compute one deadline for the whole answer, which may come in many pieces. Calling
-        # seconds_left() for each piece would grant at least 10 ms every time, so the wait could go
-        # on long after the deadline.
+        # An answer may come in many pieces. So compute the deadline once: seconds_left() grants at
+        # least 10 ms at each call, so calling it for each piece could go on long after the
+        # deadline.
         deadline = time.monotonic() + seconds_left(deadline)
         try:
             send()
@@ -198,7 +198,7 @@ class PostgreSQLSession(TicketSession):
         pgconn, last, failed = self._pgconn, None, None
         while pgconn.flush():
             self._wait(_WAITS_FOR_BOTH, deadline)
-            # Receive while sending: the server may stop reading until its own output is received.
+            # Receive while sending: a server whose own output is not received may stop reading.
             pgconn.consume_input()
         while True:
             while pgconn.is_busy():
@@ -321,8 +321,8 @@ class PostgreSQLSession(TicketSession):
                     " again above all ids in use."
                 )
             return
-        # The SEQUENCE may exist already, made by another process or by an interrupted one. Keep the
-        # SEQUENCE, but move it forward to ``value``, because its position may be lower.
+        # Another process, or an interrupted one, may have made the SEQUENCE already. Then keep it,
+        # but move it forward to ``value``, because it may stand at a lower number.
         self._create(
             f"CREATE SEQUENCE IF NOT EXISTS {self._counter(name)} AS bigint"
             f" INCREMENT BY {self.slot.step:d} START WITH {self.slot.position:d}"
@@ -337,10 +337,9 @@ class PostgreSQLSession(TicketSession):
         self.execute(self._forward(row.name, value), (), deadline)
 
     def _forward(self, name: str, value: int) -> str:
-        # The ALTER SEQUENCE changes nothing. But its lock makes nextval in other sessions wait
-        # until the SELECT, the second statement, is done. Otherwise another session's nextval could
-        # go beyond ``value`` after the WHERE clause was evaluated and before setval runs. Then
-        # setval would move the SEQUENCE back.
+        # The ALTER SEQUENCE changes nothing, but it locks the SEQUENCE until the SELECT has ended.
+        # Without the lock, nextval of another session could go beyond ``value`` after the WHERE
+        # clause was evaluated. Then setval would move the SEQUENCE back.
         return (
             f"ALTER SEQUENCE {self._counter(name)} OWNED BY NONE;"
             f" SELECT setval({self._regclass(name)}, {value:d}) FROM {self._counter(name)}"
@@ -364,9 +363,9 @@ class PostgreSQLSession(TicketSession):
 
     def abandon(self) -> None:
         if self.connection is not None:
-            # In a forked child, psycopg does not close the parent's connection by itself, but other
-            # code may call close() on it. So redirect the child's socket to nowhere: a message of
-            # close() to the server would end the parent's connection.
+            # psycopg does not close the parent's connection in a forked child, but other code may
+            # call close(). Its message to the server would end the parent's connection. So redirect
+            # the child's socket to nowhere.
             send_nowhere(self._pgconn.socket)
 
     # ##### Names #####

@@ -32,15 +32,15 @@ from sharded_orm.ids.tickets.session import (
 
 logger = logging.getLogger("sharded_orm.tickets")
 
-#: Errors that concern a single sequence: the server has answered, and its other sequences may work.
+#: Errors of one sequence. The server has answered, so its other sequences may be usable.
 OF_ONE_SEQUENCE = (UnknownSequence, SequenceExhausted, TicketServerBehind)
-# Seconds after which a sequence's row is checked again. One check per connection is not enough: the row
-# may be restored from a backup while the connection is open.
+# The row of a sequence is checked again after this number of seconds. One check per connection is
+# not enough: the row may be restored from a backup while the connection is open.
 _SECONDS_CHECKED = 10.0
 _SECONDS_BETWEEN_MARKS = 1.0
 
-# Session pools that a fork copied into this process. They are kept here for ever, because using,
-# closing or finalising their sessions would write to the parent's connections.
+# A forked child keeps the session pools of its parent here for ever. If they were used, closed or
+# finalised in the child, they would write to the parent's connections.
 _of_parents: list[TicketSessionPool] = []
 
 
@@ -48,32 +48,30 @@ _of_parents: list[TicketSessionPool] = []
 class _State:
     """What one process knows of a ticket server.
 
-    After a fork, and when the server's alias names another database, the process starts with a new
-    state.
+    It begins anew after a fork, and if the alias of the server is given to another database.
     """
 
     database: Any
     pool: TicketSessionPool
     breaker: CircuitBreaker
     process: tuple[int, int] = field(default_factory=identity)
-    #: The highest id that the server is known to have handed out, keyed by sequence.
+    #: Maps sequences to the highest id that the server is known to have handed out.
     high_water_marks: dict[str, int] = field(default_factory=dict)
-    #: Lock to be held while a number in ``high_water_marks`` or ``refusals`` is increased. These
-    #: numbers never decrease.
+    #: Held while a number in ``high_water_marks`` or ``refusals`` is raised. No number ever falls.
     lock: threading.Lock = field(default_factory=threading.Lock)
-    #: Lock that is held by the one caller that calls the server although the server failed lately.
-    #: Other callers wait for that caller's result.
+    #: After a failure of the server, one caller holds this lock and tries the server again. The
+    #: other callers wait for its result.
     probing: threading.Lock = field(default_factory=threading.Lock)
-    #: The time (``time.monotonic()``) at which the predecessor's high-water mark was last written
-    #: on this server, keyed by sequence. The predecessor is the server before this one in
+    #: Maps sequences to the time (``time.monotonic()``) at which the predecessor's high-water mark
+    #: was last written on this server. The predecessor is the server before this one in
     #: ``TICKETS``.
     predecessor_mark_written: dict[str, float] = field(default_factory=dict)
-    #: The sequences whose high-water mark (highest id handed out) could not be read from the
-    #: partner, the next server in ``TICKETS``. A warning was logged for each of these sequences.
-    #: The warning is not repeated as long as the sequence is in this set.
+    #: The sequences for which the partner (the next server in ``TICKETS``) could not tell this
+    #: server's high-water mark, its highest id. A warning was logged for each. It is not repeated
+    #: while the sequence is in this set.
     unchecked: set[str] = field(default_factory=set)
-    #: For each sequence, how often this process found that the server had forgotten ids. This is so
-    #: if the server's position is below its high-water mark (highest id known to be handed out).
+    #: Maps sequences to the number of times that this process found the server behind: its position
+    #: was below its high-water mark, so it had forgotten ids.
     refusals: dict[str, int] = field(default_factory=dict)
 
 
@@ -81,10 +79,11 @@ class TicketServer:
     """A client that takes ids from one ticket server. Thread-safe and fork-safe.
 
     The high-water mark of a server is the highest id of a sequence that it is known to have handed
-    out. Its :attr:`partner`, the next server in ``TICKETS``, stores that mark. The server itself
-    stores the mark of its :attr:`predecessor`. A server whose position in a sequence is below its
-    mark has forgotten ids, for instance after a restore, and is refused
-    (:exc:`TicketServerBehind`).
+    out. Its :attr:`partner`, the next server in ``TICKETS``, stores this mark. In turn, the server
+    stores the mark of its :attr:`predecessor`, the server before it.
+
+    If a server's position in a sequence is below its mark, it has forgotten ids, for example
+    because it was restored from a backup. Then it is not used (:exc:`TicketServerBehind`).
 
     :param slot: the numbers that this server may hand out.
     :param patience: the longest time, in seconds, to wait for an answer of the server.
@@ -111,7 +110,7 @@ class TicketServer:
         self.patience = patience
         self._backoff = backoff
         self._needs_partner = needs_partner
-        # Lock to be held while _state, which is what this process knows of the server, is replaced.
+        # Held while _state is replaced.
         self._lock = threading.Lock()
         self._state = self._new_state(None)
 
@@ -137,8 +136,8 @@ class TicketServer:
             self._failed(state, name, exc)
             raise
         except SequenceNotChecked:
-            # Record no failure of this server: only its partner, which stores its high-water mark,
-            # did not answer.
+            # This server has not failed. Its partner, which stores its high-water mark, did not
+            # answer.
             raise
         except FAILURES as exc:
             self._failed(state, None, exc)
@@ -168,10 +167,11 @@ class TicketServer:
         return self.take(name, count)
 
     def _has_recovered(self, state: _State, name: str, started: float) -> bool:
-        """Whether the server and its sequence ``name`` are both no longer marked as failed.
+        """Whether the server and its sequence ``name`` work again, after another caller has tried
+        them.
 
-        :raises Exception: another caller has got an error since the time ``started``; a copy of
-            that error is raised.
+        :raises Exception: another caller has got an error since the time ``started``. A copy of
+            this error is raised.
         """
         for key in (None, name):
             if (cause := state.breaker.cause(key, since=started)) is not None:
@@ -190,8 +190,8 @@ class TicketServer:
             refusals = state.refusals.get(name, 0)
             started = time.monotonic()
             learned = self._learn_high_water_mark(state, name, new_connection=checked is None)
-            # Extend the deadline by the time spent waiting for the partner, so that this
-            # server still has its full time to answer.
+            # Waiting for the partner has taken a part of the time. Add it to the deadline, so that
+            # this server still has its full time to answer.
             lent.deadline += time.monotonic() - started
             row = self._verify(state, session, name, lent.deadline)
             seconds = _SECONDS_CHECKED if learned else self._backoff
@@ -199,9 +199,9 @@ class TicketServer:
         else:
             row = checked.row
         deadline = lent.deadline
-        # Read the high-water mark (the highest id handed out so far) before the request for ids is
-        # sent. Otherwise another thread's later request might be answered first, and raise the mark
-        # above the ids of this request.
+        # Read the high-water mark (the highest id handed out so far) before asking for ids. If it
+        # were read later, another thread's newer ids might have raised it already. Then the ids of
+        # this request would wrongly seem to be repeated.
         high_water_mark = state.high_water_marks.get(name, 0)
         predecessor_mark = (
             self.predecessor.high_water_mark(name) if self.predecessor is not None else 0
@@ -225,18 +225,18 @@ class TicketServer:
         self, state: _State, session: TicketSession, name: str, deadline: float
     ) -> SequenceRow:
         # Read the high-water mark (the highest id handed out so far) before the sequence's
-        # position. Both only rise, so on a healthy server the position cannot be below a mark that
-        # was read earlier.
+        # position. Both only rise. So on a healthy server, a position that is read later is never
+        # below the mark.
         high_water_mark = state.high_water_marks.get(name, 0)
         row = self._check(session, name, deadline)
         position = session.position(row, deadline)
-        # A high-water mark of 0 means that no mark is known. Do not compare the position with 0,
-        # because the position of a new sequence may be below 0.
+        # A mark of 0 means that none is known. It must not be compared, because the position of a
+        # new sequence may be below 0.
         if high_water_mark and position < high_water_mark:
-            # The server has forgotten ids: its position is below the high-water mark (the highest
-            # id that it is known to have handed out). Refuse it before an id is taken, which would
-            # raise the position: a position above the mark would pass this check, but ids that only
-            # other processes know of might be repeated.
+            # The server stands below its high-water mark, so it has forgotten ids. Refuse it before
+            # an id is taken. Taking ids would raise the position above the mark, and later checks
+            # would pass. But other processes may have got ids above the mark, and these would be
+            # repeated.
             raise self._behind(name, f"stands at {position!r}", high_water_mark)
         return row
 
@@ -269,7 +269,7 @@ class TicketServer:
     def _nothing_left(
         self, session: TicketSession, name: str, count: int, deadline: float
     ) -> Exception:
-        """Return the error to raise for a sequence that gave no id: its counter is gone or used up.
+        """Return the error for a sequence that gave no id: its counter is gone, or no ids are left.
 
         :raises UnknownSequence: the sequence has no row in the catalog, the table of sequences.
         :raises TicketServerMisconfigured: the row was made for another server.
@@ -301,14 +301,14 @@ class TicketServer:
                 state.high_water_marks[name] = high_water_mark
 
     def _learn_high_water_mark(self, state: _State, name: str, *, new_connection: bool) -> bool:
-        """Read this server's high-water mark from the partner, where other processes may have
+        """Read this server's high-water mark from the partner, because other processes may have
         raised it.
 
-        The high-water mark is the highest id that this server is known to have handed out. The
-        partner, the next server in ``TICKETS``, stores it.
+        The mark is the highest id that this server is known to have handed out. The partner is the
+        next server in ``TICKETS``.
 
-        :param new_connection: True if the sequence ``name`` was not checked on this connection yet;
-            False if its check is only repeated.
+        :param new_connection: True if the sequence ``name`` is checked on this connection for the
+            first time.
         :returns: True if the mark was read or there is no partner; False if it could not be read.
         :raises SequenceNotChecked: the mark could not be read, the connection is new, and
             ``PARTNER_DOWN`` is ``"refuse"``.
@@ -316,9 +316,9 @@ class TicketServer:
         if self.partner is None:
             return True
         try:
-            # With PARTNER_DOWN "refuse", this server may hand out no id before its high-water mark
-            # was read from the partner. So if both failed lately, do not wait to ask the partner
-            # again.
+            # With PARTNER_DOWN "refuse", this server may hand out no id before the partner has told
+            # its high-water mark. So if this server and the partner failed lately, ask the partner
+            # even during its backoff.
             even_if_left_alone = (
                 self._needs_partner and new_connection and state.breaker.cause() is not None
             )
@@ -365,8 +365,8 @@ class TicketServer:
         except FAILURES as exc:
             self._failed(state, None, exc)
             raise
-        # The server has answered a read, but it might not be able to write. So let the next caller
-        # try it, but do not mark it as recovered.
+        # The server can answer reads again, but perhaps it cannot write yet. So it is not marked as
+        # recovered: the next caller tries it.
         state.breaker.half_open(None)
         return row.predecessor_mark
 
@@ -393,9 +393,9 @@ class TicketServer:
 
         False for a while after a failure. See :meth:`CircuitBreaker.claim`.
         """
-        # Right after a fork, self._state is still the parent's state. Even then, the breaker's
-        # is_closed may be read. Reading it takes no lock, so it never waits for a lock that was
-        # held at the fork.
+        # Right after a fork, self._state is still that of the parent. Reading the breaker's
+        # is_closed is safe even then, because it takes no lock, which might have been held at the
+        # fork.
         return self._state.breaker.is_closed or self._current().breaker.claim(None, name)
 
     def cause(self, name: str | None = None) -> Exception | None:
@@ -431,9 +431,8 @@ class TicketServer:
         self._current().pool.close()
 
     def _current(self) -> _State:
-        """Return what this process knows of the ticket server.
-
-        After a fork, or if the alias names another database than before, the state is a new one.
+        """Return what this process knows of the server. After a fork, or if the alias names another
+        database than before, make a new state.
         """
         state = self._state
         database = connections.settings[self.alias]["NAME"]

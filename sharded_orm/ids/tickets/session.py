@@ -25,8 +25,8 @@ LAST_ID = 2**63 - 1
 MAX_NAME = 100
 _A_MOMENT = 0.01  # seconds
 
-# The columns of the catalog table. The column "partner_mark" stores SequenceRow.predecessor_mark:
-# the attribute was renamed, but the column was not.
+# The columns of the catalog table. "partner_mark" is the column of SequenceRow.predecessor_mark,
+# whose name was "partner_mark" in an earlier version.
 _COLUMNS = ("name", "form", "step", "position", "value", "partner_mark")
 
 
@@ -34,9 +34,9 @@ _COLUMNS = ("name", "form", "step", "position", "value", "partner_mark")
 class SequenceSlot:
     """The numbers that one ticket server may hand out (Flickr, F2).
 
-    They are ``position``, ``position + step``, … ``step`` is the number of ticket servers.
-    ``position`` is the server's position in the list of them, counted from 1 like MySQL's
-    ``auto_increment_offset``.
+    For example, the second of three servers hands out 2, 5, 8, …: its ``position`` is 2, and its
+    ``step`` is 3. ``step`` is the number of ticket servers. ``position`` is the server's place in
+    the list of them, counted from 1 like MySQL's ``auto_increment_offset``.
     """
 
     position: int
@@ -46,9 +46,8 @@ class SequenceSlot:
         return (number - self.position) % self.step == 0
 
     def at_or_below(self, number: int) -> int:
-        """Return the largest number of this slot that is at most ``number``.
-
-        The numbers of a slot are those that its ticket server may hand out.
+        """Return the largest number up to ``number`` that the ticket server of this slot may hand
+        out.
         """
         return number - (number - self.position) % self.step
 
@@ -57,17 +56,16 @@ class SequenceSlot:
 class SequenceRow:
     """A row of the catalog table: the state of one sequence on one ticket server.
 
-    ``form`` names the way in which the server makes the sequence's next number, such as
-    ``"update"`` for an SQL UPDATE. ``position`` and ``step`` say which numbers the server may hand
-    out, see :class:`SequenceSlot`.
+    ``form`` says how the server counts: ``"update"``, for example, by an SQL UPDATE of this row.
+    ``position`` and ``step`` say which numbers the server may hand out, see :class:`SequenceSlot`.
     """
 
     name: str
     form: str
     step: int
     position: int
-    #: The last id that was handed out, if this row is the sequence's counter. If a separate table
-    #: or ``SEQUENCE`` is the counter, the number above which the sequence began; it never changes.
+    #: The last id that was handed out, if the server counts in this row. If it counts in a separate
+    #: table or ``SEQUENCE``, the first id was above this number, which never changes.
     value: int
     #: The highest id that the predecessor (the server before this one in the list) is known to have
     #: handed out.
@@ -80,15 +78,15 @@ class SequenceRow:
 
 @dataclass(frozen=True)
 class CheckedSequence:
-    """A sequence whose row in the catalog table (the table of sequences) was checked and is right.
+    """A sequence whose row in the catalog table was checked, and was right.
 
     ``until`` is the time (``time.monotonic()``) after which the row must be checked again.
     """
 
     row: SequenceRow
     until: float
-    #: How often this process had found, when it made this check, that the server has forgotten ids
-    #: of the sequence. If this number has grown since, the row must be checked again.
+    #: How often this process had found the server behind in this sequence, at the time of the
+    #: check. If the process has found it behind again since, the row must be checked again.
     refusals: int
 
 
@@ -101,12 +99,10 @@ class TicketSession(ABC):
     always be repeated: ids in a lost answer are never handed out again.
     """
 
-    #: The names of the forms (ways to make a sequence's next number) that this kind of database
-    #: supports, the default first.
+    #: The forms (ways to count) that this kind of database has, the default first.
     forms: ClassVar[tuple[str, ...]]
-    #: The forms (ways to make the next number) for which :meth:`take` also stores the predecessor's
-    #: mark (the highest known id of the server before this one), in the same statement and so at no
-    #: cost.
+    #: The forms (ways to count) with which :meth:`take` also stores the predecessor's mark, the
+    #: highest known id of the server before this one. It does so in the same statement, at no cost.
     carries_predecessor_mark: ClassVar[frozenset[str]] = frozenset()
     #: Dotted path of the ``DatabaseWrapper`` class that connects. The class gets the settings of
     #: the database alias, but the setting ENGINE is not used.
@@ -135,11 +131,11 @@ class TicketSession(ABC):
         self.connection: Any = self._wrapper.connection
         self._wrapper.set_autocommit(True)
         self.table = self._wrapper.ops.quote_name(CATALOG)
-        #: The sequences whose rows in the catalog table were checked on this connection, keyed by
-        #: name. The :class:`TicketServer` fills and reads this dict.
+        #: Maps sequences to the result of their last check on this connection. The
+        #: :class:`TicketServer` fills and reads this dict.
         self.checked: dict[str, CheckedSequence] = {}
-        # Turn errors of the driver into errors of Django. The generator tries the next server only
-        # after an error of Django.
+        # Turn errors of the driver into errors of Django, because the generator tries the next
+        # server only after an error of Django.
         with self._wrapper.wrap_database_errors:
             self._prepare()
         _open.add(self)
@@ -204,7 +200,7 @@ class TicketSession(ABC):
         try:
             rows = self.execute(f"SELECT {columns} FROM {self.table}{clause}", params, deadline)
         except Exception as exc:
-            # Catch every error, because the drivers have no common base class of errors.
+            # The drivers have no common base class of errors, so catch every error.
             if self.is_missing_table(exc):
                 return []
             raise
@@ -234,7 +230,7 @@ class TicketSession(ABC):
 
     @abstractmethod
     def create_catalog(self, deadline: float) -> None:
-        """Create the catalog, the table with one row per sequence, if it is missing."""
+        """Create the catalog, the table of sequences, if it is missing."""
 
     def create(self, name: str, form: str, value: int, deadline: float) -> SequenceRow:
         """Create a sequence whose first id is above ``value``, and return its row in the catalog table.
@@ -260,17 +256,16 @@ class TicketSession(ABC):
         return row
 
     def _create_counter(self, name: str, form: str, value: int, deadline: float) -> None:
-        """Create the sequence's separate counter: a table or ``SEQUENCE``.
+        """Create the table or ``SEQUENCE`` in which the server counts.
 
-        Does nothing if ``form`` needs no separate counter, because the sequence's row in the
-        catalog table is the counter.
+        Does nothing if the server counts in the sequence's row of the catalog table.
         """
         return
 
     def advance(self, row: SequenceRow, value: int, deadline: float) -> int:
         """Move the sequence forward to ``value`` or above, and return its position afterwards.
 
-        A sequence whose position is higher already is not moved.
+        If its position is higher already, it stays there.
 
         :raises InvalidSequence: ``value`` is too near to 2**63, where ids end.
         """
@@ -293,8 +288,8 @@ class TicketSession(ABC):
 
     @abstractmethod
     def durability(self, deadline: float) -> str | None:
-        """Return a sentence that says why a crash may make this server forget its last ids, and so
-        hand them out again. Return None if it cannot.
+        """Return a sentence that says why this server may forget its last ids in a crash, and hand
+        them out again. Return None if it cannot.
         """
 
     def abandon(self) -> None:
@@ -312,7 +307,7 @@ class TicketSession(ABC):
             if connection is not None:
                 connection.close()
         except Exception:
-            # Ignore any error of any driver, because this connection is not used any more.
+            # The connection is not used any more, so its errors do not matter.
             pass
 
 
@@ -322,8 +317,8 @@ _open: weakref.WeakSet[TicketSession] = weakref.WeakSet()
 def _abandon_all() -> None:
     for session in list(_open):
         # If abandon() fails, for example because too many files are open, go on with the other
-        # sessions. The failed session stays connected to the parent's socket. So when this forked
-        # child closes its copy of the session, the parent's session ends, too.
+        # sessions. The child then still has the parent's socket, and when it closes the session,
+        # the parent's session ends, too.
         with suppress(Exception):
             session.abandon()
     _open.clear()
@@ -335,8 +330,8 @@ os.register_at_fork(after_in_child=_abandon_all)
 def seconds_left(deadline: float) -> float:
     """Return the seconds until ``deadline``, but at least 0.01.
 
-    If the deadline has passed already, the delay is this process's fault and not the server's. So
-    the server still gets 10 ms, within which a healthy server answers.
+    If the deadline has passed already, this process was slow and not the server. So the server
+    still gets 10 ms, in which a healthy server answers.
     """
     return max(deadline - time.monotonic(), _A_MOMENT)
 

@@ -16,13 +16,12 @@ from sharded_orm.ids.tickets.session import LAST_ID, SequenceRow, TicketSession,
 
 _SECONDS_BETWEEN_ATTEMPTS = (0.0002, 0.002)
 
-# Lock that is held while a database file is opened or closed. A fork of this process waits for this
-# lock, for at most a second. Otherwise the child might inherit a mutex of SQLite in its locked
-# state.
+# Held while a database file is opened or closed. A fork waits for this lock, for at most a second.
+# Otherwise the child might inherit a locked mutex of SQLite, which nobody unlocks.
 _opening = threading.Lock()
-# One lock per database file, keyed by the file's name, which a thread holds while it runs a
-# statement. SQLite allows one writer per file. On a shared in-memory database, it would refuse a
-# second writer at once, without letting it wait.
+# Maps file names to locks. A thread holds the lock of its file during a statement, because SQLite
+# has one writer at a time for each file. A second writer of a shared in-memory database would get
+# an error at once, and not wait.
 _turns: dict[str, threading.Lock] = {}
 
 
@@ -45,7 +44,7 @@ class SQLiteSession(TicketSession):
             super().__init__(*args)
 
     def _prepare(self) -> None:
-        # Switch off SQLite's waiting for a locked file, because execute() does the waiting.
+        # execute() does the waiting for a locked file, so switch off SQLite's.
         self.connection.execute("PRAGMA busy_timeout = 0")
         name = str(self._wrapper.settings_dict["NAME"])
         self._turn = _turns.setdefault(name, threading.Lock())
@@ -88,16 +87,16 @@ class SQLiteSession(TicketSession):
     def _execute(self, sql: str, params: Sequence[Any], deadline: float) -> list[Any]:
         while True:
             try:
-                # Call execute() of the driver's connection, because any thread may run this method.
-                # Django's cursor may be used only by the thread that has connected.
+                # Use the driver's connection, because any thread may run this method. Django's
+                # cursor may be used only in the thread that has connected.
                 return self.connection.execute(sql, params).fetchall()  # type: ignore[no-any-return]  # the connection has the type Any
             except self._wrapper.Database.Error as exc:
                 left = deadline - time.monotonic()
                 if not _is_busy(exc) or left <= 0:
                     raise OperationalError(*exc.args) from exc
-            # Wait for a locked file here and not in SQLite. SQLite's own waiting (busy_timeout)
-            # retries at growing intervals, up to 100 ms. With busy_timeout, one of four processes
-            # that wrote without pauses got no turn for over 5 seconds.
+            # SQLite itself waits for a locked file (busy_timeout) at growing intervals of up to 100
+            # ms. In a test, four processes wrote without pauses, and one of them got no turn for
+            # over 5 seconds. So wait here, at short random intervals.
             time.sleep(min(left, random.uniform(*_SECONDS_BETWEEN_ATTEMPTS)))
 
     def is_missing_table(self, exc: Exception) -> bool:
@@ -125,16 +124,15 @@ class SQLiteSession(TicketSession):
 
 
 def _is_busy(exc: Exception) -> bool:
-    # Compare only the low byte, which is the basic code of an extended error code. SQLITE_BUSY
-    # means that another connection has locked the file. SQLITE_LOCKED means the same for an
-    # in-memory database.
+    # The low byte of an extended error code is the basic code. SQLITE_BUSY means that another
+    # connection has locked the file; SQLITE_LOCKED means the same for an in-memory database.
     code = getattr(exc, "sqlite_errorcode", 0) & 0xFF
     return code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 def _locks() -> Iterator[threading.Lock]:
-    """Yield the locks that a fork must hold, so that no thread runs a statement or opens a file
-    meanwhile.
+    """Yield the locks that a fork must hold. Then no thread executes a statement or opens a file
+    during the fork.
     """
     yield _opening
     yield from list(_turns.values())

@@ -1,4 +1,6 @@
-"""``manage.py cache_invalidate``: make cache entries void after other programs changed the rows."""
+"""``manage.py cache_invalidate``: invalidate entries of the cache, after another program has
+changed rows without the library.
+"""
 
 from __future__ import annotations
 

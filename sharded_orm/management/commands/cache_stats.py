@@ -20,8 +20,8 @@ from sharded_orm.operations.cache import (
     status,
 )
 
-# Counters of problems, with their meaning. Below the table, the command prints one line for each
-# model and each of these counters that is not 0.
+# Counters of problems, with their meaning. If a counter of a model is not 0, the command prints a
+# line with its meaning below the table.
 _TROUBLE = {
     "fills_lost": "not stored because of a write in between, or of another reader",
     "broken": "entries that could not be read",

@@ -31,11 +31,11 @@ _CHUNK_SIZE = 2000
 
 
 class Command(dumpdata.Command):
-    """Dumps the rows of models: from all shards if a model is sharded, else from one database.
+    """Dumps the rows of models. The rows of a sharded model come from all shards.
 
-    Without ``--database``: sharded models and those of the default database. With the alias of a
-    shard group: the models of that group. With any other alias: the rows of that database, as
-    Django does.
+    Without ``--database``, it dumps sharded models and those of the default database. With the
+    alias of a shard group, it dumps the models of this group. With any other alias, it dumps the
+    rows of that database, as Django does.
     """
 
     help = (
@@ -77,7 +77,7 @@ class Command(dumpdata.Command):
 
     def _dump(self, selected: Sequence[Model], **options: Any) -> None:
         # This repeats the part of Django's handle() that writes rows. That part cannot be called,
-        # because its querysets do not find the shards of sharded models.
+        # because it makes querysets of one database, and the rows of sharded models are on many.
         if options["format"] not in serializers.get_public_serializer_formats():
             raise CommandError(f"Unknown serialization format: {options['format']}")
         if options["use_natural_foreign_keys"]:
@@ -109,7 +109,9 @@ class Command(dumpdata.Command):
 def _select_models(
     labels: Sequence[str], excluded: Sequence[str]
 ) -> tuple[set[Model], list[Model]]:
-    """Return two collections: the models that ``labels`` names one by one, and all models to be dumped.
+    """Return the models that the labels name one by one, and all models to be dumped.
+
+    If a label names an app, its models are only in the second collection.
 
     :param labels: names of apps, and of models such as ``photos.Photo``. If there are none, all
         models are dumped.
@@ -133,8 +135,10 @@ def _select_models(
 
 
 def _refuse_absent(alias: str, named: set[Model], selected: Sequence[Model]) -> None:
-    """Raise an error if Django would silently dump no rows of a model, because its table is not on
-    ``alias``.
+    """Raise an error if a model has no table on ``alias``, because Django would silently dump no
+    rows.
+
+    If an app was named, it is enough that one of its models has a table there.
 
     :param named: the models that the command line names one by one.
     :param selected: all models to be dumped.
@@ -164,17 +168,17 @@ def _group_of_key(alias: str | None, selected: Sequence[Model]) -> str:
 
 
 def _rows_of(model: Model, options: dict[str, Any]) -> Iterator[models.QuerySet[Any]]:
-    """Yield querysets of the rows of ``model`` that are dumped, in the order of their primary keys.
+    """Yield a queryset of the rows of ``model`` to dump, in the order of their primary keys.
 
-    The rows of a sharded model are those of all shards. Yields nothing for an unsharded model whose
+    The rows of a sharded model come from all shards. Yields nothing for an unsharded model whose
     rows are not in the default database.
     """
     shards = shard_options(model)
     manager: Any = model._base_manager if options["use_base_manager"] else model._default_manager
     rows: Any
     if shards is not None:
-        # With ``use_base_manager``, use a plain ShardedQuerySet: it filters out no rows, as
-        # Django's base manager does. The querysets of Django's base manager do not find the shards.
+        # With ``use_base_manager``, no row may be filtered out. Django's base manager would do, but
+        # its querysets do not find the shards. A plain ShardedQuerySet does both.
         rows = ShardedQuerySet(model) if options["use_base_manager"] else manager.all()
         rows = rows.scatter()
         if options["key"] is not None:
@@ -201,7 +205,7 @@ def _condition_on_key(options: ShardOptions, text: str) -> dict[str, Any]:
 
 
 def _open_output(path: str | None, stack: ExitStack) -> Any:
-    """Open the file ``path``, which ``stack`` closes; return None if ``path`` is empty.
+    """Open the file ``path``, which ``stack`` closes at its end; return None if ``path`` is empty.
 
     If the file's name ends in a suffix such as ``.gz``, the output is compressed.
     """

@@ -12,6 +12,6 @@ class Command(OneDatabaseCommand, flush.Command):
     remedy = "'manage.py shards run \"flush --no-input\" --group {group}' flushes each shard"
 
     def takes_group(self, alias: str) -> bool:
-        # In a test run, a flush of a group's alias restores the rows of those shards that the tests
-        # have touched. Django's test cases need this, because they flush each alias.
+        # Django's test cases flush each alias after a test. For a group, this restores the rows of
+        # the shards that the test has changed.
         return alias in test_databases

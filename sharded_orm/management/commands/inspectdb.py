@@ -14,8 +14,7 @@ from sharded_orm.management.one_database import OneDatabaseCommand
 if TYPE_CHECKING:
     from django.core.management.commands.inspectdb import Command as DjangoCommand
 else:
-    # Derive from the inspectdb of django.contrib.gis, Django's app for geometry, if that app is
-    # installed: it also knows geometry columns.
+    # If django.contrib.gis is installed, use its inspectdb, which also knows columns with geometry.
     package = "django.contrib.gis" if apps.is_installed("django.contrib.gis") else "django.core"
     DjangoCommand = import_module(f"{package}.management.commands.inspectdb").Command
 

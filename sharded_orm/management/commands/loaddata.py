@@ -51,10 +51,10 @@ class Command(loaddata.Command):
         self._shard = topology.resolve(alias) if alias is not None else None
         self._alias = alias or DEFAULT_DB_ALIAS
         self._transaction = FixtureTransaction(self._alias)
-        #: The number of rows that were not loaded because they do not belong on the alias in
-        #: ``--database``, keyed by the label of the model.
+        #: Maps labels of models to the number of rows that were not loaded, because they do not
+        #: belong on the alias in ``--database``.
         self._left_out: Counter[str] = Counter()
-        #: The names of the sequences of ticket servers from which ids in the fixture come.
+        #: The sequences of ticket servers from which the ids in the fixture come.
         self._sequences: set[str] = set()
         try:
             super().handle(*fixture_labels, **{**options, "database": self._alias})
@@ -80,9 +80,9 @@ class Command(loaddata.Command):
     # -- Loading ---------------------------------------------------------------
 
     def load_label(self, fixture_label: str) -> None:
-        # Find the fixture files now (Django caches them), because their names may contain the alias
-        # in self.using. Later, self.using is None, so that each look-up of a natural key goes to
-        # the database that has the rows of the model.
+        # The names of fixture files may contain the alias in self.using, so find the files now:
+        # Django caches the result. After that, self.using is None if the router is to choose the
+        # database: so each natural key is looked up in the database that has the rows of the model.
         self.find_fixtures(fixture_label)
         shard = self._shard
         own = (DEFAULT_DB_ALIAS, *runtime.config().tickets, runtime.config().directory)
@@ -97,8 +97,7 @@ class Command(loaddata.Command):
     def save_obj(self, obj: DeserializedObject) -> bool:
         model = type(obj.object)
         if model in self.excluded_models or model._meta.app_config in self.excluded_apps:
-            # The option ``--exclude`` names the row's model or app. Skip the row before a shard is
-            # chosen for its key.
+            # ``--exclude`` leaves this row out. Return before the row's key is placed on a shard.
             return False
         options = shard_options(model)
         if not self._selects(options):
@@ -117,13 +116,13 @@ class Command(loaddata.Command):
             alias = self._transaction.place(options, obj.object)
             return self._save_sharded(obj, alias, self._transaction.models_by_alias[alias])
         except RoutingError as exc:
-            # Add the row to the message, as Django's command does for the errors that it handles.
+            # Name the row in the message, as Django's command does for the errors that it knows.
             if not str(exc).startswith("Could not load"):
                 exc.args = (f"Could not load {model._meta.label}(pk={obj.object.pk}): {exc}",)
             raise
 
     def _selects(self, options: ShardOptions | None) -> bool:
-        """Return whether the rows of a model are to be loaded, given the alias in ``--database``.
+        """Return whether the rows of a model belong on the alias in ``--database``.
 
         :param options: the model's shard options; None if the model is not sharded.
         """
@@ -135,8 +134,8 @@ class Command(loaddata.Command):
     def _save_sharded(
         self, obj: DeserializedObject, alias: str, stored: set[type[models.Model]]
     ) -> bool:
-        # Set the relations of the row aside, and store them after all rows of the fixture, because
-        # related rows may come later in the fixture.
+        # Take the relations of the row away, and store them after all rows of the fixture: the rows
+        # to which they lead may come later in the fixture.
         relations, obj.m2m_data = obj.m2m_data, None
         deferred, obj.deferred_fields = obj.deferred_fields, {}
         with self._on(alias, stored):
@@ -150,9 +149,9 @@ class Command(loaddata.Command):
 
     @contextmanager
     def _on(self, alias: str, stored: set[type[models.Model]]) -> Iterator[None]:
-        """Within the ``with`` block, let Django's code save rows on ``alias``.
+        """In the ``with`` block, Django's code saves rows on ``alias``.
 
-        :param stored: the set to which Django adds the models of the rows.
+        :param stored: a set to which Django adds the models of the rows.
         """
         outer = self.using, self.models
         self.using, self.models = alias, stored
@@ -162,13 +161,13 @@ class Command(loaddata.Command):
             self.using, self.models = outer
 
     def reset_sequences(self, connection: Any, models: Any) -> None:
-        # If rows were loaded, Django calls this method after it has checked the constraints of its
-        # own database. So check those of the shards here.
+        # Django calls this method after it has checked the constraints of its own database, and
+        # only if rows were loaded. Check the constraints of the shards at the same time.
         try:
             self._transaction.check_constraints()
             self._transaction.check_keys()
         except (IntegrityError, CrossKeyRelation) as exc:
-            # Begin the message with the same words as the messages of Django's command.
+            # Django's message for a violated constraint begins with these words.
             exc.args = (f"Problem installing fixtures: {exc}",)
             raise
         super().reset_sequences(connection, models)
@@ -188,8 +187,8 @@ class Command(loaddata.Command):
             f"{self._left_out.total()} object(s) of {labels!r} were not loaded, because they do not"
             f" belong on {self._alias!r}. {remedy}"
         )
-        # In test runs, it is no error if no row was loaded: Django's test cases load each fixture
-        # once for each alias, and perhaps no row of the fixture belongs to the alias.
+        # In a test run, this is no error: Django's test cases load each fixture once for each
+        # alias, so for some aliases no row is left.
         if not self.loaded_object_count and not test_databases:
             raise CommandError(message)
         if self.verbosity >= 1:
@@ -208,8 +207,8 @@ class Command(loaddata.Command):
 class _LaterRelations:
     """The relations of one row, which are stored after all rows of the fixtures.
 
-    Django keeps a list of rows with deferred fields (values that are stored later). An instance of
-    this class takes the place of a row in this list.
+    Stands in Django's list of rows with deferred fields, whose ``save_deferred_fields()`` Django
+    calls at the end.
     """
 
     def __init__(

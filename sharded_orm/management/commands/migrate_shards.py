@@ -167,11 +167,11 @@ class Command(BaseCommand):
         )
         progress = ShardProgress(self, options["verbosity"], bar=not options["json"])
         reports: list[migration_run.MigrationReport] = []
-        # Error messages for groups that another process is migrating, keyed by the group's name.
+        # Maps names of groups to error messages: another process is migrating these groups.
         held: dict[str, str] = {}
         not_begun: list[str] = []
         # Sentences about pairs whose passive side may accept writes to new tables. A pair is two
-        # servers that replicate from each other. Only the active side takes the writes of a shard.
+        # servers that replicate from each other. For each shard, only the active side takes writes.
         unfenced: list[str] = []
         with stop_signals() as stopping:
             for selection in selection_of(options):
@@ -206,11 +206,11 @@ class Command(BaseCommand):
     def _fence_new_tables(self, selection: Selected) -> Iterator[str]:
         """Make the passive sides of pairs refuse writes to the tables that migrations have created.
 
-        A pair is two nodes that replicate each other. The application writes to the active side
-        only.
+        A pair is two servers that replicate from each other. The application writes to the active
+        side of a shard only, and a write to the passive side would be a mistake.
 
-        Yield a sentence if that fails. A passive side that only lags behind in replication, as
-        after the change of a large table, is reported on stderr instead.
+        Yields a sentence if a passive side may still accept writes. If a passive side only lags
+        behind, as after the change of a large table, a warning is printed instead.
         """
         group = selection.group
         shards = [shard for shard in selection.shards if group.range_of(shard.number).is_pair]
@@ -360,7 +360,7 @@ def _failure_text(
     held: Mapping[str, str],
     not_begun: Sequence[str],
 ) -> str:
-    """Return the error message of a command that did not migrate all shards."""
+    """Return the error message for the case that not all shards were migrated."""
     total = sum(report.selected for report in reports)
     failed = sum(len(report.failures) + len(report.missing) for report in reports)
     parts = []

@@ -1,4 +1,4 @@
-"""``manage.py testserver``: Django's command. It also creates test databases for shards."""
+"""``manage.py testserver``: Django's command. It also creates test databases of all shards."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from sharded_orm import runtime
 class Command(testserver.Command):
     """Creates test databases for all aliases, including shards.
 
-    Django's command creates a test database only for ``default``. With that command, the server
-    would read and write the real rows of shards.
+    Django's command creates a test database only for ``default``. Then the server would read and
+    write the real rows of the shards.
     """
 
     def handle(self, *fixture_labels: str, **options: Any) -> None:

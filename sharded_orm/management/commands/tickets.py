@@ -23,8 +23,8 @@ from sharded_orm.operations.tickets.creation import MARGIN
 
 _WIDTH = 100
 _ERROR_CELLS = {"WRONG", "DOES NOT ANSWER", "NOT CHECKED", "NOT MOVED"}
-# Width of the column with the names of sequences, in characters. A longer name gets a line of its
-# own.
+# Width of the column with the names of sequences, in characters. A row with a longer name takes two
+# lines.
 _NAME_WIDTH = 24
 
 
@@ -214,8 +214,7 @@ class Command(BaseCommand):
     def _table(self, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         """Print a table with one line for each of ``rows``.
 
-        If consecutive rows are about the same sequence, only the first of these rows shows the
-        sequence's name.
+        If rows of the same sequence follow each other, only the first shows its name.
         """
         lines, last = [], ""
         for name, *cells in rows:
@@ -228,9 +227,9 @@ class Command(BaseCommand):
         write_table(self, headings, lines, _ERROR_CELLS)
 
     def _progress(self, options: dict[str, Any]) -> tickets.Progress | None:
-        """Return a function that shows the name of the current sequence on the terminal.
+        """Return a function that shows on the terminal which sequence is handled now.
 
-        Each call overwrites the line of the call before. Return None if the output is not a
+        Each call overwrites the line of the previous call. Return None if the output is not a
         terminal, or with verbosity 0.
         """
         if not options["verbosity"] or not getattr(self.stdout, "isatty", lambda: False)():
@@ -257,8 +256,8 @@ def _number(number: int | None, otherwise: str = "?") -> str:
 
 
 def _position(number: int | None) -> str:
-    # The position of a sequence that has handed out no id yet is one step below the first id. So it
-    # may be negative: show 0 instead.
+    # The position of a new sequence is one step below its first id, and may be negative. Show 0
+    # instead.
     return _number(None if number is None else max(number, 0))
 
 

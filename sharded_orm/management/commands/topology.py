@@ -28,8 +28,7 @@ from sharded_orm.topology.document import Document
 from sharded_orm.topology.model import Topology
 from sharded_orm.topology.sources.base import Process
 
-# Seconds between two checks by the action "watch", which shows when this process changes to a new
-# topology.
+# The action "watch" looks this often, in seconds, whether this process uses a new topology.
 _POLL_INTERVAL = 0.1
 
 
@@ -191,8 +190,8 @@ class Pull(Action):
             # Let only the owner read the file, because the topology may contain passwords.
             descriptor = os.open(options["file"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             with open(descriptor, "w") as file:
-                # Restrict also the permissions of a file that existed before. But if it is a device
-                # or a pipe, leave its permissions as they are.
+                # The mode above applies to new files only. If the file existed before, change its
+                # permissions now; but leave those of a device or a pipe as they are.
                 if document.credentials() and stat.S_ISREG(os.fstat(descriptor).st_mode):
                     os.fchmod(descriptor, 0o600)
                 file.write(text)
@@ -319,7 +318,7 @@ def _seconds(text: str) -> float:
         seconds = float(text)
     except ValueError:
         seconds = -1.0
-    # This comparison also refuses "nan" and "inf": a wait of such a length would never end.
+    # This also refuses "nan" and "inf", with which the wait would never end.
     if not 0 <= seconds < float("inf"):
         raise ArgumentTypeError(f"{text!r} is no number of seconds, 0 or more")
     return seconds
@@ -343,11 +342,11 @@ def _report_published(command: BaseCommand, document: Document, options: dict[st
 
 
 def _wait(command: BaseCommand, document: Document, options: dict[str, Any]) -> None:
-    """Wait until all other processes use ``document`` or a later version; print how many use it.
+    """Wait until all other processes use ``document`` or a later version, and print how many do.
 
-    The option ``--wait`` is the longest wait in seconds. Do nothing if it is 0.
+    ``--wait`` is the longest wait in seconds. With 0, nothing is done.
 
-    :raises CommandError: some processes still use an earlier version at the end of the wait.
+    :raises CommandError: at the end of the wait, some processes still use an earlier version.
     """
     if not options["wait"]:
         return
@@ -373,9 +372,9 @@ def _usage_text(count: int, *, behind: int) -> str:
 
 
 def _load_held() -> tuple[Document | None, str | None]:
-    """Load the topology that the source has at present.
+    """Return the topology that the source has now, as ``(document, None)``.
 
-    Return ``(document, None)``. If loading fails, return ``(None, error message)`` instead.
+    If it cannot be loaded, return ``(None, error message)``.
     """
     try:
         return topology.current(), None
@@ -425,8 +424,10 @@ def _write_groups(command: BaseCommand, current: Topology) -> None:
 
 
 def _address(node: Mapping[str, Any]) -> str:
-    """Return where a node is, without accounts: a folder, or ``HOST:PORT``, and ``/NAME`` if it has a
-    database that all its shards share.
+    """Return the address of a node, without user and password.
+
+    This is a folder for SQLite. Otherwise, it is ``HOST:PORT``, and ``/NAME`` if all shards of the
+    node are in one database of this name.
     """
     name = node.get("NAME")
     if features_of(load_backend(node["ENGINE"]).DatabaseWrapper).shards_are_files:

@@ -155,8 +155,8 @@ ACTIONS: tuple[type[Action], ...] = (MoveKeys, Abort, Repair)
 
 
 def add_move_options(parser: CommandParser) -> None:
-    """Add the options that say how fast keys are moved, how long writes may wait, and how long old
-    rows are kept.
+    """Add the options that say how fast keys are moved, how long writes may wait, and how long the
+    old rows are kept after a move.
     """
     parser.add_argument(
         "--max-pause",

@@ -36,7 +36,8 @@ from sharded_orm.operations.balancing.shard_balance import ShardBalance, plan_sh
 from sharded_orm.operations.balancing.step import BalanceStep, apply_steps
 from sharded_orm.operations.selection import numbers_text
 
-# Options that have no effect unless shards move to a different node.
+# Options that say which shards move and how. They have no meaning with --pairs, which only changes
+# the active sides of shards.
 _OF_MOVES = ("by", "load", "threshold", "goal", "cool_down", "rate", "patience", "keep")
 
 
@@ -107,9 +108,9 @@ class Balance(Action):
 
 
 def step_command(balance: ShardBalance) -> Callable[[BalanceStep], str]:
-    """Return a function that takes a step of ``balance`` and returns the command that makes this step.
+    """Return a function that returns the command for a step of ``balance``.
 
-    The command is text such as ``shards move photos 0-7 --to db2``, without ``manage.py``.
+    The command is a text such as ``shards move photos 0-7 --to db2``, without ``manage.py``.
     """
 
     def text(step: BalanceStep) -> str:
@@ -143,7 +144,7 @@ def _apply(command: BaseCommand, balance: ShardBalance, options: dict[str, Any])
                     tell=tell,
                 )
             except MoveRefused as exc:
-                # This step was refused, so report its shards as failed. The steps before it stay done.
+                # The step was refused, so none of its shards has moved. Report them as failed.
                 failures = dict.fromkeys(numbers, "; ".join(exc.problems))
                 report = shard_moves.ShardMoveReport(step.group, failures=failures)
             reports.append(report)

@@ -99,7 +99,7 @@ class Grow(Action):
 
 
 class _Setting(Action):
-    """Base class of the actions that change one setting of a range of shards, such as its weight."""
+    """Base class of the actions that set one property of a range of shards, such as its weight."""
 
     def add_arguments(self, parser: CommandParser) -> None:
         _add_group(parser)

@@ -151,7 +151,7 @@ def add_rate(parser: CommandParser) -> None:
 
 
 def add_switch_options(parser: CommandParser) -> None:
-    """Add the options that are common to all commands that switch shards to another node."""
+    """Add the options of all commands that switch shards to another node."""
     parser.add_argument(
         "--patience",
         type=positive,
@@ -170,9 +170,7 @@ def add_switch_options(parser: CommandParser) -> None:
 
 
 def move_options(options: dict[str, Any]) -> shard_moves.ShardMoveOptions:
-    """Return the parsed values of the options that :func:`add_rate` and :func:`add_switch_options`
-    have added.
-    """
+    """Return the values of the options that :func:`add_rate` and :func:`add_switch_options` add."""
     return shard_moves.ShardMoveOptions(
         patience=options["patience"], rate=options.get("rate"), keep=options["keep"]
     )
@@ -182,9 +180,10 @@ def move_options(options: dict[str, Any]) -> shard_moves.ShardMoveOptions:
 def refusals_as_json(
     command: BaseCommand, options: dict[str, Any], **content: Any
 ) -> Iterator[None]:
-    """A context manager that prints a refusal as JSON, too, if the command was called with ``--json``.
+    """Context manager. If the operation in its block is refused and the command has the option
+    ``--json``, the reasons are also printed as JSON.
 
-    :param content: what the JSON object has besides ``ok`` and ``problems``.
+    :param content: further entries of the JSON object, such as ``group="photos"``.
     """
     try:
         yield
@@ -199,10 +198,10 @@ def refusals_as_json(
 def raise_failures(
     reports: Iterable[shard_moves.ShardMoveReport | SwitchReport], status: int
 ) -> None:
-    """Raise an error that lists the shards that were not moved or switched; do nothing if there are none.
+    """Raise an error that lists the shards that were not moved or switched, if there are any.
 
     :param reports: the results of the moves or switches.
-    :param status: the exit status of the process if the error is raised.
+    :param status: the exit status of the command, if the error is raised.
     """
     failures = [
         failure
@@ -219,10 +218,10 @@ def raise_failures(
 
 
 def pauses_text(reports: Iterable[shard_moves.ShardMoveReport]) -> str:
-    """Return a text about the longest wait of a statement, as the end of a sentence.
+    """Return a text such as ``; statements waited for 120 ms at most``, to be appended to a
+    sentence.
 
-    For example ``; statements waited for 120 ms at most``. Return an empty text if nothing has
-    moved.
+    It has the longest wait of all moves. The text is empty if nothing has moved.
     """
     longest = max((pause for report in reports for pause in report.pauses), default=None)
     return "" if longest is None else f"; statements waited for {longest * 1000:.0f} ms at most"

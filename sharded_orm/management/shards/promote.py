@@ -92,8 +92,8 @@ class Promote(Action):
             _write_json(command, options, {"outcome": "refused", "problems": exc.problems})
             raise
         except (CommandError, JournalMissing, OperationHeld, TopologyError) as exc:
-            # Errors of these types are raised only before the promotion changes anything. Later
-            # errors are caught by the next "except".
+            # These errors are raised only before the promotion has changed anything, so the outcome
+            # is "refused". The next "except" is about later errors.
             _write_json(command, options, {"outcome": "refused", "problems": [str(exc)]})
             raise
         except (PromotionFailed, LeaseLost, Error) as exc:

@@ -33,7 +33,7 @@ class Create(Action):
         shards = [shard for part in selection_of(options) for shard in part.shards]
 
         progress = ShardProgress(command, options["verbosity"])
-        # create() calls report() in several threads, so report() needs a lock.
+        # create() calls report() in several threads, and ShardProgress is not thread-safe.
         lock = threading.Lock()
 
         def report(shard: Shard, is_new: bool) -> None:
@@ -74,8 +74,8 @@ class SQL(Action):
             raise CommandError(
                 f"There is no shard {alias!r}; they are called {examples!r} and so on."
             )
-        # Connect before SQLite's shell starts: the connection fails if the shard does not exist,
-        # but the shell would create its file.
+        # If the shard does not exist, SQLite's shell would create its file. So connect first, which
+        # raises an error in this case.
         connections[alias].ensure_connection()
         connections[alias].close()
         call_command("dbshell", "--", *options["parameters"], database=alias)

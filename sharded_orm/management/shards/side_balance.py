@@ -1,8 +1,8 @@
 """The option ``--pairs`` of ``manage.py shards balance``: divide the shards of each pair evenly.
 
-A pair is two servers that replicate from each other. One of them, the active side of a shard, takes
-its writes. The command prints which shards must change their active side so that each server is
-active for half of the shards, or switches them.
+A pair is two servers that replicate from each other. For each shard, one of them is the active
+side, which takes its writes. The command finds shards that should change their active side, so that
+each server is active for half of the shards. It prints these shards, or switches them.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from sharded_orm.operations.selection import numbers_text
 
 
 def balance_pairs(command: BaseCommand, options: dict[str, Any]) -> None:
-    """Print which shards to switch to the other side of their pair. With ``--apply``, switch them.
+    """Print which shards of pairs should change their active side. With ``--apply``, switch them.
 
-    A pair is two nodes that replicate each other. The plan makes both active for equally many shards.
+    Afterwards, each of the two servers of a pair is active for half of the shards of the pair.
     """
     with refusals_as_json(command, options):
         runtime.refresh()

@@ -116,8 +116,8 @@ def _add_options(parser: CommandParser) -> None:
 def _selected_shards(options: Mapping[str, Any]) -> list[Shard] | None:
     """Return the shards that the options select; None if no option selects shards.
 
-    None makes the caller check all shards. The caller then also searches for schemas that have a
-    shard's name but are on the wrong node.
+    With None, all shards are checked, and the nodes are also searched for schemas with the name of
+    a shard that belongs on another node.
     """
     if all(options[name] is None for name in ("group", "shards", "node")):
         return None
@@ -125,9 +125,11 @@ def _selected_shards(options: Mapping[str, Any]) -> list[Shard] | None:
 
 
 def _interrupted(shards: list[Shard] | None) -> list[str]:
-    """Return a problem for each interrupted operation on the groups of ``shards``; None means all groups.
+    """Return a sentence for each interrupted operation on the groups of ``shards``; None means all
+    groups.
 
-    The nodes are shown even if the global database, which has the journal, does not answer.
+    If the journal in the global database cannot be read, this is returned as a problem, so that the
+    state of the nodes is shown all the same.
     """
     try:
         return broken_off(None if shards is None else {shard.group for shard in shards})
@@ -193,7 +195,9 @@ def _show_pairs(command: BaseCommand, pairs: Sequence[PairStatus]) -> None:
 def _all_problems(
     problems: Sequence[str], pairs: Sequence[PairStatus], interrupted: Sequence[str]
 ) -> list[str]:
-    """Return ``problems`` and those of ``pairs``. Unfinished operations come first: they explain others."""
+    """Return all problems without repetition. Interrupted operations come first, because they may
+    be the cause of others.
+    """
     upgrades = [pair.upgrade_problem for pair in pairs if pair.upgrade]
     of_pairs = [problem for pair in pairs for problem in pair.problems]
     return list(dict.fromkeys([*upgrades, *interrupted, *problems, *of_pairs]))
@@ -234,7 +238,7 @@ def _number(count: int | None) -> str:
 
 
 def _write_json(command: BaseCommand, value: Any) -> None:
-    # default=str writes values that JSON has no type for, such as a shard key that is a UUID.
+    # default=str writes values of other types as text, such as a shard key that is a UUID.
     command.stdout.write(json.dumps(value, indent=2, default=str))
 
 

@@ -131,8 +131,8 @@ def _switch_options(options: dict[str, Any]) -> SwitchOptions:
 
 
 def _check(command: BaseCommand, options: dict[str, Any]) -> None:
-    # Refuse the check during a rolling upgrade. The servers then differ on purpose, so the remedies
-    # that the check would advise would do harm.
+    # During a rolling upgrade, the servers of a pair differ on purpose. The check would advise
+    # remedies that do harm, so it is refused.
     if not options["force"] and (upgrade := upgrade_state.unfinished_run()):
         raise SwitchRefused([upgrade_state.unfinished(*upgrade.arguments["pair"])])
     plan = switch_runner.check_switch(

@@ -34,10 +34,11 @@ def set_open(name: str, first: int, last: int, is_open: bool) -> Document:
 def set_weight(name: str, first: int, last: int, weight: float) -> Document:
     """Set how often each shard of a range gets a new key, relative to the weights of other ranges.
 
-    The parameters ``name``, ``first`` and ``last``, the result and the errors are those of
-    :func:`set_open`.
+    The arguments ``name``, ``first`` and ``last``, the returned document and the errors are the
+    same as for :func:`set_open`.
 
-    :param weight: the weight; shards with the weight 2 get twice as many new keys as those with 1.
+    :param weight: for example, a shard of a range with the weight 2 gets twice as many new keys as
+        a shard of a range with the weight 1.
     """
     return _set(name, first, last, "weight", weight)
 

@@ -1,5 +1,6 @@
-"""Functions for the operator's commands: add shards to a group (a growth), or give up an
-interrupted growth.
+"""Add shards to a group (a growth), or give up a growth that was interrupted.
+
+The command ``shards grow`` calls these functions.
 """
 
 from __future__ import annotations
@@ -40,8 +41,9 @@ def grow(
     """Add ``count`` shards to group ``name``: create, migrate, publish and open them as one range.
 
     After any interruption, a call with the same arguments continues the growth. Until it is
-    complete or given up, a call with different arguments is refused. The calling process should do
-    nothing else during the call: it uses a topology with shards that do not exist yet.
+    complete or given up, a call with different arguments is refused. Call this in a process that
+    does nothing else: during the call, the process uses a topology that has the new shards already,
+    although their databases may not exist yet.
 
     :param primary: the node of the new shards.
     :param replica: the node of their copies; None for no copies.
@@ -62,7 +64,8 @@ def grow(
         what to do instead.
     :raises OperationHeld: another process grows the group, or moves shards of it.
     """
-    # Read the topology from its source: this process may use an outdated copy from the disk.
+    # Read the topology from its source, because this process may have loaded an outdated copy of it
+    # from the disk. A growth from an outdated topology could create shards that exist already.
     runtime.refresh()
     if runtime.topology() is not runtime.config().topology:
         raise GrowthRefused(
@@ -109,10 +112,11 @@ def grow(
 
 
 def give_up(name: str) -> NewRange | None:
-    """Give up a growth that was broken off before its range was added to the topology.
+    """Give up a growth that was interrupted before its range was added to the topology.
 
-    Return the range; None if there is no such growth, or if its range was not determined yet.
-    Databases that were created are kept, for a later growth with the same shards.
+    Return the range of shards that the growth would have added. Return None if no growth was
+    interrupted, or if it was interrupted before it chose a range. Databases that it has created are
+    kept: a later growth of the group uses them.
 
     :raises GrowthRefused: the topology has the range already.
     :raises OperationHeld: another process grows the group.
@@ -135,11 +139,12 @@ def give_up(name: str) -> NewRange | None:
 
 
 def _growable(name: str) -> KeyRouting:
-    """Return how the group ``name`` finds the shard of a key, and check that the group can get more
-    shards.
+    """Check that the group ``name`` can get more shards, and return how it finds the shard of a
+    key.
 
-    :raises GrowthRefused: the group computes the shard of a key from its number of shards. So this
-        number can never change.
+    :raises GrowthRefused: the group computes the shard of a key from the number of shards, as the
+        strategy ``modulo`` does. With more shards, existing keys would be looked for on wrong
+        shards.
     """
     group = runtime.group(name)
     kind = key_routing_of(group)

@@ -1,9 +1,9 @@
 """Import the rows of unsharded tables into the shards of a group (as Pinterest did, P12).
 
-The unsharded tables, called the source, keep their rows. An import only reads them. An import that
-also copies later changes of the source (it *follows* the source) adds triggers there. The work is
-cut into ranges of primary keys, which several processes share
-(:mod:`~sharded_orm.operations.runs.farm`).
+The database with the unsharded tables is called the *source*. An import reads these tables and
+leaves their rows as they are. An import may also *follow* the source: it then adds triggers to the
+tables, and applies later changes to the shards, too. The work is divided into ranges of primary
+keys. Several processes can share these ranges (:mod:`~sharded_orm.operations.runs.farm`).
 """
 
 from __future__ import annotations

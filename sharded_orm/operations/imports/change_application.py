@@ -1,6 +1,7 @@
-"""Apply to the shards the changes that were recorded on the source of an import.
+"""Apply changes of an import's source to the shards, after the rows were copied.
 
-The source is the database from which rows are imported.
+The source is the database from which rows are imported. While the import copies, triggers on the
+source record which rows the site changes.
 """
 
 from __future__ import annotations
@@ -20,21 +21,22 @@ from sharded_orm.operations.imports.source_journal import SourceJournal
 from sharded_orm.operations.imports.source_tables import LOOK_UPS, SourceRow, SourceTable
 from sharded_orm.operations.relations import batched
 
-# For each table, the anchors that each changed row had before its changes, by primary key. An
-# anchor is the shard key of a row, or the foreign key from which the row gets its shard key
-# (:attr:`SourceTable.anchor_field`).
+# For each table: maps the primary key of a changed row to the anchors that the row had before its
+# changes. The anchor of a row is its shard key, or the foreign key to the parent row that has the
+# shard key (:attr:`SourceTable.anchor_field`). From it the shard with the old copy is found.
 _Changed = dict[SourceTable, dict[Any, set[Any]]]
 
 
 class ChangeApplication:
-    """Writes the changes in the journal to the shards. The journal is a table on the import's source.
+    """Applies changes of an import's source (the database with the unsharded rows) to the shards.
 
-    Each entry of the journal reports that a row of an imported table has changed. The same changes
-    may be applied again, even if only a part of them was applied before.
+    The journal, a table on the source, records which rows have changed. A change may be applied
+    twice without harm, for example if a process was killed after it had applied a part of the
+    changes.
 
     :param tables: the imported tables. Each table comes after the tables to which it refers.
     :param check: called before work on each shard. It raises an error if this process must not
-        continue.
+        continue, because another process has taken over.
     """
 
     def __init__(
@@ -45,20 +47,21 @@ class ChangeApplication:
         self._check = check
 
     def apply(self, changes: Iterable[Change], *, afresh: bool = False) -> None:
-        """Store the changed rows of the import's source on the shards, as they are on the source
-        now.
+        """Copy each changed row from the import's source to its shard, with its present values.
+        Delete it from its shard if it does not exist on the source any more.
 
-        If the shard key of a row changed, the rows that get their key from it move, too.
+        If the shard key of a row has changed, the row moves to the shard of the new key. Rows that
+        get their shard key from this row move with it.
 
         Costs two queries for each shard, table and 500 rows, in addition to the statements that
         write.
 
         :param changes: entries of the source's journal.
-        :param afresh: whether rows that exist on both sides are deleted from the shard and inserted
-            again. This helps if rows have exchanged unique values.
+        :param afresh: True deletes a changed row from its shard and inserts it again; False updates
+            it. Deleting first helps if two rows have exchanged unique values.
         :raises ImportConflict: a shard has a different row with the same primary key.
-        :raises IntegrityError: a constraint of a shard refuses a row, perhaps because a second row
-            has changed as well.
+        :raises IntegrityError: a constraint of a shard refuses a row. Perhaps the row fits only
+            together with the change of a second row, which is not among ``changes``.
         """
         changed = self._changed(changes)
         rows = {table: self._read(table, changed) for table in self._tables}
@@ -87,8 +90,8 @@ class ChangeApplication:
     def _read(self, table: SourceTable, changed: _Changed) -> dict[Any, SourceRow]:
         """Return the changed rows of ``table`` as they are on the source now, keyed by primary key.
 
-        A row of another table may get its shard key from one of these rows. Such rows are added to
-        ``changed``.
+        Rows of other tables may get their shard key from one of these rows, and must move with it
+        to another shard. Add such rows to ``changed``.
         """
         rows: dict[Any, SourceRow] = {}
         for batch in batched(changed[table], LOOK_UPS):
@@ -116,9 +119,10 @@ class ChangeApplication:
         keys = self._keys(table, {anchor for anchors in gone.values() for anchor in anchors})
         for pk, anchors in gone.items():
             for anchor in anchors:
-                # Skip this row if no shard is found for its anchor (its shard key, or the foreign
-                # key to the parent row with the key). Either no shard has the row, or its parent
-                # row was deleted from the source, too, and takes the row with it.
+                # Skip this anchor (the old shard key, or the foreign key to the parent row that has
+                # the key) if it leads to no shard. Either no shard ever stored the row, or the
+                # parent row was deleted from the source, too. In the second case,
+                # ShardTable.remove() deletes the row together with its parent.
                 shard = (
                     runtime.locate(table.options.group, keys[anchor]) if anchor in keys else None
                 )
@@ -135,10 +139,11 @@ class ChangeApplication:
         return [*dependents, *(far for near in dependents for far in self._tables_behind(near))]
 
     def _keys(self, table: SourceTable, anchors: set[Any]) -> dict[Any, Any]:
-        """Return a dict from each of ``anchors`` to its shard key.
+        """Return a dict that maps each of ``anchors`` to its shard key.
 
         The anchor of a row (:attr:`SourceTable.anchor_field`) is its shard key, or the foreign key
-        to the parent row with the key. Anchors for which the source has no key are left out.
+        to the parent row that has the shard key. An anchor is left out if the source has no parent
+        row for it, or no shard key.
         """
         anchors = anchors - {None}
         link = table.key_link
@@ -166,13 +171,15 @@ class ChangeApplication:
 def _gone(
     table: SourceTable, changed: Mapping[Any, set[Any]], rows: Mapping[Any, SourceRow]
 ) -> dict[Any, set[Any]]:
-    """Return the anchors that rows had before and do not have now, keyed by primary key.
+    """Return the anchors that rows had before their changes and do not have now, keyed by primary
+    key.
 
-    The anchor of a row (:attr:`SourceTable.anchor_field`) is its shard key, or the foreign key to
-    the parent row with the key.
+    An anchor (:attr:`SourceTable.anchor_field`) is the shard key of a row, or the foreign key to
+    the parent row that has the shard key. An anchor that is gone shows that the row may have to be
+    deleted from its former shard.
 
-    :param changed: the anchors that each row had before, keyed by primary key.
-    :param rows: the rows as they are now, keyed by primary key.
+    :param changed: the anchors that each row had before its changes, keyed by primary key.
+    :param rows: the rows as they are on the source now, keyed by primary key.
     """
     names = [column.name for column in table.columns]
     place = names.index(table.anchor_field.attname)

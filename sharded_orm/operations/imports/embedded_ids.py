@@ -1,4 +1,8 @@
-"""Refuse imported rows whose ids contain the number of a shard to which the row does not belong."""
+"""Refuse imported rows with an id that names the wrong shard.
+
+An embedded id contains the number of a shard. If the row were stored on another shard, no look-up
+by the id would find it.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,9 @@ from sharded_orm.operations.imports.source_tables import SourceRow, SourceTable
 
 
 def refuse_id_of_other_shard(table: SourceTable, row: SourceRow, number: int) -> None:
-    """Raise an error if an id of ``row`` contains a shard number other than ``number``.
+    """Raise an error if an embedded id of ``row`` contains a shard number other than ``number``.
 
-    :param number: the number of the shard to which the row's key belongs.
+    :param number: the number of the shard on which the row will be stored.
     :raises ImportRefused: there is such an id. A look-up by this id would go to the wrong shard.
     """
     for column, value in zip(table.columns, row.values, strict=True):

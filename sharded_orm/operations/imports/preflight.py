@@ -44,8 +44,9 @@ class ImportPlan:
 def plan_import(request: ImportRequest) -> ImportPlan:
     """Return what an import of ``request`` would do.
 
-    Reads the source (the database with the rows) and the shards; changes nothing. Each table of the
-    source is read several times. Most of these queries return only a count or a few examples.
+    Reads the source (the database with the unsharded rows) and the shards, and changes nothing.
+    Cost: each table of the source is scanned several times, but most of the queries return only a
+    count or a few examples.
     """
     problems = list(_problems(request))
     tables: list[tuple[str, int]] = []
@@ -62,9 +63,9 @@ def plan_import(request: ImportRequest) -> ImportPlan:
 
 
 def check_import(request: ImportRequest) -> None:
-    """Check that the rows of the requested tables can be imported.
+    """Check that the rows of the requested tables can be imported. Changes nothing.
 
-    :raises ImportRefused: they cannot. The error lists every reason.
+    :raises ImportRefused: the rows cannot be imported. The error lists every reason.
     """
     problems = list(_problems(request))
     if problems:
@@ -145,9 +146,9 @@ def _table_problems(table: SourceTable, names: set[str]) -> Iterator[str]:
         if column.plain_field is None:
             yield f"values of {table.label}.{column.field.name} cannot be copied: its type is unknown"
     for field in table.pk_fields:
-        # Refuse a primary key whose field class changes the values that it reads (in
-        # ``from_db_value()``). Rows are copied with the stored form of the primary key, but looked
-        # up by the changed form. The two forms may differ.
+        # Refuse a primary key whose field class has from_db_value(), which may change a value that
+        # is read. For example, it may decrypt the value. The import copies the stored form of a
+        # primary key, but looks the row up by the changed form. So it might not find the row.
         if hasattr(target_field(field), "from_db_value"):
             yield (
                 f"the primary key {field.name!r} of {table.label} cannot be copied: its field class"
@@ -192,9 +193,9 @@ def _target_problems(request: ImportRequest) -> Iterator[str]:
 
 
 def _privilege_problems(shards: Sequence[Shard]) -> Iterator[str]:
-    """Yield a sentence for each node that cannot switch off the check of foreign keys.
+    """Yield a sentence for each node whose account may not switch off the check of foreign keys.
 
-    On such a node, a row cannot be stored before the rows to which it refers.
+    An import needs this, because it may store a row before the rows to which it refers.
     """
     for shard in {shard.node: shard for shard in shards}.values():
         connection = connections[shard.alias]
@@ -217,7 +218,8 @@ def _privilege_problems(shards: Sequence[Shard]) -> Iterator[str]:
 
 
 def _current_user(connection: Any) -> str:
-    # Without USER, the client library takes the account from its environment.
+    # Without the setting USER, the client library takes the account from its environment. So ask
+    # the server for the account.
     try:
         with connection.cursor() as cursor:
             cursor.execute("SELECT current_user")

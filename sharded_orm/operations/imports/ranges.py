@@ -1,4 +1,7 @@
-"""Ranges of primary keys as the units of work of an import, and the report on this work."""
+"""Divide the tables of an import into ranges of primary keys, and report on the finished ranges.
+
+A range is the unit of work that one process does at a time.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,9 @@ from sharded_orm.operations.runs.farm import FarmReport, PlannedUnit
 
 
 def report_of(report: FarmReport) -> ImportReport:
-    """Convert the report on the work that several processes shared to a report on an import, or on
-    a comparison of imported rows.
+    """Return the report on an import, or on a comparison of imported rows.
+
+    :param report: the report on the same work by the class that shares it among processes.
     """
     summary = report.summary
     problems = [*report.failures, *summary.get("problems", ())]
@@ -32,8 +36,11 @@ def report_of(report: FarmReport) -> ImportReport:
 
 
 def range_units(number: int, tables: Sequence[SourceTable], rows: int) -> Iterator[PlannedUnit]:
-    """Yield the work units of one round, which goes through all tables. Each unit is a range of
-    ``rows`` rows.
+    """Yield the units of work of one round, which goes through all tables.
+
+    Each unit is a range of primary keys with ``rows`` rows.
+
+    :param number: the number of the round.
     """
     for index, table in enumerate(tables):
         for count, (first, last) in enumerate(table.ranges(rows)):

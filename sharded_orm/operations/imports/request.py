@@ -19,14 +19,16 @@ ROWS = 10_000
 
 @dataclass(frozen=True)
 class ImportRequest:
-    """The tables to import, all of one group.
+    """A request to import tables, all of one group, from an unsharded database into the shards.
 
     :param tables: the tables. Each comes after the tables to which it refers.
     :param group: the name of the group.
     :param source: the alias of the database with the rows.
-    :param update: whether a row of a shard that differs from its row on the source is overwritten.
+    :param update: True overwrites a row that is on its shard already, with other values than on the
+        source; False keeps such a row and reports it.
     :param rows: number of rows in a range of primary keys, the unit of work.
-    :param rounds: the largest number of rounds. Each round goes through all tables once.
+    :param rounds: the largest number of rounds. Each round goes through all tables once, because a
+        row may be waiting for a row that an earlier round has not stored.
     """
 
     tables: Sequence[SourceTable]
@@ -68,9 +70,9 @@ class ImportRequest:
 
 
 def in_order(models: Sequence[type[Model]]) -> list[type[Model]]:
-    """Return ``models`` in an order in which foreign keys refer to earlier models only.
+    """Sort ``models`` so that foreign keys refer to earlier models only, and return the list.
 
-    Models that refer to one another in a circle keep the order of ``models``.
+    Models that refer to one another in a circle cannot be sorted so. They keep their order.
     """
     ordered: dict[type[Model], None] = {}
     under_way: set[type[Model]] = set()
@@ -131,6 +133,9 @@ class ImportReport:
 
 
 def add_counts(total: dict[str, int], counts: Iterable[tuple[str, int]]) -> None:
-    """Add ``counts``, pairs of a name and a number, to the numbers of the same names in ``total``."""
+    """Add numbers to the numbers of the same names in ``total``.
+
+    :param counts: pairs (name, number), such as ``("copied", 7)``.
+    """
     for name, number in counts:
         total[name] = total.get(name, 0) + number

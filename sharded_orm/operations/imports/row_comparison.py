@@ -1,9 +1,11 @@
-"""Compare all rows of the source of an import with the rows of the shards, in both directions.
+"""Compare all rows of an import's source with the rows on the shards, in both directions.
 
-The comparison shares no code with the copying of rows, whose errors it is to find. It reads rows
-with Django's query sets and field classes, and looks up the shard of each key again. First, each
-row of the source must be on the shard of its key, with equal values. Then, each row of a shard must
-be on the source, and its key must belong to this shard.
+First, each row of the source must be on the shard of its key, with equal values. Then, each row of
+a shard must be on the source, and its key must belong to this shard.
+
+The purpose is to find errors of the code that copied the rows, so the comparison does not use that
+code. It reads rows with Django's query sets and field classes, and looks up the shard of each key
+again.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ from sharded_orm.operations.runs.rollout import Stopping
 from sharded_orm.operations.runs.work_units import WorkUnit
 
 KIND = "import check"
-#: The largest numbers of differences that are reported: for one range of rows, and for all ranges.
+#: The largest number of differences that are reported for one range of rows, and the largest number
+#: for all ranges together.
 _EXAMPLES, _REPORTED = 20, 100
 _LOOK_UPS = 500
 _COUNTS = ("rows", "missing", "differing", "surplus", "misplaced")
@@ -42,8 +45,8 @@ def compare_rows(
 
     Changes nothing. The report's problems name the differences: missing rows, different values,
     rows that the source does not have, and rows on a shard to which their key does not belong. If
-    the source or the shards are written meanwhile, rows that have just changed may be reported,
-    too.
+    somebody writes to the source or the shards during the comparison, a row that has just changed
+    may be reported although it is correct.
 
     Several processes may make the same call at once; they share the work.
 
@@ -113,8 +116,9 @@ class _CompareJob(Job):
             add_counts(tables.setdefault(label, {}), unit["counts"].items())
             examples += unit["examples"]
         for table in self._request.tables:
-            # Count the rows of the import's source once more, because the compared ranges together
-            # might have left some out.
+            # Count the rows of the source once more. If there are more rows than were compared,
+            # some were missed: for example, rows that were inserted into a range after its
+            # comparison.
             count = QuerySet(table.model, using=table.alias).count()
             if count > tables[table.label]["rows"]:
                 examples.append(
@@ -165,8 +169,9 @@ def _alias_of(table: SourceTable, key: Any) -> str | None:
 
 
 class _RowComparison:
-    """Compares the rows of a table on an import's source and on shards, by the values that Django
-    reads.
+    """Compares rows of one table on the source of an import with those on shards.
+
+    The values that are compared are those that Django reads, through the model's field classes.
     """
 
     def __init__(self, table: SourceTable) -> None:
@@ -176,9 +181,11 @@ class _RowComparison:
         self._pk_places = [names.index(name) for name in table.pk_names]
 
     def read(self, rows: QuerySet[Any], key_path: str | None) -> dict[Any, tuple[Any, Any]]:
-        """Return a dict from the primary key of each row to its values and its shard key."""
+        """Return a dict that maps the primary key of each row to a pair: the values of the row, and
+        its shard key.
+        """
         columns: list[Any] = [self._expression(field) for field in self._fields]
-        # The shard key is read as an extra column, because it may be in the table of a parent row.
+        # Read the shard key as an extra column, because it may be in the table of a parent row.
         paths = [] if key_path is None else [F(key_path)]
         by_pk = {}
         for row in rows.values_list(*columns, *paths):
@@ -189,8 +196,8 @@ class _RowComparison:
         return by_pk
 
     def _expression(self, field: Any) -> Any:
-        # The field class may change values when it reads them, and this could hide a difference. So
-        # let the database convert the value to text.
+        # The field class may change values when it reads them: for example, it may round them. Two
+        # different values would then look equal. So let the database convert the value to text.
         if hasattr(target_field(field), "from_db_value"):
             return Cast(F(field.attname), TextField())
         return F(field.attname)
@@ -198,10 +205,12 @@ class _RowComparison:
     def compare(
         self, alias: str | None, rows: Mapping[Any, Any], differences: _Differences
     ) -> None:
-        """Compare ``rows`` of the source with the rows of the shard, and add to ``differences``.
+        """Compare ``rows`` of the source with the rows on one shard; add what differs to
+        ``differences``.
 
-        :param alias: the shard's alias; None if the key of the rows has no shard.
-        :param rows: the values of the source's rows, keyed by primary key.
+        :param alias: the alias of the shard to which the keys of the rows belong; None if no shard
+            is known for them.
+        :param rows: the source's rows: maps each primary key to the row's values.
         """
         label = self._table.label
         there: dict[Any, tuple[Any, Any]] = {}
@@ -217,8 +226,8 @@ class _RowComparison:
                 differences.add("missing", f"{label}(pk={pk!r}) is missing on {where}")
                 continue
             stored = there[pk][0]
-            # The text names the columns but not their values, because the journal stores the text,
-            # and the values may be personal data.
+            # Name the columns that differ, but not their values. The journal stores this text, and
+            # the values may be personal data.
             columns = [
                 repr(field.attname)
                 for field, before, after in zip(self._fields, values, stored, strict=True)
@@ -256,7 +265,7 @@ def _equals(field: Any, before: Any, after: Any) -> bool:
 
 
 def _compare_shard(table: SourceTable, alias: str, differences: _Differences, check: Any) -> None:
-    """Report rows of a shard that the source does not have, or whose key belongs to a different
+    """Report each row of a shard that the source does not have, or whose key belongs to another
     shard.
     """
     last: Any = None

@@ -1,6 +1,7 @@
-"""Copy the rows of an import's source to the shards.
+"""Copy the rows of an import's source (the unsharded database) to the shards.
 
-Each round reads all tables. The copy ends when a round has found nothing to insert or to update.
+Each round goes through all tables. The copy ends after a round that has inserted and updated
+nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from sharded_orm.operations.runs.rollout import Stopping
 from sharded_orm.operations.runs.work_units import WorkUnit
 
 KIND = "import"
-# A round has made progress if its report has a number above 0 under one of these names.
+# Names of counters in the report on a round. If one of them is above 0, the round has made
+# progress.
 _NEWS = ("copied", "updated")
 
 
@@ -37,8 +39,8 @@ def copy_rows(
 
     Several processes may make the same call at once, on several machines; they share the work.
     After an interruption, call it again to continue where the work stopped. Rows are inserted with
-    all their values; no signals are sent, and no method of a model is called. If rows have ids from
-    ticket servers, these servers are moved past the imported ids.
+    all their values; no signals are sent, and no method of a model is called. If the ids of a table
+    come from ticket servers, the servers then continue above the imported ids.
 
     :param threads: number of threads that copy in this process.
     :param stopping: a flag that ends the work of this process early once it is set.
@@ -73,8 +75,8 @@ class _CopyJob(Job):
         last = table.from_json(unit.content["last"])
         stored, read = Stored(), 0
         while True:
-            # Read the range in batches. The last range has no upper limit, so it may have more rows
-            # than when it was planned.
+            # Read the range in batches, because it may have more rows than when it was planned: new
+            # rows may have been inserted into it, and the last range has no upper limit.
             rows = table.read(table.between(after, last)[: self._request.rows])
             read += len(rows)
             self._store(table, rows, stored, unit, stopping)
@@ -93,8 +95,8 @@ class _CopyJob(Job):
         conflicts: list[str] = []
         written: list[str] = []
         # Invalidate the cache even if this call writes nothing: a killed worker may have inserted
-        # rows of this unit (a range of rows) without doing so. From the second round on, skip this
-        # if no other worker has begun the unit.
+        # rows of this unit (a range of rows) and not have invalidated the cache. In the second and
+        # later rounds, this is not necessary if this worker is the first that works on the unit.
         is_certain = unit.content["round"] > 1 and not unit.is_repeated
         try:
             for alias, rows_there in sorted(rows_by_alias(table, rows).items()):
@@ -116,7 +118,8 @@ class _CopyJob(Job):
         finally:
             cached = cached_model(table.model)
             if cached is not None and written:
-                # Invalidate the cache, because it may remember that an inserted row does not exist.
+                # Invalidate the cache. A request may have looked for one of the rows before it was
+                # inserted, and the cache then remembers that the row does not exist.
                 void_shards(cached, written)
         if conflicts:
             raise ImportConflict(" ".join(conflicts[:EXAMPLES]))
@@ -132,8 +135,9 @@ class _CopyJob(Job):
             label = self._request.tables[unit["table"]].label
             add_counts(tables.setdefault(label, {}), result.items())
         rounds.append({"tables": tables, "examples": examples})
-        # The next round may store rows that refer to rows which were missing so far. If this round
-        # has copied no row, a further round would copy none either.
+        # A row waits if it refers to a row that its shard does not have yet. So run one more round
+        # after a round that has copied rows: a waiting row may refer to one of them. After a round
+        # without copied rows, a further round would not copy any either.
         has_news = any(counts.get(name) for counts in tables.values() for name in _NEWS)
         return has_news and len(rounds) < self._request.rounds
 

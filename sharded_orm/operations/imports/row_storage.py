@@ -1,6 +1,6 @@
-"""Store the rows of an import's source on one shard.
+"""Store the rows of an import's source (the unsharded database) on one shard.
 
-It does no harm if two workers store the same rows, even at the same time.
+Two workers may store the same rows, even at the same time: the shard then has each row once.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from sharded_orm.operations.imports.source_tables import LOOK_UPS, SourceRow, So
 from sharded_orm.operations.imports.stored_columns import differing_names
 from sharded_orm.operations.relations import batched
 
-#: The largest number of rows in one INSERT, and the largest sum of the lengths of their texts and
-#: binary values.
+#: The largest number of rows in one INSERT, and the largest total length of the texts and binary
+#: values in it.
 _INSERT_ROWS, _INSERT_SIZE = 500, 1 << 20
 #: The largest number of rows of a shard that one message names.
 EXAMPLES = 3
@@ -29,14 +29,14 @@ EXAMPLES = 3
 
 @dataclass
 class Stored:
-    """The outcome of storing the rows of a range, as numbers of rows.
+    """What has happened to the rows of one range: how many rows were inserted, updated and so on.
 
     :param copied: rows that were inserted.
     :param equal: rows that the shard had already, with the same values.
     :param updated: rows of the shard that were overwritten with the values of the source.
-    :param differing: rows whose values on the shard differ from the source, and were left as they
-        are.
-    :param waiting: rows that refer to a row which their shard does not have yet.
+    :param differing: rows that the shard had already, with other values than on the source. They
+        were left as they are.
+    :param waiting: rows with a foreign key to a row that their shard does not have yet.
     :param examples: sentences about differing and waiting rows.
     """
 
@@ -55,11 +55,12 @@ class Stored:
 class ShardTable:
     """The table on one shard into which rows of ``table`` are imported.
 
-    Foreign keys are not enforced while rows are stored, because rows may refer to one another in
-    any order. :meth:`note_waiting` checks the references.
+    While rows are stored, the database does not check foreign keys, because a row may be stored
+    before the row to which it refers. :meth:`note_waiting` finds references to missing rows.
 
     :param alias: the alias of the shard.
-    :param update: whether a row of the shard that differs from the source is overwritten.
+    :param update: True overwrites a row of the shard whose values differ from those on the source;
+        False leaves it as it is.
     """
 
     def __init__(self, table: SourceTable, alias: str, *, update: bool) -> None:
@@ -69,8 +70,8 @@ class ShardTable:
         self._connection: Any = connections[alias]
 
     def store(self, rows: Sequence[SourceRow], stored: Stored) -> None:
-        """Insert each row of ``rows`` that the shard does not have. If the shard has the row,
-        compare the two.
+        """Insert each row of ``rows`` that the shard does not have. Compare each other row with the
+        row on the shard, and overwrite the latter if the values differ and ``update`` is set.
 
         :raises ImportConflict: the shard has a different row with the same primary key.
         :raises IntegrityError: a constraint of the table refuses a row.
@@ -81,8 +82,8 @@ class ShardTable:
             try:
                 self._insert(missing)
             except IntegrityError:
-                # The insertion failed. Another worker may have inserted some of these rows, so look
-                # which of them exist now.
+                # Another worker may have inserted some of these rows since they were looked up.
+                # That is harmless. So look again which of them exist.
                 there = self._table.stored(self._alias, [row.pk for row in missing])
                 # If none of the rows is on the shard, no other worker has inserted them, and the
                 # error has another cause. For example, a row to insert has the key "A", the shard
@@ -122,11 +123,18 @@ class ShardTable:
     def _refuse_other_row(
         self, row: SourceRow, values: Sequence[Any], names: Sequence[str]
     ) -> None:
-        """Raise an error if the shard's row with the primary key of ``row`` is not the same row."""
+        """Raise an error if the shard has another row with the primary key of ``row``.
+
+        An update would overwrite this other row. If only the values differ, the two are the same
+        row.
+
+        :param values: the values of the shard's row.
+        :param names: the names of the columns in which the two differ.
+        """
         table = self._table
-        # ``row`` and the shard's row are different rows if their shard keys differ. A row of an
-        # automatic many-to-many table has no shard key of its own. Two such rows are different if
-        # they connect different rows.
+        # Two rows with the same primary key are different rows if their shard keys differ. A row of
+        # an automatic many-to-many table has no column for its shard key: there, two rows are
+        # different if they connect different rows.
         own = [table.key_field.attname] if table.owner is None else names
         for name, before, there in zip(
             [column.name for column in table.columns], row.values, values, strict=True
@@ -141,9 +149,9 @@ class ShardTable:
     def _refuse_rows_of_others(self, rows: Sequence[SourceRow]) -> None:
         """Raise an error if a row would be attached to the wrong parent on the shard.
 
-        A row may get its shard key from its parent, to which a foreign key refers. On the shard, a
-        row with a different shard key may have the primary key of that parent. Costs one query for
-        each 500 rows.
+        A row may get its shard key from its parent, to which a foreign key refers. The shard may
+        have another row with the primary key of that parent, and with another shard key. The row
+        would then belong to this other parent. Costs one query for each 500 rows.
         """
         table, link = self._table, self._table.key_link
         if link is None:
@@ -167,12 +175,14 @@ class ShardTable:
     # ##### Removing #####
 
     def remove(self, anchors: Mapping[Any, set[Any]], dependents: Sequence[SourceTable]) -> int:
-        """Delete rows of this shard, and the rows of ``dependents`` that get their shard key from
-        them, in one transaction.
+        """Delete rows from this shard in one transaction, with the rows of other tables that get
+        their shard key from them.
 
-        :param anchors: the anchors that each row had, keyed by primary key. An anchor
-            (:attr:`SourceTable.anchor_field`) is the shard key of a row, or its foreign key to the
-            parent row with the key. A row whose anchor is none of these is not deleted.
+        A row is kept if the shard has it with another anchor than the given ones, because by that
+        anchor it may belong to this shard. The anchor of a row (:attr:`SourceTable.anchor_field`)
+        is its shard key, or the foreign key to the parent row that has the shard key.
+
+        :param anchors: the rows: maps each primary key to the anchors that the row had before.
         :param dependents: tables that may get their shard key from this table, directly or through
             other tables.
         :returns: the number of deleted rows, including those of ``dependents``.
@@ -202,7 +212,7 @@ class ShardTable:
 
     @contextmanager
     def _transaction(self) -> Iterator[Any]:
-        """A context manager for a transaction that does not check foreign keys. Yields a cursor."""
+        """A context manager for a transaction without checks of foreign keys. Yields a cursor."""
         # Switch off the check of foreign keys before the transaction begins, because SQLite cannot
         # switch it off inside a transaction.
         with self._connection.constraint_checks_disabled():
@@ -218,9 +228,9 @@ class ShardTable:
             for batch in self._batches([row for row in rows if row not in zero]):
                 self._insert_batch(cursor, batch)
             for row in zero:
-                # The primary key of this row is 0. Insert the row with a free primary key, and then
-                # set the key to 0 by an UPDATE. In an INSERT, MySQL would replace the 0 by a new
-                # number.
+                # The primary key of this row is 0, and in an INSERT, MySQL would replace the 0 by a
+                # new number. So insert the row with a free primary key, and then set the key to 0
+                # by an UPDATE.
                 column = table.columns[self._pk_place]
                 free = self._lowest_pk(cursor) - 1
                 values = list(row.values)
@@ -258,16 +268,17 @@ class ShardTable:
             yield batch
 
     def _overwrite(self, rows: Sequence[SourceRow]) -> int:
-        """Overwrite rows of the shard with the values that the import's source has now.
+        """Overwrite rows of the shard with the present values of the import's source.
 
-        Return the number of changed rows.
+        The source is read again, because ``rows`` may be outdated. Return the number of changed
+        rows.
         """
         table, updated = self._table, 0
         with self._transaction() as cursor:
             for batch in batched(rows, LOOK_UPS):
-                # Lock the rows of the shard before reading the source again. If two workers
-                # overwrite the same row, the one that gets the lock later then also reads the
-                # source later. So newer values are not overwritten with older ones.
+                # Lock the rows of the shard first, and then read the source. Two workers may
+                # overwrite the same row. The worker that gets the lock last then also has the
+                # newest values, so old values never replace newer ones.
                 self._lock(cursor, [row.pk for row in batch])
                 pks = [row.pk for row in batch]
                 there = table.stored(self._alias, pks)
@@ -319,7 +330,9 @@ class ShardTable:
         return names.index(self._table.pk_names[0])
 
     def _is_counted_zero(self, row: SourceRow) -> bool:
-        """Return whether the database might replace the row's primary key 0 by a new number."""
+        """Return whether the row has the primary key 0 and an INSERT would replace it by a new
+        number.
+        """
         return (
             type(row.pk) is int and row.pk == 0 and not self._connection.features.allows_auto_pk_0
         )
@@ -341,10 +354,10 @@ class ShardTable:
     # ##### Foreign keys #####
 
     def note_waiting(self, rows: Iterable[SourceRow], stored: Stored) -> None:
-        """Add to ``stored`` the number of ``rows`` that refer to a row which this shard does not
-        have.
+        """Count the rows of ``rows`` with a foreign key to a row that this shard does not have.
 
-        Costs one query for each foreign key inside the group and each 500 values.
+        Adds the count, and examples, to ``stored``. Costs one query for each foreign key inside the
+        group and each 500 values.
         """
         rows = list(rows)
         for place, column in enumerate(self._table.columns):

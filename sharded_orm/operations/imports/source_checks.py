@@ -1,6 +1,6 @@
-"""Find rows of an import's source that cannot be imported.
+"""Find rows of an import's source (the unsharded database) that cannot be imported.
 
-Such rows have no shard key, refer to rows that do not exist, or break another rule.
+For example, such a row has no shard key, or refers to a row that does not exist.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ _CHUNK = 2000
 
 
 def row_problems(request: ImportRequest) -> Iterator[str]:
-    """Yield sentences about rows of the import's source that cannot be imported.
+    """Yield a sentence for each kind of rows of the import's source that cannot be imported.
 
-    Call this only if the tables exist on the source and have the columns of their models.
+    Call this only if the tables exist on the source and have the columns of their models. Otherwise
+    its queries fail.
     """
     for table in request.tables:
         yield from _null_problems(table)
@@ -51,7 +52,9 @@ def row_problems(request: ImportRequest) -> Iterator[str]:
 
 
 def _found(rows: QuerySet[Any], name: str) -> tuple[int, str]:
-    """Return the number of ``rows``, and a text with some values of the column ``name``."""
+    """Return the number of ``rows``, and a text with examples: some values of their column
+    ``name``.
+    """
     count = rows.count()
     if not count:
         return 0, ""
@@ -71,8 +74,8 @@ def _null_problems(table: SourceTable) -> Iterator[str]:
     nullable = {column.name for column in description if column.null_ok}
     key = table.key_field if table.owner is None else None
     for column in table.columns:
-        # Skip the column, unless it is the shard key, or it may be NULL on the import's source but
-        # not in the model.
+        # Check only columns in which NULL would be wrong: the shard key, and a column that may be
+        # NULL on the source but not in the model.
         if column.field is not key and (column.field.null or column.column not in nullable):
             continue
         name = column.name
@@ -170,10 +173,11 @@ def _cross_key_problems(table: SourceTable) -> Iterator[str]:
 
 
 def _exact(path: str, key: Any) -> Any:
-    """Return an expression by which the import's source compares shard keys exactly.
+    """Return an expression that makes the import's source compare shard keys character by
+    character.
 
-    Texts are compared character by character. The source may treat "Ada" and "ada" as equal, but on
-    the shards they are two different keys.
+    The source may treat the texts "Ada" and "ada" as equal, depending on its collation. On the
+    shards, they are two different keys.
     """
     if target_field(key).get_internal_type() in ("CharField", "TextField", "SlugField"):
         return Cast(F(path), BinaryField())
@@ -244,7 +248,9 @@ def _generic_pair_problems(
 
 
 def _key_problems(table: SourceTable) -> Iterator[str]:
-    """Yield sentences about values in the import's source that cannot be shard keys."""
+    """Yield sentences about values of the shard key that the group refuses or that lead to no
+    shard.
+    """
     group = runtime.group(table.options.group)
     strategy = runtime.strategy(group.name)
     keys = table.query().filter(**{f"{table.key_path}__isnull": False}).order_by()
@@ -267,8 +273,9 @@ def _key_problems(table: SourceTable) -> Iterator[str]:
 
 
 def _embedded_id_problems(table: SourceTable) -> Iterator[str]:
-    """Yield a sentence about the first row of the import's source whose id contains the number of a
-    shard to which the row does not belong.
+    """Yield a sentence about the first row of the source with an id that names the wrong shard.
+
+    An embedded id contains the number of a shard. This must be the shard of the row's shard key.
     """
     if not any(isinstance(column.field, EmbeddedShardMixin) for column in table.columns):
         return

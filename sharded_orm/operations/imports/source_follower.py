@@ -1,8 +1,9 @@
 """Follow an import's source: after the copy, apply to the shards what the site changes on the
 source.
 
-The source is the database from which the rows are imported. At the end, the source is closed: it
-refuses writes, and the site writes to the shards.
+The source is the database from which the rows are imported. The site goes on writing to it until
+the switch. Then the source is closed, which means that it refuses writes, and the site writes to
+the shards.
 """
 
 from __future__ import annotations
@@ -35,16 +36,16 @@ KIND: Final = "import follow"
 BATCH: Final = 1000
 #: If the journal of changes is empty, it is read again after this number of seconds.
 INTERVAL: Final = 0.3
-#: The import's source is closed (made to refuse writes) once its journal has at most this many
-#: changes that were not applied to the shards yet.
+#: If at most this many changes are left to apply, the import's source can be closed (made to refuse
+#: writes). So the site is without writes for a short time only.
 FEW_CHANGES: Final = 100
-#: Default number of seconds to wait for open transactions when the import's source is closed (made to
-#: refuse writes).
+#: Default number of seconds to wait for transactions that are open when the source is to be closed
+#: (made to refuse writes).
 PATIENCE: Final = 10.0
-# The largest number of attempts to copy the rows. A copy fails if the shard key of a row changes
-# during the copy.
+# The largest number of attempts to copy the rows. An attempt fails if the shard key of a row
+# changes meanwhile.
 _COPIES = 3
-# The largest number of attempts to apply changes that a constraint of a shard refuses.
+# The largest number of attempts to apply changes if a constraint of a shard refuses a row.
 _ATTEMPTS = 5
 
 Tell = Callable[[str], None]
@@ -58,11 +59,11 @@ class FollowReport:
     :param applied: number of entries of the source's journal of changes that this process has
         applied.
     :param left: number of entries that are not applied yet; at most 1000 are counted.
-    :param closed: whether the source refuses writes.
+    :param closed: whether this process has made the source refuse writes.
     :param seconds: for how many seconds writes were stopped, from closing the source until the
         shards had all rows; None if this process has not closed it.
-    :param tables: for each label of a model, the number of its rows on the source, and on the
-        shards, after the source was closed.
+    :param tables: maps the label of each model to two numbers: its rows on the source, and on the
+        shards, counted after the source was closed.
     :param problems: sentences about what is left to do. Empty if all is well.
     :param notes: further sentences for the operator, about what was done.
     :param stopped: why this process stopped early; "" if it did not.
@@ -97,9 +98,9 @@ def follow_source(
 ) -> FollowReport:
     """Copy the rows of ``request``, and then apply each later change of the source to the shards.
 
-    Triggers on the source record which rows change, and stay when this function ends. So another
-    call continues where this one stopped. Meanwhile, nobody else may write the imported rows on the
-    shards: the values of the source overwrite such writes.
+    Triggers on the source record which rows change. They stay when this function ends, so another
+    call continues where this one stopped. Until :func:`switch_source` has ended, nobody else may
+    write the imported rows on the shards, because the values of the source overwrite such writes.
 
     :param threads: number of threads that copy.
     :param stopping: a flag that ends the work early once it is set.
@@ -134,11 +135,13 @@ def switch_source(
     *,
     patience: float = PATIENCE,
 ) -> FollowReport:
-    """Close the source (make it refuse writes), and copy its last changes to the shards.
+    """Switch from the source to the shards: make the source refuse writes, and copy its last
+    changes.
 
-    First does what :func:`follow_source` does, until few changes are left. Then the database
-    refuses writes to the source's tables, the last changes are applied, and the rows are counted on
-    both sides. The source stays closed. Can be repeated after an error.
+    First does what :func:`follow_source` does, until few changes are left. Then the source is
+    closed: it refuses writes to the imported tables. The last changes are applied to the shards,
+    and the rows are counted on the source and on the shards. The source stays closed at the end.
+    Can be repeated after an error.
 
     :param patience: seconds to wait for transactions on the source that are open when it is closed.
     :raises ImportFailed: a transaction was still open after ``patience`` seconds. The source
@@ -199,8 +202,8 @@ def _follower(request: ImportRequest, stopping: Stopping, tell: Tell) -> Iterato
                 " the same ones to go on, or end it by the same command with --unfollow."
             )
         try:
-            # Report missing tables first, because looking for triggers on a missing table would
-            # fail.
+            # Report missing tables first. Otherwise, looking for triggers on a missing table would
+            # fail with an error of the database.
             check_source(request)
             with SourceJournal(request) as journal:
                 yield _Follower(request, run, journal, stopping, tell)
@@ -212,7 +215,9 @@ def _follower(request: ImportRequest, stopping: Stopping, tell: Tell) -> Iterato
 
 class _Follower:
     """Copies the rows of one import, and then applies later changes of its source to the shards.
-    Used by one thread."""
+
+    To be used by one thread.
+    """
 
     def __init__(
         self,
@@ -268,12 +273,13 @@ class _Follower:
             self._run.note(copied=True)
 
     def _copy(self, threads: int, progress: FarmProgress) -> ImportReport:
-        # Copy the rows in a single round: a further round would look for later changes, but a journal
-        # on the import's source records these.
+        # Copy the rows in one round. Further rounds would look for rows that have changed since,
+        # but here a journal on the source records these.
         request = replace(self._request, update=True, rounds=1)
         for number in range(1, _COPIES + 1):
-            # If the shard key of a row changed after the row was copied, copy_rows() reports a
-            # conflict. follow() resolves such a conflict, because it applies the recorded changes.
+            # copy_rows() reports a conflict if the shard key of a row has changed after the row was
+            # copied. So apply the recorded changes before each attempt: this moves the row to its
+            # shard.
             self.follow(until_current=True, few=FEW_CHANGES)
             report = copy_rows(request, threads, progress, self._stopping)
             progress.end()
@@ -287,8 +293,9 @@ class _Follower:
     def follow(self, *, until_current: bool, few: int = 0) -> None:
         """Apply changes of the import's source to the shards until the work is stopped.
 
-        :param until_current: whether to end as soon as the journal, which records the changes on the
-            source, has at most ``few`` entries.
+        :param until_current: True ends as soon as at most ``few`` changes were left to apply; False
+            goes on until the work is stopped.
+        :param few: see ``until_current``.
         """
         was_current = False
         while not self._stopping():
@@ -314,10 +321,9 @@ class _Follower:
                 self._application.apply(changes, afresh=attempt > 0)
                 break
             except IntegrityError:
-                # A constraint of the shard refuses a row. Two rows may have exchanged unique
-                # values, or the shard key of a row changed while the row was read. The change that
-                # solves the conflict may come later in the source's journal, so read more of the
-                # journal and try again.
+                # A constraint of the shard refuses a row. For example, two rows have exchanged
+                # unique values, and ``changes`` has only one of them. The change that solves the
+                # conflict may come later in the journal, so read more of the journal and try again.
                 if attempt == _ATTEMPTS - 1:
                     raise
                 changes = self.journal.changes(BATCH * BATCH)
@@ -327,7 +333,9 @@ class _Follower:
         return len(changes)
 
     def switch(self, patience: float) -> None:
-        """Make the import's source refuse writes, apply its last changes, and count the rows again."""
+        """Close the import's source (make it refuse writes), apply its last changes, and count the
+        rows.
+        """
         began = time.monotonic()
         try:
             self.journal.close(patience)

@@ -1,6 +1,7 @@
-"""The journal and the fence of an import: tables and triggers on the import's source.
+"""Tables and triggers on an import's source: the journal and the fence.
 
-The journal records which rows change. The fence refuses all writes once it is closed.
+The journal records which rows change, so that an import can copy their new values later. The fence
+refuses all writes to the imported tables once it is closed.
 docs/decisions/0034-following-a-source.md describes the entries of the journal.
 """
 
@@ -28,25 +29,28 @@ from sharded_orm.operations.exceptions import ImportRefused
 from sharded_orm.operations.imports.request import ImportRequest
 from sharded_orm.operations.imports.source_tables import SourceTable
 
-#: The largest number of seconds to wait for open transactions when triggers are created or dropped.
+#: The largest number of seconds to wait for open transactions, which keep triggers from being
+#: created or dropped.
 TRIGGER_PATIENCE: Final = 30.0
-# The classes that create triggers on the source of an import, keyed by the source's vendor. The
-# source uses one of Django's own backends, and not one of this library.
+# The classes that create triggers on the source of an import, keyed by the source's vendor. They
+# are named here because the source usually has one of Django's own backends, which know nothing of
+# triggers.
 _CAPTURES = {
     "mysql": "sharded_orm.backends.mysql.change_capture.MySQLChangeCapture",
     "postgresql": "sharded_orm.backends.postgresql.change_capture.PostgreSQLChangeCapture",
     "sqlite": "sharded_orm.backends.sqlite3.change_capture.SQLiteChangeCapture",
 }
-# Field classes whose values a trigger can record as text: their to_python() converts the text back
-# to the same value.
+# Field classes whose values a trigger can record as text. Their method to_python() converts the
+# text back to the same value.
 _RECORDABLE = (models.IntegerField, models.CharField, models.TextField, models.UUIDField)
 
 
 class SourceJournal:
-    """The journal of changes and the fence, which refuses writes, for the tables of an import.
+    """The journal of changes, and the fence, on the source of an import.
 
-    All tables of a group share one fence. To be used by one thread, as a context manager that
-    closes its database session at the end.
+    The journal records which rows of the imported tables change. The fence refuses writes to them
+    once it is closed. All tables of a group share one fence. To be used by one thread, as a context
+    manager that closes its database session at the end.
 
     :raises ImportRefused: the library cannot create triggers with the backend of the source.
     """
@@ -56,9 +60,9 @@ class SourceJournal:
         self._group = request.group
         self._source = request.source
         digest = md5(request.group.encode(), usedforsecurity=False).digest()
-        # The number of the group's changes in the journal, and of its fence (the triggers that
-        # refuse writes). It is computed from the group's name, so that every process uses the same
-        # one.
+        # This number marks the group's changes in the journal, and its fence (the triggers that
+        # refuse writes). Compute it from the group's name, so that every process finds the same
+        # number.
         self._number = int.from_bytes(digest[:7])
         self._capture = _open_capture(request.source)
 
@@ -69,8 +73,7 @@ class SourceJournal:
         self._capture.__exit__(*exc_info)
 
     def check(self) -> None:
-        """Check that the changes of the import's source can be recorded. Changes nothing on the
-        source.
+        """Check that triggers can record the changes of the import's source. Changes nothing there.
 
         :raises ImportRefused: the changes cannot be recorded. The error lists every reason.
         """
@@ -120,9 +123,10 @@ class SourceJournal:
         return names <= self._capture.triggers()
 
     def remove(self) -> bool:
-        """Remove the fence, which refuses writes to the imported tables of the group.
+        """Remove the fence, so that the imported tables of the group accept writes again.
 
-        The triggers and the journal are removed, too, unless another group needs them.
+        The triggers and the journal are removed, too, unless the import of another group from the
+        same source needs them.
 
         :returns: whether the triggers and the journal were removed.
         """
@@ -160,11 +164,10 @@ class SourceJournal:
         return self._tables.get(change.table)
 
     def row_of(self, table: SourceTable, change: Change) -> tuple[Any, Any]:
-        """Return the primary key of the changed row, and the anchor that the row had before the
-        change.
+        """Return the primary key of the changed row, and its anchor before the change.
 
-        The anchor (:attr:`SourceTable.anchor_field`) is the row's shard key, or its foreign key to
-        the parent row that has the shard key.
+        The anchor (:attr:`SourceTable.anchor_field`) is the row's shard key, or the foreign key to
+        the parent row that has the shard key. It shows on which shard the old row is.
         """
         size = len(table.pk_fields)
         values: list[Any] = [
@@ -204,8 +207,8 @@ def _open_capture(alias: str) -> ChangeCapture:
 
 
 def _parsed(field: Field[Any, Any], text: str) -> Any:
-    """Convert the ``text`` that a trigger has recorded to a value of ``field``; None if ``field``
-    cannot have this value.
+    """Convert the ``text`` that a trigger has recorded to a value of ``field``. Return None if no
+    value of the field has this text; for example, "" is no integer.
     """
     try:
         return target_field(field).to_python(text)

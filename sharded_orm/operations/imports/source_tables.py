@@ -1,4 +1,6 @@
-"""The tables of an import's source: how their rows are read, and to which shard keys they belong."""
+"""The tables of an import's source (the unsharded database): how to read their rows, and how to
+find the shard key of each row.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,12 @@ LOOK_UPS = 500
 
 @dataclass(frozen=True)
 class SourceRow:
-    """A row of the source of an import.
+    """A row that was read from the source of an import.
 
     :param pk: the primary key.
-    :param values: the values of the table's columns, in the order of the columns.
-    :param key: the shard key, in the form that the directory and the routing strategies accept.
+    :param values: the values in the order of the table's columns.
+    :param key: the shard key, as ``get_prep_value()`` of its field returns it. Routing strategies
+        and the directory take keys in this form.
     """
 
     pk: Any
@@ -56,8 +59,8 @@ class SourceTable:
 
     @cached_property
     def owner(self) -> Any:
-        """The foreign key to the model that declares the relation, if this is an automatic
-        many-to-many table.
+        """For an automatic many-to-many table: the foreign key to the model that declares the
+        relation.
 
         None for other tables.
         """
@@ -73,7 +76,7 @@ class SourceTable:
 
     @cached_property
     def options(self) -> ShardOptions:
-        """The shard options of the model that has the shard key of the rows.
+        """The options (``ShardMeta``) of the model whose shard key the rows have.
 
         For an automatic many-to-many table, this is the model that declares the relation.
         """
@@ -86,7 +89,7 @@ class SourceTable:
 
     @cached_property
     def key_link(self) -> Any:
-        """The foreign key from which a row of this table gets its shard key.
+        """The foreign key to the parent row that has the shard key, if this table has none itself.
 
         None if the table has a column for the shard key.
         """
@@ -96,17 +99,18 @@ class SourceTable:
 
     @property
     def anchor_field(self) -> Any:
-        """The *anchor* of a row: the field that determines to which shard key the row belongs.
+        """The *anchor* of a row: the field that decides the shard key of the row.
 
-        This is the shard key, or the foreign key from which the row gets it (:attr:`key_link`).
+        This is the shard key itself, or the foreign key to the parent row that has it
+        (:attr:`key_link`).
         """
         return self.key_field if self.key_link is None else self.key_link
 
     @property
     def key_path(self) -> str:
-        """The path of the shard key in Django queries of this table.
+        """The path of the shard key in Django queries of this table, such as ``photo__user_id``.
 
-        The path may lead to a column of a related table.
+        The shard key may be in the table of a parent row.
         """
         name: str = self.key_field.attname
         return name if self.owner is None else f"{self.owner.name}__{name}"
@@ -114,18 +118,19 @@ class SourceTable:
     # ##### Reading #####
 
     def query(self, alias: str | None = None) -> QuerySet[Any]:
-        """Return a query for all rows. Uses Django's plain QuerySet, which reads from the database
-        ``alias`` and not from shards.
+        """Return a query for all rows of one database. It is a plain QuerySet of Django, which is
+        not routed to shards.
 
         :param alias: the alias of the database; by default the database from which rows are
             imported.
         """
-        # Drop the model's default order. It might join another table, and so leave out rows whose
-        # related row does not exist yet.
+        # Drop the model's default order. It might join another table by INNER JOIN, and so leave
+        # out rows whose related row does not exist.
         return QuerySet(self.model, using=alias or self.alias).order_by()
 
     def between(self, first: Any, last: Any) -> QuerySet[Any]:
-        """Return the rows with primary keys above ``first`` and up to ``last``, in their order.
+        """Return the rows with primary keys above ``first`` and up to ``last``, sorted by primary
+        key.
 
         :param first: a primary key; None for no lower limit.
         :param last: a primary key; None for no upper limit.
@@ -146,7 +151,8 @@ class SourceTable:
         return read
 
     def stored(self, alias: str, pks: Iterable[Any]) -> dict[Any, tuple[Any, ...]]:
-        """Return the stored values of rows on the shard ``alias``, keyed by primary key.
+        """Return the values of rows on the shard ``alias``, as the database stores them, keyed by
+        primary key.
 
         Rows that do not exist are left out.
         """
@@ -173,11 +179,11 @@ class SourceTable:
         return anchors
 
     def linked_pks(self, alias: str, table: SourceTable, pks: Iterable[Any]) -> list[Any]:
-        """Return the primary keys of those rows of this table that get their shard key from
+        """Return the primary keys of rows of this table that get their shard key from rows of
         ``table``.
 
         :param alias: the alias of the database.
-        :param pks: the primary keys of the rows of ``table`` from which the shard keys come.
+        :param pks: the primary keys of those rows of ``table``.
         """
         link = self.key_link
         found: list[Any] = []
@@ -202,8 +208,8 @@ class SourceTable:
     def ranges(self, size: int) -> Iterator[tuple[Any, Any]]:
         """Yield ranges of ``size`` rows that cover the table, as arguments for :meth:`between`.
 
-        The first range has no lower limit and the last has no upper limit, so rows that appear
-        later are in a range, too. One query for each range.
+        The first range has no lower limit, and the last range has no upper limit. So a row that is
+        inserted later is in one of the ranges, too. Costs one query for each range.
         """
         last = None
         while True:

@@ -1,9 +1,9 @@
-"""Read and write the columns of a table in the form in which they are stored.
+"""Read and write the columns of a table in the form in which the database stores them.
 
-The methods of a project's own field classes are not called, because ``from_db_value()`` may decrypt
-or round, and ``pre_save()`` may set the present time. Instead, each value is converted as by
-Django's own field of the same type. So values can be copied between different kinds of databases,
-and the time zones of connections are respected.
+An import copies values without calling the methods of a project's own field classes. For example,
+``from_db_value()`` may decrypt a value, and ``pre_save()`` may set the present time. Instead, each
+value is converted as by Django's own field of the same type. So values can be copied between
+different kinds of databases, and the time zones of connections are respected.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ _INTEGERS = (
     "SmallIntegerField", "PositiveIntegerField", "PositiveBigIntegerField",
     "PositiveSmallIntegerField",
 )  # fmt: skip
-# JSON is copied as text. If Python parsed it, NULL and JSON's null would both become None, and
-# numbers might be formatted differently.
+# Types whose values are copied as texts. JSON is one of them: if Python parsed it, NULL and JSON's
+# null would both become None, and numbers might be formatted differently.
 _TEXTS = (
     "CharField", "FileField", "FilePathField", "GenericIPAddressField", "IPAddressField",
     "JSONField", "SlugField", "TextField",
@@ -58,7 +58,8 @@ _TEXTS = (
 
 
 class StoredColumn:
-    """A column of a model's table. Columns of the tables of parent models are not included.
+    """A column of a model's own table. Columns that a model inherits are in the tables of its
+    parents.
 
     :param field: the model's field for the column.
     """
@@ -70,7 +71,8 @@ class StoredColumn:
 
     @cached_property
     def plain_field(self) -> Field[Any, Any] | None:
-        """A built-in field of Django that can read and write the values of the column.
+        """One of Django's own fields, which reads and writes the values of the column. The
+        project's field class is not used, because its methods may change the values.
 
         None if Django has no field for the type of the column.
         """
@@ -102,14 +104,14 @@ class StoredColumn:
         return self._own.get_db_prep_save(value, connection)
 
     def placeholder(self, value: Any, connection: Any) -> str:
-        """Return the placeholder of ``value`` in a statement."""
+        """Return the text that stands for ``value`` in a statement, such as ``%s``."""
         if isinstance(self._own, BinaryField):
             return compat.binary_placeholder(connection, value)
         return "%s"
 
     def from_database(self, value: Any) -> Any:
-        """Convert a value that was read with :meth:`expression`, so that Python's ``==`` works for
-        it.
+        """Convert a value that was read with :meth:`expression` to one that Python's ``==``
+        compares correctly.
         """
         if value is not None and isinstance(self._own, BinaryField):
             return bytes(value)
@@ -149,7 +151,11 @@ def stored_columns(model: type[Model]) -> list[StoredColumn]:
 def differing_names(
     columns: Sequence[StoredColumn], one: Sequence[Any], other: Sequence[Any]
 ) -> list[str]:
-    """Return the names of those of ``columns`` in which the rows ``one`` and ``other`` differ."""
+    """Return the names of the columns in which two rows differ.
+
+    :param one: the values of the first row, in the order of ``columns``; ``other`` has those of the
+        second row.
+    """
     return [
         column.name
         for column, a, b in zip(columns, one, other, strict=True)

@@ -1,4 +1,4 @@
-"""Make ticket servers, which hand out new ids, skip the ids of imported rows."""
+"""Make ticket servers, which hand out new ids, continue above the ids of imported rows."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from sharded_orm.operations.imports.source_tables import SourceTable
 
 
 def advance_tickets(tables: Sequence[SourceTable]) -> tuple[list[str], list[str]]:
-    """Make the ticket servers continue with ids above those of the rows in ``tables``.
+    """Make the ticket servers continue above the ids of the rows in ``tables``.
 
-    Return two lists: sentences about what was done, and sentences about problems.
+    Otherwise a new row could get the id of an imported row. Return two lists: sentences about what
+    was done, and sentences about problems.
     """
     fields = (column.field for table in tables for column in table.columns)
     names = sorted({f.sequence_name for f in fields if isinstance(f, TicketField)})

@@ -1,4 +1,7 @@
-"""Find out which shards have migrations to run, with few queries per node (database server)."""
+"""Find out which shards have migrations to run.
+
+This needs only one query for many shards of a node (database server).
+"""
 
 from __future__ import annotations
 
@@ -24,37 +27,35 @@ _SERVER_ERRORS = (Error, ShardedOrmError, OSError)
 class AppliedState:
     """How far the examined shards are migrated.
 
-    A *digest* is a short text that identifies a set of applied migrations. It is "" for a shard
-    without the table ``django_migrations``. Shards that are up to date are only counted, and take
-    no memory.
+    Shards with the same applied migrations need the same plan. A *digest*, a short text computed
+    from the applied migrations, tells which shards these are. It is "" for a shard without the
+    table ``django_migrations``. Shards that are up to date are only counted, and take no memory.
     """
 
-    #: Number of shards that are up to date: they have no migration to run, and none to record as
-    #: applied.
+    #: Number of shards that are up to date: they have no migration to run, and no squashed
+    #: migration to record as applied.
     current: int = 0
-    #: Shards that exist and are not up to date: they have migrations to run, or to record as
-    #: applied.
+    #: Shards that exist and are not up to date: they have migrations to run, or squashed migrations
+    #: to record as applied.
     behind: list[Shard] = field(default_factory=list)
     #: Shards whose database (MySQL schema or SQLite file) does not exist.
     missing: list[Shard] = field(default_factory=list)
     #: The errors of the shards whose state could not be read, keyed by the alias of the shard.
     unreachable: dict[str, Exception] = field(default_factory=dict)
-    #: The migrations to run on shards with the same applied migrations, keyed by the digest (a
-    #: short text) that identifies the applied ones. Each migration is a tuple: app, migration name,
-    #: and whether it runs backwards.
+    #: Maps the digest of a shard to the migrations to run there. A migration is a tuple (app label,
+    #: migration name, whether it runs backwards).
     plans: dict[str, list[tuple[str, str, bool]]] = field(default_factory=dict)
-    #: The number of shards that have applied the same migrations, keyed by the digest (a short
-    #: text) that identifies these migrations. Shards whose database does not exist are counted
-    #: under the digest "".
+    #: Maps each digest to the number of shards with it. Shards whose database does not exist have
+    #: the digest "".
     count: dict[str, int] = field(default_factory=dict)
 
 
 def applied_state(planner: Planner, shards: Iterable[Shard]) -> AppliedState:
     """Return how far ``shards`` are migrated.
 
-    A digest is a short text that identifies the applied migrations of a shard. The digests of a
-    node's shards are read with one query per 500 shards. Then one plan is made for each distinct
-    digest, by queries to one shard with that digest.
+    The database computes a digest of each shard's applied migrations: one query reads the digests
+    of up to 500 shards of a node. Shards with the same digest have applied the same migrations. So
+    one plan is made for each digest, with the migrations of one of these shards.
 
     :raises InvalidMigrationTarget: the target does not exist, or no path leads to it.
     """
@@ -88,8 +89,9 @@ def _digests(shards: Sequence[Shard], state: AppliedState) -> Iterator[tuple[Sha
         digests = connection.applied_digests(shards)
     except _SERVER_ERRORS as exc:
         if len(shards) > 1 and _answers(connection):
-            # The server works, but one broken shard makes the query fail for all shards. Find that
-            # shard: query each half of the shards separately, and so on.
+            # One broken shard makes the query fail for all shards, although the server works. Find
+            # that shard: query each half of the shards separately, then each half of a half, and so
+            # on.
             half = len(shards) // 2
             yield from _digests(shards[:half], state)
             yield from _digests(shards[half:], state)

@@ -1,4 +1,7 @@
-"""Checkpoints: what the journal records about a shard's migration before each step."""
+"""Checkpoints: what the journal records before each step of a shard's migration.
+
+After a kill, the last checkpoint tells the next process which step was interrupted.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from sharded_orm.operations.migrate.plan import Key
 
 
 class What(Enum):
-    """The kind of the step that comes next, or that was under way when the process ended.
+    """The kind of a step: of the step that comes next or, after a kill, of the interrupted step.
 
     The descriptions of the kinds mention ``script``, ``index``, ``count`` and ``operation``, which
     are fields of :class:`Checkpoint`. A script is a list of recorded SQL statements
@@ -42,16 +45,19 @@ class What(Enum):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One step of a shard's migration, with all facts that show later whether the step took effect.
+    """One step of a shard's migration. If the step is interrupted, these facts show whether it took
+    effect.
 
     :param what: the kind of step.
-    :param run: id of the journal run that stores ``script``. A later run may continue from here.
+    :param run: id of the journal run that stores ``script``. A later run, which continues the
+        migration, finds the script with this id.
     :param serial: the number of marker names that this shard has used so far in the run.
     :param migration: app label and name; None for a step that belongs to no single migration.
     :param operation: index of the operation in its migration. For recorded statements: index of the
         first operation that their script does not run.
-    :param outline: :meth:`Unit.outline`, a short text that identifies the operations before
-        ``operation``. For the kind ``PER_SHARD``, also ``operation`` itself.
+    :param outline: the result of :meth:`Unit.outline`, which shows whether somebody has edited the
+        migration since. It covers the operations before ``operation``; for the kind ``PER_SHARD``,
+        it also covers ``operation``.
     :param script: key of the recorded script (a list of SQL statements) in the journal.
     :param index: position of the (first) statement in ``script``, or in a ``RunSQL`` operation.
     :param count: number of statements that the step runs.
@@ -59,7 +65,8 @@ class Checkpoint:
         the schema; "" for other steps.
     :param marker: name of the marker: a row that the step's transaction adds to
         ``django_migrations``. The row proves the commit. "" if the step has no marker.
-    :param reverts: whether a rollback is known to undo the whole step.
+    :param reverts: True if a rollback surely undoes the whole step. False if a part of the step may
+        be committed already, for example by DDL on MySQL.
     :param raised: True if the step is known to have failed with an error. False if it is under way
         or was interrupted.
     :param settled: "done" or "undone" if an operator, or the process that ran the step, has

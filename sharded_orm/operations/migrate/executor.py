@@ -1,10 +1,10 @@
-"""Execute a migration plan on one shard, from the checkpoint that the shard has reached.
+"""Execute a migration plan on one shard. Begin at the checkpoint that the shard has reached.
 
 - A *unit* of the plan is one migration in one direction.
-- A *script* has the statements that most operations have run on an empty copy of the shard. They
-  are replayed.
-- A *mixed* unit has an operation that runs on each shard, such as ``RunPython``.
-- A *stretch* is a sequence of statements that one checkpoint in the journal covers.
+- A *script* has the SQL that operations have run on an empty copy of the shard. The same SQL is run
+  on every shard. Most operations have such recorded SQL.
+- A *mixed* unit has an operation that must run on each shard itself, such as ``RunPython``.
+- A *stretch* is a sequence of statements for which one checkpoint is written into the journal.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from sharded_orm.operations.migrate.step_outcome import RecoveryCheck
 class ScriptExecutor:
     """Executes one plan on one shard. To be used by one thread.
 
-    :param rehearsals: the source of the recorded SQL (scripts).
+    :param rehearsals: returns the recorded SQL (scripts).
     :param schema: the present schema of the shard; None if it is not known and must be read.
     """
 
@@ -87,8 +87,8 @@ class ScriptExecutor:
         if self._schema is not None and self._schema.is_empty and script.records:
             self.counters = build(self._session, script, self._session.step.run.id, key).counters
         elif all(statement.records for statement in script.statements):
-            # These migrations change nothing on a shard, for example because its tables are of
-            # other apps. So one statement records all of them.
+            # These migrations change nothing on a shard, for example because their tables are not
+            # on shards. So only record them as applied, all in one statement.
             self._session.records.record(script.records, backwards=self._plan.backwards)
         else:
             before, run = self._schema, self._session.step.run.id
@@ -121,8 +121,8 @@ class ScriptExecutor:
                 statements = enumerate(script.statements)
                 self._run_statements(script, key, self._session.step.run.id, statements, before)
                 if script.units:
-                    # Nothing is left to compare: the tables existed before (--fake-initial), so the
-                    # script has only recorded the migration.
+                    # The tables existed before (--fake-initial), so the script has only recorded
+                    # the migration. The schema has not changed, and need not be compared.
                     return
                 self._compare(script, key, self._session.step.run.id, unit, before)
                 self._schema = script.promise
@@ -148,11 +148,11 @@ class ScriptExecutor:
         unit: Unit | None = None,
         before: SchemaSnapshot | None = None,
     ) -> None:
-        """Check that the shard has the schema to which ``script`` (recorded SQL) must lead.
+        """Check that the shard now has the schema to which ``script`` (recorded SQL) must lead.
 
-        Do nothing while the transaction of a migration is open.
+        If the transaction of a migration is open, do nothing.
 
-        :param unit: the migration that is continued or recorded after the check, if any.
+        :param unit: the migration that the shard continues or records after the check, if any.
         :param before: the schema when ``script`` began; None if it was not read.
         :raises SchemaDiffers: the shard has another schema.
         """
@@ -174,7 +174,7 @@ class ScriptExecutor:
 
     @staticmethod
     def _end_operation(script: RecordedScript, unit: Unit) -> int:
-        """Return how many operations of the migration ``unit`` are done when ``script`` has run."""
+        """Return how many operations of ``unit`` are done after ``script`` has run."""
         return len(unit.operations) if script.units else script.operations
 
     def _run_per_shard(self, number: int, operation: int) -> None:
@@ -209,13 +209,13 @@ class ScriptExecutor:
     ) -> None:
         """Run recorded statements of one migration.
 
-        A *stretch* is a sequence of statements. After an interruption, the schema shows how many
-        of them took effect. A checkpoint is written into the journal before each stretch, unless
-        the whole migration is one transaction.
+        The statements are divided into stretches. Before each stretch, a checkpoint is written into
+        the journal. If a stretch is interrupted, the schema shows how many of its statements took
+        effect. If the whole migration is one transaction, no such checkpoints are needed.
 
         :param key: the key of ``script`` in the journal.
         :param run: the id of the journal run that stores ``script``.
-        :param numbered: the statements with their indexes in ``script``.
+        :param numbered: pairs (index in ``script``, statement).
         :param before: the schema when ``script`` began; None if it was not read.
         """
         session = self._session
@@ -226,8 +226,8 @@ class ScriptExecutor:
                 continue
             session.check()
             if statement.records and index == len(script.statements) - 1:
-                # This statement records the last migration of the script (recorded SQL). Compare
-                # the shard's schema first with the schema to which the script must lead.
+                # This statement records the last migration of the script. Compare the schemas
+                # before: a shard with a wrong schema must not count as migrated.
                 self._compare(script, key, run, self._unit_of(statement), before)
             if index not in stretch:
                 stretch = script.stretch(index)
@@ -294,7 +294,8 @@ class ScriptExecutor:
         """Finish the step that an earlier process left unfinished.
 
         Return where to continue: the index of a migration in the plan, and the index of an
-        operation in that migration.
+        operation in that migration. For example, (0, 2) means the third operation of the first
+        migration.
         """
         checkpoint = self._session.checkpoint
         if checkpoint is None or checkpoint.migration is None or checkpoint.what is What.UNIT:
@@ -326,8 +327,8 @@ class ScriptExecutor:
             done = self._recovery_check().statements(checkpoint, script)
             return self._continue_script(script, checkpoint, checkpoint.index + done)
         if checkpoint.raised or checkpoint.settled or not script.statements[end - 1].records:
-            # Nothing is left to finish, because another command, such as "migrate --fake", has
-            # recorded the migration.
+            # The interrupted step needs no more work: the migration is recorded as applied, for
+            # example because somebody has run "migrate --fake".
             return 0, 0
         return self._continue_script(script, checkpoint, end)
 
@@ -338,7 +339,7 @@ class ScriptExecutor:
         return first is not None and (first.key, first.backwards) == interrupted
 
     def _is_untouched(self, checkpoint: Checkpoint) -> bool:
-        """Whether no part of the interrupted migration took effect, so it need not be finished."""
+        """Whether the interrupted migration has changed nothing. Then it need not be finished."""
         assert checkpoint.migration is not None
         if checkpoint.what is What.PER_SHARD:
             is_rolled_back = (
@@ -366,9 +367,10 @@ class ScriptExecutor:
     def _continue_script(
         self, script: RecordedScript, checkpoint: Checkpoint, start: int
     ) -> tuple[int, int]:
-        """Run the statements of ``script`` from index ``start`` on.
+        """Run the rest of an interrupted script: its statements from index ``start`` on.
 
-        Stop before a migration of the script that is not the next one in the plan, or was edited
+        The plan may differ from the one for which the script was recorded. So stop before a
+        migration of the script that is not the next one in the plan, or that somebody has edited
         since. Return where to continue: the index of a migration in the plan, and of an operation
         in it.
         """
@@ -388,8 +390,8 @@ class ScriptExecutor:
                 self._run_statements(script, checkpoint.script, checkpoint.run, remaining)
             units += bool(last.records)
         if script.units and unit is None:
-            # All recorded statements (the script) were executed in an earlier attempt, and the plan
-            # begins after them.
+            # An earlier process has executed the whole script, and the plan begins with the
+            # migration after it.
             return 0, 0
         if not script.units:
             self._compare(
@@ -401,14 +403,13 @@ class ScriptExecutor:
         return units, script.operations
 
     def _interrupted_unit(self, checkpoint: Checkpoint) -> Unit | None:
-        """Return the plan's first migration, which an earlier process began but did not finish.
+        """Return the interrupted migration if the plan can finish it.
 
-        The plan cannot finish the interrupted migration if the plan begins with a different
-        migration, or if somebody has edited the operations. In such a case, if no part of the
-        interrupted migration took effect, return None.
+        The plan cannot do this if it begins with a different migration, or if somebody has edited
+        the operations. Then return None, unless a part of the interrupted migration took effect.
 
-        :raises OperationError: the plan cannot finish the interrupted migration, and a part of this
-            migration took effect.
+        :raises OperationError: the plan cannot finish the interrupted migration, although a part of
+            it took effect.
         """
         assert checkpoint.migration is not None
         is_first = self._begins_with(checkpoint)
@@ -436,7 +437,7 @@ class ScriptExecutor:
 
 
 class _UnitEditor:
-    """A context manager that opens a migration's schema editor for the executor."""
+    """A context manager for the schema editor of one migration, which the executor uses."""
 
     def __init__(self, executor: ScriptExecutor, unit: Unit) -> None:
         self._executor = executor
@@ -456,7 +457,7 @@ class _UnitEditor:
     def __exit__(self, *exc: Any) -> None:
         self._executor._editor = None
         if self._editor.deferred_sql:
-            # The editor now runs statements that an operation has deferred. They may change the
-            # schema, so the schema that was read before is outdated.
+            # The editor now runs the statements that operations have put off (``deferred_sql``).
+            # They may change the schema, so the schema that was read before is outdated.
             self._executor._schema = None
         self._editor.__exit__(*exc)

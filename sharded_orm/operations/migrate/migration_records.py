@@ -1,8 +1,9 @@
 """The rows of a shard's ``django_migrations``: applied migrations and markers.
 
-A *marker* is a row that is written in the transaction of an operation. After a kill, the marker
-shows that the transaction was committed. Django ignores markers, like any other row about a
-migration that does not exist. All markers are deleted when a migration is recorded.
+A *marker* is a row that an operation's transaction adds. If the process is killed, the next process
+looks for the marker: if it exists, the transaction was committed. Django ignores markers, as it
+ignores any row about a migration that does not exist. When a migration is recorded as applied, all
+markers are deleted.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ class Records:
 
     To be used by one thread.
 
-    :param has_markers: whether an earlier process may have left markers on the shard: rows that
-        prove the commit of an operation.
+    :param has_markers: whether an earlier process may have left markers on the shard. A marker is a
+        row that proves the commit of an operation.
     """
 
     def __init__(self, alias: str, *, has_markers: bool = False) -> None:
@@ -57,7 +58,7 @@ class Records:
         )
 
     def mark(self, name: str) -> None:
-        """Write a marker: a row that shows later whether the open transaction was committed.
+        """Add a marker to the open transaction: a row that shows later whether it was committed.
 
         :param name: the name of the marker; see :func:`marker_name`.
         """
@@ -68,10 +69,10 @@ class Records:
         return bool(self._rows.filter(app=MARKER_APP, name=name).exists())
 
     def record(self, keys: Iterable[Key], *, backwards: bool) -> None:
-        """Record that migrations are applied; if ``backwards``, that they are not applied any more.
+        """Record migrations as applied; if ``backwards``, as not applied any more.
 
-        In the same transaction, delete all markers, which prove that single operations were
-        committed: the record of the whole migration replaces them.
+        In the same transaction, delete all markers. A marker proves that one operation was
+        committed, and is not needed any more once the whole migration is recorded.
         """
         if not backwards and not self._has_markers:
             self._insert(list(keys))  # A single statement needs no explicit transaction.
@@ -86,8 +87,8 @@ class Records:
                 self._markers.delete()
 
     def _insert(self, keys: Sequence[Key]) -> None:
-        # Use plain SQL, because the ORM takes longer to compile this statement than the server
-        # takes to run it. A new shard may need the statement once for each migration.
+        # Use plain SQL. A new shard may need this statement once for each migration, and the ORM
+        # takes longer to compile it than the server takes to run it.
         connection = connections[self._alias]
         quote = connection.ops.quote_name
         columns = ", ".join(quote(column) for column in ("app", "name", "applied"))
@@ -101,10 +102,9 @@ class Records:
 
 
 def marker_name(run: int, number: int) -> str:
-    """Return the name of a marker, which is a row that proves a commit.
+    """Return the name of a marker: the row that proves that a transaction was committed.
 
     :param run: the id of the journal run.
-    :param number: the number of the marker. Within one run, no two markers on a shard have the same
-        number.
+    :param number: the number of the marker, which is unique for the shard within the run.
     """
     return f"{MARKER_PREFIX}{run} step {number}"

@@ -35,8 +35,8 @@ logger = logging.getLogger("sharded_orm.operations")
 class Failure:
     """A shard that was not migrated, with the reason.
 
-    :param state: "failed", "unreachable", or "unclear" if nothing shows whether the interrupted
-        operation took effect.
+    :param state: "failed" or "unreachable". Or "unclear": an operation was interrupted, and nothing
+        shows whether it took effect.
     """
 
     alias: str
@@ -49,8 +49,8 @@ class Failure:
 class Progress(Protocol):
     """Receives reports while a group is migrated. Its methods are called by one thread at a time.
 
-    Shards that cannot be tried, such as unreachable ones, are reported to :meth:`failed` before
-    :meth:`begin` is called.
+    :meth:`failed` is called before :meth:`begin` for each shard on which the migration cannot even
+    begin, such as an unreachable shard.
     """
 
     def begin(self, group: str, total: int) -> None: ...
@@ -71,7 +71,7 @@ class MigrationReport:
     #: Number of shards that this run has migrated.
     migrated: int = 0
     failures: list[Failure] = field(default_factory=list)
-    #: Shards whose database does not exist. Empty if the request asks to create such databases.
+    #: Shards whose database does not exist. Empty if the request says to create such databases.
     missing: list[Shard] = field(default_factory=list)
     #: Why the run ended before all shards were tried; "" if it did not end early.
     stopped: str = ""
@@ -87,7 +87,7 @@ class MigrationReport:
 
 @dataclass(frozen=True)
 class MigrationRequest:
-    """The options of an operator's request to migrate. The same options apply to each group."""
+    """The options of an operator's request to migrate shards. They apply to each group."""
 
     options: MigrateOptions
     waves: Waves = field(default_factory=Waves)
@@ -95,9 +95,9 @@ class MigrationRequest:
     create: bool = False
     #: Whether to migrate only the shards that failed in an earlier run.
     retry_failed: bool = False
-    #: A shard on a pair (two nodes that replicate each other) has a side on each of the two nodes.
-    #: If this is the name of a node, only the sides on this node are migrated, in a journal run of
-    #: their own. "" means to migrate shards as a whole.
+    #: The name of a node: migrate only this node's sides of the shards, in a journal run of their
+    #: own. A shard on a pair (two nodes that replicate each other) has one side on each of the two
+    #: nodes. "" means to migrate shards as a whole.
     side: str = ""
 
     @property
@@ -124,8 +124,8 @@ def migrate(
     :raises LeaseLost: another process has taken over the journal's run.
     :raises JournalMissing: the global database is not migrated.
 
-    Cost of finding out which shards are behind: see :meth:`Migrator.applied_state`. If all are
-    current, the call needs only two more queries, on the journal, and writes nothing.
+    First finds out which shards are behind; for the cost, see :meth:`Migrator.applied_state`. If no
+    shard is behind, the call then sends only two queries to the journal, and writes nothing.
     """
     migrator = Migrator(selected.group, request.options, journal.Scripts())
     pending = PendingShards(migrator, selected, request)
@@ -145,8 +145,9 @@ def migrate(
         refuse_conflicts(run)
         if run.resumed:
             run.note(**arguments)
-        # Examine the shards again, now that no other process can migrate the group. Since the first
-        # examination, another process may have migrated some shards or left some unfinished.
+        # Only now is it sure that no other process migrates the group. Examine the shards again,
+        # because another process may have migrated some of them since the first examination, or
+        # left some unfinished.
         pending = PendingShards(migrator, selected, request)
         report = pending.report
         report.run = run.id
@@ -166,8 +167,9 @@ def migrate(
 
 
 def _finish_broken_off(kind: str, subject: str) -> None:
-    """If the process of the last run of ``kind`` on ``subject`` was killed after it had migrated
-    the last shard, mark the run as finished.
+    """Mark the last run as finished if its process was killed after the last shard.
+
+    All shards are migrated then, and only the end of the run is not recorded.
     """
     last = journal.last_run(kind, subject)
     if last is None or last.state != "broken off":
@@ -179,7 +181,7 @@ def _finish_broken_off(kind: str, subject: str) -> None:
 
 
 class PendingShards:
-    """The selected shards that have to be migrated, and a report about the other selected shards."""
+    """Of the selected shards, those that must be migrated. The others are in ``report``."""
 
     def __init__(self, migrator: Migrator, selected: Selected, request: MigrationRequest) -> None:
         states: dict[str, str] = {}
@@ -210,15 +212,14 @@ class PendingShards:
                 report.missing.append(shard)
             elif alias in behind or alias in missing or alias in states:
                 self.shards.append(shard)
-                # The shard has an unfinished step in the journal: its last operation was
-                # interrupted, even if all its migrations are recorded as applied. So do not count
-                # the shard as current.
+                # The journal says that the last operation on this shard was interrupted. So do not
+                # count the shard as current, even if all its migrations are recorded as applied.
                 report.current -= _looks_current(alias, behind, missing)
 
     def report_failures(self, progress: Progress) -> None:
-        """Report the shards that cannot be tried.
+        """Report each shard on which the migration cannot begin.
 
-        Such a shard is unreachable, or nothing shows whether an interrupted operation took effect.
+        The shard is unreachable, or nothing shows whether an interrupted operation took effect.
         """
         for failure in self.report.failures:
             progress.failed(failure)
@@ -236,8 +237,8 @@ def _open_steps(kind: str, subject: str) -> Iterator[OperationStep]:
 class _Worker:
     """A callable that migrates one shard and updates the report. Several threads call it.
 
-    A call returns False if the shard failed, otherwise True. A shard whose migration was stopped on
-    request has not failed.
+    It returns False if the shard failed. It returns True if the shard was migrated, or if the work
+    was stopped on request.
     """
 
     def __init__(
@@ -263,8 +264,8 @@ class _Worker:
         try:
             self._migrate(shard, step)
         except LeaseLost:
-            # Do not record a failure of the shard. The error means that another process has taken
-            # over the run, so this process must not change anything more.
+            # Another process has taken over the run, so this process must not write anything more.
+            # In particular, it must not record that the shard failed.
             raise
         except OperationStopped:
             step.mark_stopped()
@@ -273,8 +274,8 @@ class _Worker:
             step.mark_unclear(str(exc))
             return self._failed(step)
         except Exception as exc:
-            # Any exception of a migration counts as a failure of this shard. The other shards are still
-            # migrated.
+            # A migration can raise any exception. It counts as a failure of this shard, and the
+            # other shards are still migrated.
             logger.info("%s was not migrated", shard.alias, exc_info=exc)
             step.mark_failed(exc)
             return self._failed(step)
@@ -288,8 +289,8 @@ class _Worker:
         connection: Any = connections[shard.alias]
         try:
             if shard.alias in self._create:
-                # The shard has no database, so everything that earlier runs did there is lost.
-                # Delete the checkpoint of those runs from the shard's step in the journal.
+                # The shard has no database, so nothing is left of what earlier runs did there.
+                # Delete the checkpoint of those runs from the journal, and create the database.
                 step.begin(position={})
                 connection.create_shard_database()
             self._migrator.migrate(shard, step, stopping=self._stopping)
@@ -310,7 +311,7 @@ def _failure(step: journal.JournalStep | OperationStep) -> Failure:
 
 
 def _outcome(report: MigrationReport) -> tuple[str, str]:
-    """Return the state and the error text that the journal stores for the finished run."""
+    """Return what the journal stores about the finished run: a state and the text of an error."""
     failed = len(report.failures) + len(report.missing)
     parts = [f"not migrated: {failed} of {report.selected} shards"] if failed else []
     if report.stopped:
@@ -354,9 +355,11 @@ def settle(alias: str, *, done: bool) -> None:
 
 
 def _unclear(shard: Shard) -> MigrationRequest | None:
-    """Return the request of a migration that has left an unclear operation on ``shard``, or None.
+    """Return the request of the migration that was interrupted on ``shard`` in an unclear
+    operation.
 
-    An operation is unclear if nothing shows whether it took effect.
+    An operation is unclear if nothing shows whether it took effect. Return None if ``shard`` has no
+    such operation.
     """
     with journal.require_journal():
         for side in ("", shard.node, shard.replica):
@@ -385,25 +388,25 @@ class MigrationStatus:
     behind: int
     missing: Sequence[Shard]
     unreachable: dict[str, str]
-    #: The number of unfinished steps in each state, keyed by the state; read from the journal. A
-    #: step is the migration of one shard of the group.
+    #: Maps each state to the number of the group's shards with an unfinished step in this state. A
+    #: step is the migration of one shard, as the journal records it.
     left: dict[str, int]
-    #: The steps (migrations of one shard each) that failed or whose outcome is unknown, of all
-    #: shards of the group.
+    #: The shards of the group whose migration failed, or was interrupted so that nothing shows
+    #: whether the last operation took effect.
     failures: list[Failure]
     #: The latest run, which is one migration of the group's shards; None if there was none.
     run: journal.RunStatus | None
-    #: The number of the latest run's steps in each state, keyed by the state. A step is the
+    #: Maps each state to the number of the latest run's steps in this state. A step is the
     #: migration of one shard.
     steps: dict[str, int]
-    #: A pair for each distinct list of migrations to run: the number of shards that need these
-    #: migrations, and the names of the migrations.
+    #: Pairs (number of shards, names of the migrations to run). There is one pair for each distinct
+    #: list of migrations.
     plans: list[tuple[int, list[str]]]
 
     @property
     def ok(self) -> bool:
         """Whether all selected shards are up to date, and the journal has no unfinished migration
-        of any shard of the group.
+        of any shard of the group, even of shards that are not selected.
         """
         return self.current == self.selected and not self.left
 

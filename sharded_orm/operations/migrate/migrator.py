@@ -24,7 +24,8 @@ from sharded_orm.topology.model import Shard, ShardGroup
 class Migrator:
     """Migrates shards of one group to one target. Thread-safe.
 
-    :param scripts: the store of recorded SQL in the journal.
+    :param scripts: stores recorded SQL in the journal, so that it is recorded only once for all
+        shards with the same schema.
     """
 
     def __init__(self, group: ShardGroup, options: MigrateOptions, scripts: Scripts) -> None:
@@ -60,7 +61,8 @@ class Migrator:
         :raises OperationError: an interrupted migration must be finished first, but the plan to the
             target does not begin with it, or its file was edited.
         :raises RehearsalFailed: a migration fails on a copy of the schema that has no rows.
-        :raises SchemaDiffers: the shard does not have the schema that its migrations promise.
+        :raises SchemaDiffers: the shard does not have the schema to which its migrations must lead.
+            Perhaps somebody has changed a table by hand.
         :raises LeaseLost: another process has taken over the journal's run.
 
         Any other exception comes from a migration on this shard. Another call continues with the
@@ -77,7 +79,7 @@ class Migrator:
     def settle(self, step: JournalStep, done: bool) -> None:
         """Record in the journal an operator's answer: whether an interrupted operation took effect.
 
-        :param step: the step, the work on one shard, in which the operation was interrupted.
+        :param step: the shard's step in the journal, in which the operation was interrupted.
         :param done: True if the operation took effect as a whole; False if no part of it did.
         """
         step.begin(position={**step.position, "settled": "done" if done else "undone"})
@@ -86,7 +88,8 @@ class Migrator:
         session.check()
         snapshot = self._finish_interrupted(session, session.snapshot())
         if snapshot.is_empty:
-            # The shard is empty, so no earlier step has left anything that must be finished.
+            # The shard is empty, so a checkpoint of an earlier process is outdated: nothing on the
+            # shard must be finished.
             session.checkpoint = None
         else:
             snapshot = session.ensure_records(snapshot)
@@ -104,11 +107,12 @@ class Migrator:
     def _finish_interrupted(
         self, session: ShardSession, snapshot: SchemaSnapshot
     ) -> SchemaSnapshot:
-        """Finish an interrupted step of the kind BUILD or COMPARE. Return the shard's schema.
+        """Finish an interrupted step that can be finished without a plan. Return the shard's
+        schema.
 
-        BUILD creates all tables of an empty shard; COMPARE checks that the shard has the schema to
-        which its migrations must lead. Both can be finished before a plan is made. A step of any
-        other kind is left unfinished here.
+        These are steps of two kinds. BUILD creates all tables of an empty shard. COMPARE checks
+        that the shard has the schema to which its migrations must lead. A step of another kind is
+        left unfinished here.
         """
         checkpoint = session.checkpoint
         if checkpoint is None or checkpoint.what not in (What.BUILD, What.COMPARE):

@@ -1,4 +1,7 @@
-"""Run an operation without recorded SQL (``RunPython``, ``RunSQL`` or a custom one) on one shard."""
+"""Run, on one shard, an operation that has no recorded SQL.
+
+Such an operation is ``RunPython``, ``RunSQL`` or an operation of the project's own.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,9 @@ from sharded_orm.operations.migrate.plan import Piece, Unit
 from sharded_orm.operations.migrate.shard_session import ShardSession
 from sharded_orm.operations.migrate.step_outcome import RecoveryCheck
 
-# Matches statements that change a session variable. MariaDB's SET STATEMENT … FOR does not match:
-# it runs the statement after FOR, and changes variables only for that statement. A text with a
-# second statement after the SET does not match either.
+# Matches a statement that does nothing but set session variables. It does not match MariaDB's SET
+# STATEMENT … FOR, which sets variables only for the statement after FOR and also runs that
+# statement. It does not match a text with a second statement after the SET.
 _SESSION_SETTING = re.compile(r"\s*SET\s+(?!STATEMENT\b)[^;]*;?\s*\Z", re.IGNORECASE)
 
 
@@ -51,9 +54,9 @@ class PerShardOperation:
         self.label = piece.operation.describe()
         #: The shard's schema; None if it may have changed since it was read.
         self.schema = schema
-        # The number of statements that went through _observe().
+        # The number of statements that _observe() has seen.
         self._observed = 0
-        #: Whether an ``execute_wrapper()`` sees the statement that runs now.
+        #: Whether _observe() is running a statement at the moment.
         self.is_observing = False
 
     def run(self) -> None:
@@ -70,23 +73,24 @@ class PerShardOperation:
         """Run the part of an interrupted operation that has not taken effect yet.
 
         :param checkpoint: the checkpoint that was written before the interruption.
-        :param check: the object that finds out what took effect.
-        :raises OperationUnclear: nothing shows what took effect.
+        :param check: finds out which part of the operation took effect.
+        :raises OperationUnclear: nothing shows which part took effect.
         """
         if not self._is_raw:
             if not check.operation(checkpoint, self.label):
                 self._run_operation()
             return
         statements = self._raw_statements()
-        # Session variables were lost with the interrupted session, so set them again.
+        # Session variables ended with the interrupted session. Set them again, because the next
+        # statements may depend on them.
         for sql, params in statements[: checkpoint.index]:
             if _SESSION_SETTING.match(sql):
                 self._execute(sql, params)
         sql = statements[checkpoint.index][0]
         effect = self._effect(sql)
         done = effect is not Effect.NOTHING and check.raw(checkpoint, self.label, sql, effect)
-        # ``check`` may have dropped an unfinished index. So continue with its schema, which is up
-        # to date.
+        # ``check`` may have dropped an index that was built only in part. So use the schema that
+        # ``check`` has read since.
         self.schema = check.schema
         self._run_raw(checkpoint.index + done)
 
@@ -128,9 +132,10 @@ class PerShardOperation:
                 with self._observe_statements(in_transaction=in_transaction):
                     self._call(self._editor)
                 if self._editor.deferred_sql:
-                    # The marker, a row, proves the commit of this transaction. But the schema
-                    # editor's deferred statements run after the commit. So note in the journal,
-                    # before the commit, that a rollback does not undo the whole operation.
+                    # The schema editor runs its deferred statements after the commit. If the
+                    # process is killed between, the marker (a row) proves the commit, but not those
+                    # statements. So note in the journal, before the commit, that a rollback does
+                    # not undo the whole operation.
                     self.forget_revertibility()
             for sql in self._editor.deferred_sql:
                 self._editor.execute(sql, None)
@@ -138,12 +143,12 @@ class PerShardOperation:
 
     @contextmanager
     def _observe_statements(self, *, in_transaction: bool = False) -> Iterator[None]:
-        """A context manager that watches for DDL statements in its block.
+        """A context manager that notices DDL statements in its block.
 
-        The schema need not be read again after an operation without such a statement. On some
-        databases, such as MySQL, a DDL statement commits implicitly. On such a database, the journal
-        gets a note before the first DDL statement runs. The note says that a rollback does not undo
-        the whole operation.
+        If there is none, the schema need not be read again after the operation. On some databases,
+        such as MySQL, a DDL statement commits the transaction. There, before the first DDL
+        statement runs, a note is written into the journal: a rollback does not undo the whole
+        operation.
         """
         connection = self._editor.connection
         session, sent = connection.connection, connection.statements_sent()
@@ -156,8 +161,8 @@ class PerShardOperation:
             or connection.connection is not session
             or connection.statements_sent() != sent + self._observed
         ):
-            # The schema may have changed since it was read: statements were sent that _observe() has
-            # not seen, for example by callproc() or by a cursor of the driver.
+            # Some statements were sent past _observe(), for example by callproc() or by a cursor of
+            # the driver. They may have changed the schema since it was read.
             self.schema = None
 
     def _observe(
@@ -177,7 +182,7 @@ class PerShardOperation:
             self._observed += (connection.statements_sent() or 0) - before
 
     def forget_revertibility(self) -> None:
-        """Note in the journal that a rollback does not undo the whole operation."""
+        """Note in the journal that a rollback does not undo the whole operation any more."""
         self.schema = None
         checkpoint = self._session.checkpoint
         if checkpoint is not None and checkpoint.marker and checkpoint.reverts:
@@ -227,14 +232,15 @@ class PerShardOperation:
 
     def _effect(self, sql: str) -> Effect:
         effect: Effect = self._editor.connection.effect_of(sql)
-        # A session variable ends with the session and is set again after an interruption. So a
-        # statement that sets such a variable needs no check after an interruption.
+        # A statement that sets a session variable leaves nothing in the database. After an
+        # interruption it is simply run again, so nobody need find out whether it took effect.
         return Effect.NOTHING if _SESSION_SETTING.match(sql) else effect
 
 
 class _UnobservedCommits(CommitWatcher):
-    """Watches for statements that may commit the transaction of an operation, and that no
-    ``execute_wrapper()`` sees: those of ``callproc()``, and of the driver's connection and cursors.
+    """Watches for commits of an operation's transaction that no ``execute_wrapper()`` can see.
+
+    They may come from ``callproc()``, or from methods of the driver's connection and cursors.
     """
 
     def __init__(self, operation: PerShardOperation) -> None:

@@ -27,15 +27,15 @@ from sharded_orm.backends.snapshot import applied_digest
 Key = tuple[str, str]
 
 # Modules with operations of Django that send SQL only through the schema editor. Their SQL is
-# recorded once and sent to every shard. Subclasses in other modules may do anything, so their
-# Python code runs again for each shard.
+# recorded once and sent to every shard. A subclass in another module may do anything else, too. So
+# it runs as Python code on each shard.
 _SCHEMA_OPERATIONS = frozenset(
     f"django.db.migrations.operations.{module}" for module in ("fields", "models")
 )
-# Operations of django.contrib.postgres that send SQL only through the schema editor, as Django's
-# own do. The module is not imported here, so they are named as text. CreateExtension is left out:
-# its SQL depends on the extensions of the database, which the copy of a shard's schema does not
-# show.
+# Operations of django.contrib.postgres that send SQL only through the schema editor. They are named
+# as text, because the module is not imported here. CreateExtension is left out: the SQL that it
+# sends depends on the extensions of the database, and the empty copy, on which SQL is recorded, may
+# have other ones.
 _POSTGRESQL = "django.contrib.postgres.operations"
 _POSTGRESQL_OPERATIONS = frozenset(
     {
@@ -51,9 +51,9 @@ _POSTGRESQL_OPERATIONS = frozenset(
 
 @dataclass(frozen=True)
 class Piece:
-    """An operation, the project state before it, and the project state after it.
+    """An operation, the project state before it runs, and the project state after it has run.
 
-    "Before" and "after" mean the order in which the plan runs, which may be backwards.
+    If the migration is undone, the state before is the one with the operation applied.
     """
 
     operation: Operation
@@ -65,8 +65,8 @@ class Piece:
 class Unit:
     """One migration in one direction, forwards or backwards.
 
-    :param alias: the alias that is passed to database routers: that of any shard of the group,
-        because routers give the same answer for all of them.
+    :param alias: the alias of a shard, to ask database routers whether an operation runs on shards.
+        Any shard of the group will do, because routers give the same answer for all of them.
     :param records: the rows of ``django_migrations`` that the unit adds (forwards) or deletes
         (backwards).
     """
@@ -94,18 +94,21 @@ class Unit:
 
     @cached_property
     def is_mixed(self) -> bool:
-        """Whether any operation must run on each shard because its SQL cannot be recorded."""
+        """Whether the migration has an operation that must run on each shard itself.
+
+        The SQL of such an operation cannot be recorded once for all shards.
+        """
         return any(map(self.runs_per_shard, range(len(self.operations))))
 
     def runs_per_shard(self, number: int) -> bool:
-        """Whether an operation must run on each shard because its SQL cannot be recorded.
+        """Whether an operation must run on each shard itself, because its SQL cannot be recorded.
 
         :param number: the index of the operation in :attr:`operations`.
         """
         operation = self.operations[number]
         if type(operation) in (RunPython, RunSQL):
-            # RunPython and RunSQL do nothing if the router refuses the app. Most such operations
-            # belong to apps without tables on shards, and so need not run on each shard.
+            # RunPython and RunSQL do nothing if the database router refuses the app. Most of them
+            # are in apps without tables on shards, so this saves their calls on each shard.
             hints: dict[str, Any] = operation.hints  # type: ignore[attr-defined]  # RunPython and RunSQL have ``hints``
             return router.allow_migrate(self.alias, self.migration.app_label, **hints)
         kind = type(operation)
@@ -114,7 +117,9 @@ class Unit:
         )
 
     def is_atomic(self, number: int) -> bool:
-        """Whether an operation gets a transaction of its own if its migration has none.
+        """Whether an operation gets a transaction of its own.
+
+        This matters only if the migration as a whole does not run in a transaction.
 
         :param number: the index of the operation in :attr:`operations`.
         """
@@ -127,10 +132,11 @@ class Unit:
         return bool(operation.atomic)
 
     def outline(self, count: int) -> str:
-        """Return a digest (a short text) that identifies the first ``count`` operations.
+        """Return a digest (a short text) of the first ``count`` operations.
 
-        If the digest has changed later, somebody has edited the migration. For an operation
-        that runs on each shard, the digest covers only the class name and the description.
+        A process that continues a migration compares the digest with the one in the checkpoint. If
+        they differ, somebody has edited the migration meanwhile. For an operation that runs on each
+        shard, the digest covers only the class name and the description.
         """
         contents = "\n".join(self._contents[:count])
         return hashlib.sha256(contents.encode()).hexdigest()[:16]
@@ -145,10 +151,12 @@ class Unit:
         ]
 
     def pieces(self, state: ProjectState) -> Iterator[Piece]:
-        """Yield the operations with their project states, as Migration.apply() or unapply() would.
+        """Yield each operation with the project states before and after it.
 
-        :param state: the project state in which the migration is not applied. The method changes this
-            object.
+        The order and the states are those of Migration.apply() or, backwards, of unapply().
+
+        :param state: the project state in which the migration is not applied. The method changes
+            this object.
         """
         label = self.migration.app_label
         steps = []
@@ -200,17 +208,17 @@ class MigrationPlan:
 
     #: The migrations that ``django_migrations`` records.
     applied: frozenset[Key]
-    #: The migrations that Django regards as applied: those in ``applied``, and squashed migrations
-    #: that are not recorded themselves, if all migrations that they replace are applied.
+    #: The migrations that Django regards as applied. These are the migrations in ``applied``, and
+    #: squashed migrations that are not recorded themselves but replace only applied migrations.
     done: frozenset[Key]
     units: Sequence[Unit]
-    #: Squashed migrations to record as applied at the end of the plan, because all migrations that
-    #: they replace are applied then.
+    #: Squashed migrations that are recorded as applied at the end of the plan, because then all
+    #: migrations that they replace are applied.
     replacements: Sequence[Key]
     # The project state before the plan's first migration.
     _base: ProjectState
-    # All migrations, in the order in which an empty database would be migrated. The project states
-    # of units that run backwards are computed from this list.
+    # All migrations, in the order in which an empty database would be migrated. If the plan runs
+    # backwards, project states are computed by going through this list.
     _full: Sequence[Migration]
     _lock: threading.RLock = field(default_factory=threading.RLock)
     _per_shard_pieces: dict[tuple[int, int], Piece] = field(default_factory=dict)
@@ -230,11 +238,11 @@ class MigrationPlan:
     def state_before(self, number: int) -> ProjectState:
         """Return the project state in which the migration of a unit is not applied.
 
-        This is the state before the unit runs forwards, or after it runs backwards. The caller may
-        change the returned object.
+        If the unit runs forwards, this is the state before it; if it runs backwards, the state
+        after it. The caller may change the returned object.
 
         :param number: the index of the unit in the plan. If the plan runs forwards, the number of
-            its units is allowed too, and gives the state at the end of the plan.
+            units is allowed too: it gives the state at the end of the plan.
         """
         if not self.backwards:
             state = self._base.clone()
@@ -267,8 +275,8 @@ class MigrationPlan:
                     if number == operation:
                         for state in (piece.from_state, piece.to_state):
                             self._render(state)
-                        # Leave the loop now: the next step of the generator pieces() would change
-                        # the project states that ``piece`` has.
+                        # Leave the loop now. The generator pieces() would change the states of
+                        # ``piece`` in its next step.
                         shared_piece = self._per_shard_pieces[unit, operation] = piece
                         break
             assert shared_piece is not None
@@ -291,7 +299,7 @@ class MigrationPlan:
         return self._render(state).apps
 
     def models(self, *, after: bool) -> Any:
-        """Return the historical models that a signal passes to its receivers as ``apps``.
+        """Return the historical models for a signal: receivers get them as the argument ``apps``.
 
         :param after: True for the signal ``post_migrate``, False for ``pre_migrate``.
         """
@@ -299,10 +307,12 @@ class MigrationPlan:
             return self._models_after if after else self._models_before
 
     def for_signals(self) -> list[tuple[Migration, bool]]:
-        """Return the argument ``plan`` of ``pre_migrate`` and ``post_migrate``, with copied migrations.
+        """Return the argument ``plan`` of ``pre_migrate`` and ``post_migrate``, with copied
+        migrations.
 
-        Receivers may add operations to a migration (``contenttypes`` does). If the migrations were
-        not copied, the shared plan would get these operations again for each shard.
+        A receiver may add operations to a migration, as that of ``contenttypes`` does. All shards
+        share the plan. Without the copies, the receiver would add its operations again for each
+        shard.
         """
         plan = []
         for unit in self.units:
@@ -315,7 +325,7 @@ class MigrationPlan:
     def _render(state: ProjectState) -> ProjectState:
         state.clear_delayed_apps_cache()
         _ = state.apps
-        # RunPython calls clear_delayed_apps_cache() in each thread. Set ``is_delayed`` to False, so
-        # that this call does not remove the models that were rendered for all threads.
+        # RunPython calls clear_delayed_apps_cache() in each thread. With ``is_delayed`` set to
+        # False, the call leaves the models alone, which were rendered for all threads.
         state.is_delayed = False
         return state

@@ -1,4 +1,7 @@
-"""Make the plan that leads from the applied migrations to a target, as Django's ``migrate`` does."""
+"""Make a migration plan: from the migrations that a shard has applied to the requested target.
+
+The plan is the one that Django's ``migrate`` would make.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,14 @@ from sharded_orm import compat
 from sharded_orm.operations.exceptions import InvalidMigrationTarget
 from sharded_orm.operations.migrate.plan import Key, MigrationPlan, Unit
 
-#: Hold this lock while Django reads migrations: Django reloads their packages, so only one thread
-#: at a time may do this.
+#: A thread holds this lock while Django reads migrations. Django reloads the packages of the
+#: migrations, and must not do so in two threads at once.
 reading_migrations = threading.RLock()
 
 
 @dataclass(frozen=True)
 class MigrateOptions:
-    """The migration options that are taken over from Django's ``migrate`` command."""
+    """Options of ``migrate_shards`` that mean the same as those of Django's ``migrate``."""
 
     #: App label and migration name, as ``migrate`` takes them. If the label is None, all apps are
     #: meant; if the name is None, all migrations of the app.
@@ -33,10 +36,10 @@ class MigrateOptions:
 
 
 class Planner:
-    """Makes one plan per set of applied migrations and keeps it in memory. Thread-safe.
+    """Makes one plan for each set of applied migrations, and keeps it in memory. Thread-safe.
 
-    For each new plan, all migrations are read from disk. A new plan also costs four queries, but no
-    query if no migration is applied.
+    For each new plan, all migrations are read from disk, and up to four queries are sent. No query
+    is sent if no migration is applied.
     """
 
     def __init__(self, options: MigrateOptions) -> None:
@@ -105,8 +108,8 @@ class Planner:
 
 
 def _refuse_irreversible(unit: Unit) -> None:
-    # Refuse an irreversible migration before anything is undone. Migration.unapply() would refuse
-    # it only after other migrations of the plan were undone already.
+    # Refuse an irreversible migration before the plan begins. Migration.unapply() would refuse it
+    # only after other migrations were undone.
     for operation in unit.migration.operations:
         if unit.backwards and not operation.reversible:
             raise InvalidMigrationTarget(
@@ -117,7 +120,8 @@ def _refuse_irreversible(unit: Unit) -> None:
 def _replacements(
     loader: MigrationLoader, applied: Iterable[Key], units: Iterable[Unit]
 ) -> list[Key]:
-    # Select the same squashed migrations as MigrationExecutor.check_replacements().
+    # Select the same squashed migrations as MigrationExecutor.check_replacements(): those whose
+    # replaced migrations are all applied at the end of the plan.
     after = set(applied)
     for unit in units:
         (after.difference_update if unit.backwards else after.update)(unit.records)
@@ -164,7 +168,8 @@ def _targets(loader: MigrationLoader, options: MigrateOptions) -> list[tuple[str
         ) from exc
     target = (label, migration.name)
     if target not in loader.graph.nodes and target in loader.replacements:
-        # Django's migration graph lacks a squashed migration if only some of the migrations that it
-        # replaces are applied. Take the last of the replaced migrations as the target.
+        # If only some of the migrations that a squashed migration replaces are applied, Django's
+        # graph does not have the squashed migration. So take the last of the replaced migrations as
+        # the target.
         target = loader.replacements[target].replaces[-1]
     return [target]

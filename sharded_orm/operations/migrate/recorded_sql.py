@@ -1,7 +1,7 @@
-"""SQL statements that were recorded on an empty copy of a schema, for all shards with that schema.
+"""SQL of migrations: the statements that an empty copy of a schema has received.
 
-This module uses no database. The statements form a *script*, which is stored as JSON in the journal
-before any shard is touched.
+All shards with that schema receive the same statements. They form a *script*, which is stored as
+JSON in the journal before any shard is touched. This module uses no database.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from sharded_orm.backends.statements import Effect, is_repeatable
 from sharded_orm.exceptions import RehearsalFailed
 from sharded_orm.operations.migrate.plan import Key
 
-# Matches statements that change tables or indexes, but neither create, drop nor rename a table.
+# Matches a statement that alters a table or an index. It does not match a statement that creates,
+# drops or renames a table.
 _ALTERS = re.compile(
     r"\s*(?:ALTER TABLE\b(?!.*\bRENAME\s+(?!COLUMN\b|INDEX\b|KEY\b))"
     r"|(?:CREATE|DROP)\s+(?:UNIQUE\s+|FULLTEXT\s+|SPATIAL\s+)?INDEX\b)",
     re.IGNORECASE | re.DOTALL,
 )
-# The types of query parameters that JSON lacks. A parameter of such a type is stored as
-# {name: text}. This dict maps each name to the type, and to the function that makes a value of the
-# type from the text.
+# Types of query parameters that JSON lacks. Such a parameter is stored as {name: text}, for example
+# {"bytes": "00ff"}. This dict maps each name to the type, and to the function that turns the text
+# into a value again.
 _TYPES: Final[dict[str, tuple[type, Any]]] = {
     "bytes": (bytes, bytes.fromhex),
     "datetime": (datetime.datetime, datetime.datetime.fromisoformat),
@@ -41,10 +42,10 @@ _TYPES: Final[dict[str, tuple[type, Any]]] = {
 
 @dataclass(frozen=True)
 class RecordedStatement:
-    """A recorded statement of one operation, or the step that records the migration.
+    """A recorded statement of one operation, or the statement that records the migration.
 
-    The last statement of each migration, the *recording statement*, adds or deletes the migration's
-    rows in ``django_migrations``.
+    The last statement of each migration is the *recording statement*: it adds the migration's rows
+    to ``django_migrations``, or deletes them.
 
     :param operation: the index of the operation in its unit (a migration in one direction).
     :param label: a description of the operation for people.
@@ -53,8 +54,8 @@ class RecordedStatement:
     :param after: the fingerprint (a hash) of the schema after the statement. None if the statement
         does not change the schema, or if the whole migration runs in one transaction.
     :param records: for the recording statement, the rows that it adds or deletes; otherwise empty.
-    :param outline: for the recording statement, :meth:`Unit.outline` of the whole migration: a
-        short text that identifies its operations; otherwise "".
+    :param outline: for the recording statement, the result of :meth:`Unit.outline` for the whole
+        migration, which shows later whether somebody has edited the migration; otherwise "".
     """
 
     migration: Key
@@ -96,10 +97,10 @@ class RecordedStatement:
 
 @dataclass(frozen=True)
 class RecordedScript:
-    """The statements that lead from one schema to another.
+    """Recorded statements that lead from one schema to another.
 
-    :param before: the fingerprint (a hash) of the schema at which the script begins.
-    :param promise: the schema at which the script ends.
+    :param before: the fingerprint (a hash) of the first schema.
+    :param promise: the schema that a shard must have after the last statement.
     :param units: number of units (migrations) of the plan that the script finishes.
     :param operations: if the script ends in the middle of a unit, the number of operations of that
         unit that are done then; otherwise 0.
@@ -112,9 +113,8 @@ class RecordedScript:
     operations: int = 0
 
     def by_migration(self) -> Iterator[tuple[Key, list[tuple[int, RecordedStatement]]]]:
-        """Yield each migration with a list of its statements.
-
-        An item of the list is a pair: the statement's index in the script, and the statement.
+        """Yield pairs (migration, its statements). Each statement is a pair (index in the script,
+        statement).
         """
         for key, group in groupby(enumerate(self.statements), lambda item: item[1].migration):
             yield key, list(group)
@@ -125,12 +125,12 @@ class RecordedScript:
         return [key for statement in self.statements for key in statement.records]
 
     def stretch(self, index: int) -> range:
-        """Return the indexes of the statements, from ``index`` on, that one checkpoint can cover.
+        """Return the indexes of statements, from ``index`` on, for which one checkpoint is enough.
 
-        After an interruption, the schema must show how many of them took effect. So they all belong
-        to one operation, and each leaves a different schema. The statement that records the
-        migration may come last, because the rows of ``django_migrations`` show whether it took
-        effect.
+        If the process is killed among these statements, the schema must show how many of them took
+        effect. So they all belong to one operation, and each leaves a different schema. The
+        statement that records the migration may follow as the last one, because the rows of
+        ``django_migrations`` show whether it took effect.
         """
         first = self.statements[index]
         end, fingerprints = index + 1, {self.fingerprint_before(index)}
@@ -150,8 +150,10 @@ class RecordedScript:
         return range(index, end)
 
     def _is_visible(self, statement: RecordedStatement, index: int) -> bool:
-        """Whether a later process can continue if ``statement`` was interrupted: the database shows
-        whether it took effect, or running it a second time does no harm.
+        """Whether a later process can continue after an interruption of ``statement``.
+
+        It can if the database shows whether the statement took effect, or if running the statement
+        again does no harm.
 
         :param index: the index of ``statement`` in the script.
         """
@@ -160,10 +162,11 @@ class RecordedScript:
         return statement.after != self.fingerprint_before(index) or is_repeatable(statement.sql)
 
     def altered_tables(self, before: SchemaSnapshot) -> list[str] | None:
-        """Return the names of the tables that the script may alter.
+        """Return the names of the tables that the script may alter, if it does nothing else.
 
-        Return None if any statement of the script does anything but alter existing tables. Also
-        return None if the script changes a table whose name is in none of its statements.
+        After such a script, it is enough to read these tables again. Return None if a statement
+        does anything but alter existing tables, for example create one. Also return None if the
+        script changes a table that none of its statements names.
 
         :param before: the schema at which the script begins.
         """
@@ -181,9 +184,7 @@ class RecordedScript:
         return tables if set(changed) <= set(tables) else None
 
     def fingerprint_before(self, index: int) -> str | None:
-        """Return the fingerprint (a hash) of the schema just before the statement with this index
-        runs.
-        """
+        """Return the fingerprint (a hash) of the schema just before the statement at ``index``."""
         for statement in reversed(self.statements[:index]):
             if statement.after is not None:
                 return statement.after
@@ -220,7 +221,7 @@ def _encode(value: Any) -> Any:
             if isinstance(value, bytes):
                 return {name: value.hex()}
             return {name: value.isoformat() if hasattr(value, "isoformat") else str(value)}
-    # Store an instance of a subclass, such as SafeString or an enumeration, as its plain value.
+    # Store an instance of a subclass, such as SafeString or an enumeration, as a plain str or int.
     if isinstance(value, (str, int)):
         return str(value) if isinstance(value, str) else int(value)
     raise RehearsalFailed(

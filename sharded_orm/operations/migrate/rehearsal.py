@@ -1,7 +1,7 @@
-"""Records the SQL of migrations by running them on an empty copy of a shard's schema (a rehearsal).
+"""Record the SQL of migrations: run them on an empty copy of a shard's schema (a rehearsal).
 
 The copy is on the shard's server, and Django uses it under the shard's alias. So schema editors
-introspect the same schema, and routers give the same answers, as on the shard itself. See
+find the same schema, and routers give the same answers, as on the shard. See
 ``docs/decisions/0014-rehearsal.md``.
 """
 
@@ -41,12 +41,14 @@ _MAX_SCHEMA_NAME = (
 
 @dataclass(frozen=True)
 class Segment:
-    """Consecutive operations of a plan whose SQL is recorded in one script.
+    """Consecutive operations of a plan whose SQL is recorded together, in one script.
 
-    A *unit* is one migration in one direction. A *mixed* unit has operations without recorded SQL,
-    such as ``RunPython``, which run on each shard. If the first unit is not mixed, the segment ends
-    before the next mixed unit. If the first unit is mixed, the segment is *partial*: it reaches
-    from ``operation`` to the next operation that runs on each shard, or to the end of the unit.
+    A *unit* is one migration in one direction. A *mixed* unit has operations that must run on each
+    shard itself, such as ``RunPython``. A segment has one of two forms:
+
+    - It has whole units, up to the next mixed unit.
+    - It is *partial*: it has operations of one mixed unit, from ``operation`` to the next operation
+      that runs on each shard, or to the end of the unit.
 
     :param unit: the index of the segment's first unit in the plan.
     :param operation: the index of the segment's first operation in that unit.
@@ -72,8 +74,8 @@ class Segment:
     def end(self) -> int:
         """The index, in the migration, of the first operation after this segment.
 
-        Call this only for a partial segment. It ends before the next operation of its migration
-        without recorded SQL.
+        Call this only for a partial segment. The operation at this index, if there is one, runs on
+        each shard itself.
         """
         unit = self.plan.units[self.unit]
         return next(
@@ -87,14 +89,14 @@ class Segment:
 
 
 class Rehearsals:
-    """Returns the SQL (a *script*) that a plan's operations run on a shard with a given schema.
+    """Returns the SQL that operations of a plan run on a shard with a given schema (a *script*).
 
-    At first use, a script is recorded on an empty copy of the schema (a rehearsal) and stored in the
-    journal. Thread-safe: if several threads need the same script, one of them records it and the
-    others wait.
+    When a script is needed for the first time, it is recorded on an empty copy of the schema (a
+    rehearsal) and stored in the journal. Thread-safe: if several threads need the same script, one
+    of them records it and the others wait.
 
-    :param fake_initial: whether an initial migration whose tables exist is marked as applied
-        without being run.
+    :param fake_initial: whether an initial migration is only recorded as applied if its tables
+        exist already.
     """
 
     def __init__(self, group: ShardGroup, scripts: Scripts, *, fake_initial: bool) -> None:
@@ -102,8 +104,8 @@ class Rehearsals:
         self._scripts = scripts
         self.fake_initial = fake_initial
         self._lock = threading.Lock()
-        # The scripts (recorded SQL) that were loaded last, keyed by id of the journal run and key
-        # of the script.
+        # The scripts (recorded SQL) that were loaded last. The keys are pairs (id of the journal
+        # run, key of the script).
         self._scripts_by_key: dict[tuple[int, str], RecordedScript] = {}
         self._last: SchemaSnapshot | None = None
 
@@ -140,8 +142,8 @@ class Rehearsals:
         segment: Segment,
         snapshot: SchemaSnapshot,
     ) -> tuple[str, RecordedScript]:
-        """Return the recorded SQL of ``segment`` (some operations of a plan) for shards whose
-        schema is ``snapshot``, as a pair: the key under which the SQL is stored, and the SQL.
+        """Return the recorded SQL of ``segment`` (some operations of a plan) for shards with the
+        schema ``snapshot``. The result is a pair (key of the SQL in the journal, SQL).
 
         If the journal does not have the SQL yet, a rehearsal records it: the operations run on an
         empty copy of the schema.
@@ -157,9 +159,9 @@ class Rehearsals:
         last = self._last
         if last is None or not snapshot.looks_like(last):
             self._last = last = snapshot
-        # Most shards have the same schema. So ``last`` is usually still the snapshot of an earlier
-        # shard, whose fingerprint (a hash) is known. The comparison above costs less than a new
-        # fingerprint.
+        # Most shards have the same schema, so ``last`` is usually the snapshot of an earlier shard.
+        # Its fingerprint (a hash) has been computed already. The comparison above costs less than
+        # to compute a new fingerprint.
         key = self.key(connection, segment, last.fingerprint)
         script = self.script(run, key)
         if script is None:
@@ -169,16 +171,16 @@ class Rehearsals:
                     run.check()
                     rehearsed = self._rehearse(connection, segment, snapshot)
                     # Raise LeaseLost if another process has taken over the run meanwhile. That
-                    # process may have replaced the copy of the schema during the rehearsal, so the
-                    # recorded script may be wrong.
+                    # process may have replaced the copy of the schema in the middle of the
+                    # rehearsal. Then the script is wrong, and must not be stored.
                     run.check()
                     stored = self._scripts.put(run, key, rehearsed.to_json())
                     script = self._remember(run.id, key, RecordedScript.from_json(stored))
         return key, script
 
     def _remember(self, run: int, key: str, script: RecordedScript) -> RecordedScript:
-        # Forget the scripts (recorded SQL) that were loaded first. Otherwise, a run over shards with
-        # many different schemas would fill the memory with scripts.
+        # Forget the scripts that were loaded first. A run over shards with many different schemas
+        # would otherwise fill the memory.
         while len(self._scripts_by_key) >= _MAX_SCRIPTS:
             self._scripts_by_key.pop(next(iter(self._scripts_by_key)), None)
         self._scripts_by_key[run, key] = script
@@ -190,8 +192,8 @@ class Rehearsals:
         with self._copy(connection, snapshot) as copy:
             recorder = Recorder(copy)
             state = segment.plan.state_before(segment.unit)
-            # Make Django create the model classes of the state now, as MigrationExecutor does. The
-            # operations then update these classes.
+            # Make Django create the model classes of the state now, as MigrationExecutor does. Then
+            # the operations only change these classes.
             _ = state.apps
             try:
                 if segment.is_partial:
@@ -242,15 +244,15 @@ class Rehearsals:
     def _run(
         self, copy: Any, recorder: Recorder, unit: Unit, state: ProjectState, start: int, end: int
     ) -> None:
-        # Make the same calls as MigrationExecutor.apply_migration() and Migration.apply(). The
-        # latter also reads an operation's attribute ``atomic``, which asks for a separate
-        # transaction. No operation with recorded SQL needs one, so ``atomic`` is not read here.
+        # Make the same calls as MigrationExecutor.apply_migration() and Migration.apply(), with one
+        # exception: an operation's attribute ``atomic`` is not read. It asks for a separate
+        # transaction, which no operation with recorded SQL needs.
         label = unit.migration.app_label
         with recorder.attach(), copy.schema_editor(atomic=unit.migration.atomic) as editor:
             fingerprints = not editor.atomic_migration
-            # The schema editor runs its deferred statements (indexes, constraints) at the end of
-            # this ``with`` block. So the next operation, which runs on each shard, finds the
-            # indexes and constraints in place.
+            # Indexes and constraints are deferred statements: the schema editor runs them at the
+            # end of this ``with`` block. So the next operation, which runs on each shard itself,
+            # finds them in place.
             for number, piece in enumerate(unit.pieces(state)):
                 if not start <= number < end:
                     continue
@@ -279,8 +281,8 @@ class Rehearsals:
                 raise RehearsalFailed(
                     f"A copy of {connection.alias!r} does not look like it: {'; '.join(differences)}."
                 )
-            # Django's atomic() looks a connection up by its alias. So, during the rehearsal, the
-            # shard's alias must lead to the copy of the schema in this thread.
+            # During the rehearsal, the shard's alias must lead to the copy of the schema, in this
+            # thread only. Django's atomic() looks a connection up by its alias.
             connections[connection.alias] = copy
             try:
                 MigrationRecorder(copy).ensure_schema()
@@ -290,11 +292,12 @@ class Rehearsals:
 
 
 def _remedy(segment: Segment, alias: str) -> str:
-    """Return advice about a likely cause of a failed rehearsal; "" if the segment shows no such
-    cause.
+    """Return advice about a likely cause of a failed rehearsal; "" if the segment does not show
+    this cause.
 
-    The cause is a foreign key from a table on the shards to a table that is not on shards, which
-    most databases refuse. A migration from before its table was sharded may create one.
+    The cause is a foreign key from a table on shards to a table that is not on shards. Most
+    databases refuse to create it. A project often has it in a migration from the time before the
+    first table was sharded.
     """
     plan, names = segment.plan, {}
     if plan.backwards:

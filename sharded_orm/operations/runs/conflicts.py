@@ -1,7 +1,7 @@
 """Refuse to start an operation while a conflicting operation is under way.
 
-Each of the two operations has its own run in the journal. A lease lets only one process work on a
-run, but it does not keep two runs apart.
+For example, shards cannot be migrated while keys move. Each operation has its own run in the
+journal. The lease of a run keeps other processes from the same operation, but not from another one.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from sharded_orm.operations.exceptions import JournalMissing
 from sharded_orm.operations.runs import lease as leases
 from sharded_orm.operations.runs.journal import JournalRun, require_journal
 
-#: The subject that the journal stores for operations on all groups.
+#: The journal stores with each run what the operation works on, its subject: usually the name of a
+#: group. This is the subject of an operation that works on all groups.
 EVERYTHING: Final = "primaries"
-#: For each kind of operation, the command that ends an interrupted run. Messages name this command.
-#: The names in braces are the run's subject and arguments.
+#: Maps the kind of an operation to the command that ends an interrupted run, for messages. The
+#: names in braces are replaced by the run's subject and arguments.
 _COMMANDS: Final = {
     "migrate": "'manage.py migrate_shards'",
     "promote": "'manage.py shards promote {node}{force}'",
@@ -65,12 +66,13 @@ _EXCLUSIVE: Final = (
 
 
 def broken_off(groups: Collection[str] | None = None) -> list[str]:
-    """Return a sentence with the remedy for each operation that was interrupted and not finished.
+    """Return a sentence for each interrupted operation: which it is, and which command ends it.
 
-    One query. Rolling upgrades are left out: they may rest between two steps. Imports are left out,
-    too: they exclude no other operation, and one that follows its source is interrupted on purpose.
+    One query. Rolling upgrades are left out, because an operator may stop them between two steps.
+    Imports are left out, because no operation has to wait for their end.
 
-    :param groups: only operations on these groups, or on all of them at once. Default: every operation.
+    :param groups: only return operations on these groups, and operations on all groups. By default
+        (None), return every operation.
     """
     kinds = _COMMANDS.keys() - {"rolling"}
     try:
@@ -89,7 +91,6 @@ def broken_off(groups: Collection[str] | None = None) -> list[str]:
 
 
 def _command(row: OperationRun) -> str:
-    """Return the command, in quotes, that ends the interrupted run of ``row``."""
     arguments = {**row.arguments, "force": " --force" if row.arguments.get("force") else ""}
     return _COMMANDS[row.kind].format_map({"node": "NODE", **arguments, "subject": row.subject})
 
@@ -99,14 +100,15 @@ def refuse_conflicts(
 ) -> None:
     """Raise an error if an operation that conflicts with ``run`` is under way. One query.
 
-    Each operation calls this after it has taken its own ``run`` in the journal. So if two
-    operations begin at the same time, at least one of them notices the other. A new ``run`` is
-    finished before the error is raised; a resumed one is not.
+    Call this after ``run`` was begun or resumed. So if two operations begin at the same time, at
+    least one of them notices the other. Before the error is raised, a new run is finished. A
+    resumed run stays unfinished, so that it can be resumed later.
 
-    :param only_held: whether to ignore other operations that were interrupted and not finished.
-    :param within: the kind of an operation that does not conflict with ``run``, because one of the
-        two is a part of the other.
-    :raises OperationHeld: there is such an operation.
+    :param only_held: whether only operations count on which a process works now. By default,
+        interrupted operations count, too.
+    :param within: the kind of an operation that does not count, because it is a part of ``run``, or
+        ``run`` is a part of it.
+    :raises OperationHeld: a conflicting operation is under way.
     """
     conflict = _conflict(run.kind, run.subject, only_held, within)
     if conflict:

@@ -1,9 +1,11 @@
-"""The work of one run, shared by several processes, such as the same command on several machines.
+"""Share the work of one operation between several processes, even on several machines.
 
-The run is a row of the journal. Its work is cut into rounds of units
-(:mod:`~sharded_orm.operations.runs.work_units`). To plan a round or to finish the run, one process
-*leads*: it holds the run for that time. Then all processes take units of the round, until none is
-left. If a process is killed, another one takes its units, or leads in its place.
+An operator starts the same command on each machine. The processes find each other by the
+operation's *run*, a row of the journal. The work is done in *rounds*, and each round consists of
+*work units*, such as a range of a table (:mod:`~sharded_orm.operations.runs.work_units`). One
+process *leads* for a moment: it plans the units of the next round. Then all processes take units,
+until none is left. When no round is left, one process finishes the run. If a process is killed,
+another one takes its units, or leads in its place.
 """
 
 from __future__ import annotations
@@ -28,22 +30,24 @@ from sharded_orm.operations.runs.work_units import Worker, WorkUnit, WorkUnits
 
 logger = logging.getLogger("sharded_orm.operations")
 
-#: If other processes work on all remaining work units, a process looks for free units at this
-#: interval, in seconds.
+#: When other processes have taken all remaining work units, this process waits, because a unit may
+#: become free or a new round may begin. It looks again after this number of seconds.
 INTERVAL: Final = 0.3
 #: A process takes no more work units after this many of its own work units have failed.
 MAX_FAILURES: Final = 20
 
-#: A work unit (a part of a run) before it is stored: its name, a description for people, and its
-#: content as JSON values.
+#: A work unit that is not stored yet: its name, a description for people, and its content as JSON
+#: values.
 PlannedUnit = tuple[str, str, Mapping[str, Any]]
 
 
 class Job(ABC):
-    """The work of a run, which several processes share. Each subclass defines one kind of work.
+    """Work that several processes share. Each subclass defines one kind of work.
 
-    :param kind: the kind of the run in the journal.
-    :param subject: the subject of the run in the journal.
+    The journal stores the three attributes with the run of the work.
+
+    :param kind: the kind of operation.
+    :param subject: what the operation works on, such as the name of a group.
     :param arguments: JSON values. Two processes share a run only if their arguments are equal.
     """
 
@@ -53,9 +57,9 @@ class Job(ABC):
 
     @abstractmethod
     def prepare(self) -> None:
-        """Check that the work may begin. Only the process that begins the run calls this.
+        """Check that the work may begin. The leading process calls this before the first round.
 
-        :raises OperationError: the work must not begin. The run is then finished.
+        :raises OperationError: the work must not begin. Then the run is finished as "refused".
         """
 
     @abstractmethod
@@ -70,8 +74,8 @@ class Job(ABC):
     def work(self, unit: WorkUnit, stopping: Stopping) -> Mapping[str, Any]:
         """Do one work unit, and return the result as JSON values. Called by several threads.
 
-        The method must work even if another process does the same unit at the same time, or was
-        killed while doing the unit.
+        Another process may have been killed while it did this unit, or may still do the same unit
+        at the same time. The result must be right in both cases.
 
         :raises OperationStopped: ``stopping`` was set.
         """
@@ -80,22 +84,23 @@ class Job(ABC):
     def end_round(self, rounds: list[dict[str, Any]], units: Iterable[Mapping[str, Any]]) -> bool:
         """Append the results of a round to ``rounds``. Return whether another round is needed.
 
-        :param units: the contents of the round's work units, with their results.
+        :param units: for each work unit of the round, a dict with its content and the result that
+            :meth:`work` has returned.
         """
 
     @abstractmethod
     def summarize(self, rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return the outcome of the run as a dict of JSON values.
 
-        The value of the key ``"problems"`` must be a list of sentences. Only the process that
-        finishes the run calls this.
+        The dict must have the key ``"problems"``, whose value is a list of sentences. The run has
+        failed if this list is not empty. Only the process that finishes the run calls this.
+
+        :param rounds: the results that :meth:`end_round` has appended.
         """
 
 
 class FarmProgress(Protocol):
-    """Receives reports on the work units of this process. Its methods are called by one thread at a
-    time.
-    """
+    """Shows the progress of the work units of this process. Called by one thread at a time."""
 
     def begin(self, group: str, total: int) -> None: ...
     def done(self, alias: str, what: str = ...) -> None: ...
@@ -111,7 +116,7 @@ class FarmReport:
     :param finished: whether the run is finished, by this process or by another one.
     :param summary: the job's summary; empty if the run is not finished.
     :param failures: sentences about units that failed, each with the reason.
-    :param left: number of units that are not done.
+    :param left: number of work units that are not done, by any process.
     :param stopped: why this process stopped early; "" if it did not.
     """
 
@@ -124,11 +129,12 @@ class FarmReport:
 
 
 class Farm:
-    """Takes part in a run, one execution of an operation, that several processes share.
+    """Lets this process take part in work that several processes share. One instance per process.
 
-    Each process has an instance.
-
+    :param job: the work.
     :param threads: number of threads that work in this process.
+    :param stopping: a flag, set for example by a signal, after which this process takes no new
+        unit.
     """
 
     def __init__(self, job: Job, threads: int, progress: FarmProgress, stopping: Stopping) -> None:
@@ -142,11 +148,10 @@ class Farm:
         self._has_retried = False
 
     def execute(self) -> FarmReport:
-        """Work until the shared run (one execution of an operation) is finished, or until nothing
-        is left to do for this process.
+        """Work until the shared run is finished, or until this process can do nothing more.
 
-        An earlier run that was interrupted is resumed. Work units that failed in that run are tried
-        again.
+        If an earlier run with the same arguments was interrupted, it is resumed, and its failed
+        work units are tried again.
 
         :raises OperationDiffers: other processes execute the run with different arguments.
         :raises OperationError: :meth:`Job.prepare` has refused the work.
@@ -173,7 +178,7 @@ class Farm:
                 threads.submit(self._work_and_close, units, worker) for _ in range(self._threads)
             ]
             for future in futures:
-                # Wait until every thread has ended, before the error of one thread is raised.
+                # Wait until every thread has ended. Only then result() may raise a thread's error.
                 future.exception()
         return True in [future.result() for future in futures]
 
@@ -201,8 +206,7 @@ class Farm:
         except OperationStopped:
             unit.give_back()
         except Exception as exc:
-            # Any exception counts as a failure of this work unit only. The other units are still
-            # done.
+            # Whatever the exception is, only this work unit has failed. The other units go on.
             logger.info("unit %s was not done", unit.name, exc_info=exc)
             unit.mark_failed(exc)
             with self._lock:
@@ -218,9 +222,9 @@ class Farm:
     # ##### Leading #####
 
     def _advance(self) -> FarmReport | None:
-        """Return the report if this process has nothing left to do, otherwise None.
+        """If all units of the round are done, plan the next round or finish the run.
 
-        If no work unit of the round is left, plan the next round or finish the run.
+        Return the report if this process can do nothing more, otherwise None.
         """
         if self._run_id is not None:
             report = self._finished_report()
@@ -238,15 +242,14 @@ class Farm:
             with journal.hold_run(self._job.kind, self._job.subject, arguments) as run:
                 return self._lead(run)
         except OperationHeld:
-            # Another process is planning a round, or finishing the run. The caller looks again
-            # soon.
+            # Another process leads now: it plans a round or finishes the run. Look again later.
             return None
 
     def _lead(self, run: journal.JournalRun) -> FarmReport | None:
         if self._run_id not in (None, run.id):
-            # ``run`` is not the run in which this process takes part. That run was finished a
-            # moment ago. If this process has just begun ``run``, delete it. If another process has
-            # begun ``run``, leave it alone.
+            # The run in which this process took part was finished a moment ago, so hold_run() has
+            # returned a different run. If it has just created this run, delete the run. If another
+            # process has created it, leave it alone.
             if not run.resumed:
                 run.lease.own_row().delete()
             return None
@@ -292,8 +295,8 @@ class Farm:
         self._plan(run, 1)
 
     def _plan(self, run: journal.JournalRun, number: int) -> None:
-        # A process that was killed while it planned may have left units of this round. Delete them:
-        # tables may have grown since, so the work may be divided differently.
+        # Delete units that an earlier process may have created for this round before it was killed.
+        # The tables may have grown since, so this plan may divide the work differently.
         units = WorkUnits(run.id)
         units.delete(run)
         total = units.create(run, self._checked(run, self._job.plan(number)))

@@ -1,16 +1,16 @@
 """The journal of long operations: tables in the global database that record each step.
 
-Because of the journal, nothing is lost if a process is killed at any moment.
+If a process is killed, the next one reads in the journal where to continue.
 
 A *run* is one execution of an operation on a subject, such as the migration of a group. One process
-at a time holds the run (:mod:`~sharded_orm.operations.runs.lease`). If this process ends early, the
-next execution resumes the run.
+at a time holds the run (:mod:`~sharded_orm.operations.runs.lease`). If this process ends before the
+run is finished, the next execution resumes the run.
 
-A run has a *step* for each shard that it works on. A run may finish although steps have failed, are
-unclear, or were interrupted. The next run on the shard takes over such a step.
+A run has a *step* for each shard that it works on. A run may be finished although some of its steps
+have failed, were interrupted, or are unclear: nobody knows whether the last statement took effect.
+The next run copies such a step, and continues the work on the shard.
 
-Writes are committed at once, and may come from any thread. A thread that writes must close its
-connections at its end.
+Each write is committed at once. A thread that writes must close its connections when it ends.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from sharded_orm.models.tables.journal import OperationRun, OperationScript, Ope
 from sharded_orm.operations.exceptions import JournalMissing
 from sharded_orm.operations.runs import lease as leases
 
-#: The largest number of rows that one statement reads or writes.
+#: The largest number of steps that one statement reads or writes.
 BATCH = 500
 _autonomous = AutonomousConnections()
 
@@ -55,10 +55,10 @@ LEFT: Final = (RUNNING, STOPPED, FAILED, UNCLEAR)
 
 
 class JournalStep:
-    """A step: the work on one shard in one run. To be used by one thread at a time.
+    """A step of a run: the work on one shard. To be used by one thread at a time.
 
-    A run is one execution of an operation. Each method that changes the step sends one UPDATE. It
-    raises :exc:`LeaseLost` if another process has taken over the run.
+    Each method that changes the step sends one UPDATE, and raises :exc:`LeaseLost` if another
+    process has taken over the run.
     """
 
     __slots__ = ("alias", "error", "migration", "operation", "position", "run", "state")
@@ -95,28 +95,24 @@ class JournalStep:
         self._write(state=DONE, error="", migration="", operation="", position={})
 
     def mark_failed(self, exc: BaseException) -> None:
-        """Record that the work on the shard failed with ``exc``.
-
-        A later run can continue at the point that was recorded last.
-        """
+        """Record that the work failed with ``exc``. A later run may continue at ``position``."""
         self._write(state=FAILED, error=one_line(exc))
 
     def mark_unclear(self, message: str) -> None:
-        """Record that an operator has to find out whether the interrupted operation took effect.
+        """Record that an operator has to find out whether the interrupted statement took effect.
 
         :param message: tells the operator what to look at and how to report the answer.
         """
         self._write(state=UNCLEAR, error=message)
 
     def mark_stopped(self) -> None:
-        """Record that the work on the shard was stopped. A later run continues at this point."""
+        """Record that the work was stopped. A later run continues at the recorded position."""
         self._write(state=STOPPED if self.position else PENDING, error="")
 
     def _write(self, **changes: Any) -> None:
-        # Send SQL that is compiled only once, because the ORM would take a millisecond for each
-        # write, and there are several writes per shard. Use a separate connection, because a
-        # function of a migration may have a transaction open on this thread's connection to the
-        # global database.
+        # Use SQL that was compiled once, because the ORM would take a millisecond for each write.
+        # Use a separate connection, because a RunPython may have a transaction open on this
+        # thread's connection to the global database, and its rollback would undo the write.
         connection = _autonomous.get(DEFAULT_DB_ALIAS).connection
         values = [
             field.get_db_prep_save(changes.get(field.name, getattr(self, field.name)), connection)
@@ -153,22 +149,20 @@ def _update_sql(vendor: str) -> str:
 
 
 class JournalRun:
-    """A run (one execution of an operation) whose lease this process has. Thread-safe.
-
-    Without the lease, a process must not work on the run. Only :func:`hold_run` creates instances.
-    """
+    """A run that this process holds, created by :func:`hold_run`. Thread-safe."""
 
     def __init__(self, row: OperationRun, lease: leases.Lease, resumed: bool) -> None:
         self.id: int = row.pk
         self.kind = row.kind
         self.subject = row.subject
-        #: The arguments with which the run was begun. Resuming the run does not change them.
+        #: The arguments with which the run was begun, and those added by :meth:`note`. If the run
+        #: is resumed, these are the stored arguments, not those of the new command.
         self.arguments: dict[str, Any] = row.arguments
         self.resumed = resumed
         self.finished = False
         self.lease = lease
-        # Aliases of the shards whose new, empty steps :meth:`step` has not returned yet. No other
-        # process writes them, so :meth:`step` need not read them.
+        # Aliases of the shards whose steps this process has just created, and which are still
+        # empty. For them, :meth:`step` need not query the database.
         self._new_steps: set[str] = set()
 
     def check(self) -> None:
@@ -181,8 +175,8 @@ class JournalRun:
     def now(self) -> datetime:
         """Return the time by the clock of the global database. One query.
 
-        All processes, even on several hosts, get the time of the same clock. The difference between
-        two results is wrong only if somebody has set that clock between the calls.
+        Use this to measure a time that begins in one process and may end in another one, on another
+        host, whose clock may differ.
         """
         row = leases.runs().filter(pk=self.id).annotate(now=DatabaseClock())
         moment: datetime = row.values_list("now", flat=True).get()
@@ -203,8 +197,8 @@ class JournalRun:
         :param state: a word for people, such as "done" or "failed".
         :param error: the reason why the run did not succeed; "" if it succeeded.
         """
-        # Write both in one transaction. Otherwise a kill between them would leave the finished
-        # run's scripts (contents that its steps shared) in the database.
+        # Finish the run and delete its scripts (contents that its steps shared) in one transaction.
+        # Otherwise a kill in between would leave the scripts in the database for ever.
         with transaction.atomic(using=DEFAULT_DB_ALIAS):
             self._write(
                 state=state, error=error, unfinished=None, finished_at=timezone.now(), token=""
@@ -219,21 +213,22 @@ class JournalRun:
     def transaction(self) -> Iterator[None]:
         """A context manager for a transaction during which no other process can take over the run.
 
-        :raises LeaseLost: another process has the run.
+        :raises LeaseLost: another process has taken over the run before.
         """
         with transaction.atomic(using=DEFAULT_DB_ALIAS):
-            # Begin the transaction with this write, which fails if another process has taken over
-            # the run. If the transaction began with a read, SQLite might refuse the first write.
+            # This write locks the run's row, and fails if another process has taken over the run.
+            # It must be the first statement: if a transaction of SQLite begins with a read, its
+            # first write may fail.
             self._write(signs=F("signs") + 1)
             yield
 
     # ##### Steps #####
 
     def create_steps(self, aliases: Iterable[str]) -> None:
-        """Create a step (the work on one shard) for each alias that has none in this run.
+        """Create a step for each shard in ``aliases`` that has none in this run.
 
-        If an earlier run has left a step of the shard unfinished, the new step begins with its
-        state and position.
+        If an earlier run has left the work on the shard unfinished, the new step gets the state and
+        the position of that run's step, so that the work continues there.
 
         Cost: five statements for each 500 steps.
         """
@@ -244,11 +239,7 @@ class JournalRun:
             self._new_steps.update(new)
 
     def _create_batch(self, aliases: list[str]) -> list[str]:
-        """Create a step for each of ``aliases`` that has none. Return the aliases of the empty
-        steps.
-
-        A step that continues a step of an earlier run is not empty.
-        """
+        """Create the missing steps. Return the aliases of those that continue no earlier step."""
         table = OperationStep.objects.using(DEFAULT_DB_ALIAS)
         left = open_steps(self.kind, self.subject).exclude(run_id=self.id)
         earlier_steps = {
@@ -271,10 +262,10 @@ class JournalRun:
         return [step.alias for step in steps if step.alias not in earlier_steps]
 
     def step(self, alias: str) -> JournalStep:
-        """Return the record of this run's work on the shard ``alias``. One query.
+        """Return this run's step for the shard ``alias``, which :meth:`create_steps` has created.
 
-        :meth:`create_steps` must have created the step. If this process has just created the step,
-        the first call sends no query, unless the step continues a step of an earlier run.
+        Costs one query. The first call for a step that this process has created sends none, unless
+        the step continues a step of an earlier run.
         """
         if alias in self._new_steps:
             self._new_steps.discard(alias)
@@ -301,12 +292,12 @@ class JournalRun:
 def hold_run(
     kind: str, subject: str, arguments: dict[str, Any], *, resume: bool = True
 ) -> Iterator[JournalRun]:
-    """A context manager that begins or resumes the run of ``kind`` on ``subject``, and holds the
-    run.
+    """A context manager in which this process holds the run of ``kind`` on ``subject``.
 
-    While this process holds the run, no other process can hold a run of that kind and subject. If
-    the block ends before :meth:`JournalRun.finish` was called, the next call resumes the run, even
-    if ``arguments`` differ. A background thread gives a sign of life every five seconds.
+    If there is an unfinished run, it is resumed. Otherwise a new run is begun. In the block, no
+    other process can hold a run of the same kind and subject. If the block ends before
+    :meth:`JournalRun.finish` was called, the next call resumes the run, even if ``arguments``
+    differ. A background thread writes a sign of life every five seconds.
 
     :param kind: the kind of operation, such as ``"migrate"``; up to 32 characters.
     :param subject: what the operation works on, such as the name of a group; up to 128 characters.
@@ -331,7 +322,7 @@ def hold_run(
 
 
 def take_lease(kind: str, subject: str, arguments: dict[str, Any]) -> tuple[leases.Lease, bool]:
-    """Take the lease of a run (the right to work on it) for this process.
+    """Take the right to work on a run, after checking that the journal can be used.
 
     Returns the same as :func:`~sharded_orm.operations.runs.lease.take`.
 
@@ -352,9 +343,9 @@ def take_lease(kind: str, subject: str, arguments: dict[str, Any]) -> tuple[leas
 
 @contextmanager
 def require_journal() -> Iterator[None]:
-    """A context manager that detects missing journal tables if its block raises a database error.
+    """A context manager that replaces the error of its block if the journal's tables are missing.
 
-    :raises JournalMissing: the block failed because the journal's tables do not exist.
+    :raises JournalMissing: instead of the database error, if the journal's tables do not exist.
     """
     try:
         yield
@@ -374,16 +365,16 @@ def require_journal() -> Iterator[None]:
 class Scripts:
     """A store for large contents, such as recorded SQL, that the steps of a run share. Thread-safe.
 
-    A run stores each content once, under a key. Each read is a query; nothing is kept in memory.
-    The contents are deleted when a run finishes, if no unfinished step of the same kind and subject
-    is left then.
+    For example, the SQL of a migration is stored once, and the steps of 4096 shards use it. Each
+    content has a key. Each read is a query; nothing is kept in memory. The contents are deleted
+    when a run finishes, unless a step of the same kind and subject is still unfinished.
     """
 
     def get(self, run: JournalRun | int, key: str) -> dict[str, Any] | None:
         """Return the content that ``run`` has stored under ``key``; None if there is none.
 
-        :param run: the run that has stored the content, or its id. The position of a step that
-            continues a step of an earlier run contains the id of that run.
+        :param run: the run that has stored the content, or its id. It may be an earlier run whose
+            step is continued. The position of such a step contains the id of that run.
         """
         return (
             OperationScript.objects.using(DEFAULT_DB_ALIAS)
@@ -412,10 +403,10 @@ def _run_id(run: JournalRun | int) -> int:
 
 
 def open_steps(kind: str, subject: str) -> QuerySet[OperationStep]:
-    """Return the steps of operation ``kind`` on ``subject`` that were begun but not completed.
+    """Return the steps of all runs of ``kind`` on ``subject`` that were begun but not completed.
 
-    A step is the work on one shard. The states of these steps are running (perhaps
-    interrupted), stopped, failed or unclear.
+    Their states are "running", "stopped", "failed" or "unclear". A step that is "running" may have
+    been interrupted by a kill.
     """
     return OperationStep.objects.using(DEFAULT_DB_ALIAS).filter(
         run__kind=kind, run__subject=subject, state__in=LEFT
@@ -423,7 +414,7 @@ def open_steps(kind: str, subject: str) -> QuerySet[OperationStep]:
 
 
 class RunStatus:
-    """The state of a run, for a process that does not hold it.
+    """The state of a run, for example for a status command. The process need not hold the run.
 
     :param row: a row from :func:`~sharded_orm.operations.runs.lease.with_silence`.
     """
@@ -433,8 +424,9 @@ class RunStatus:
         self.kind: str = row.kind
         self.subject: str = row.subject
         self.arguments: dict[str, Any] = row.arguments
-        # If several processes share a run, each of them holds the run only for short times. But
-        # their workers give signs of life all the time, so check the signs of the workers, too.
+        # If several processes share a run, each of them holds the run only for a moment, to plan
+        # the work. But each has a worker that gives signs of life all the time. So look at the
+        # workers, too.
         self.held = leases.is_held(row) or (
             bool(row.unfinished)
             and any(leases.is_held(worker) for worker in leases.workers(row.kind, row.subject))
@@ -454,9 +446,9 @@ class RunStatus:
 
 
 def in_batches(rows: QuerySet[OperationStep]) -> Iterator[OperationStep]:
-    """Yield ``rows``, steps of runs, ordered by the shard's alias and run. One query per 500 steps.
+    """Yield the steps ``rows``, ordered by shard alias and run, with one query per 500 steps.
 
-    Without batches, MySQL's driver would hold all rows in memory.
+    With a single query, MySQL's driver would hold all rows in memory, even for ``iterator()``.
     """
     last: Any = None
     ordered = rows.order_by("alias", "run_id")
@@ -474,7 +466,9 @@ def in_batches(rows: QuerySet[OperationStep]) -> Iterator[OperationStep]:
 
 
 def last_run(kind: str, subject: str) -> RunStatus | None:
-    """Return the latest run of operation ``kind`` on ``subject``; None without one. One query.
+    """Return the latest run of operation ``kind`` on ``subject``; None if there was no run yet.
+
+    Costs one query, or two if the run is unfinished and no process holds it.
 
     :raises JournalMissing: the journal's tables do not exist.
     """
@@ -495,6 +489,6 @@ def one_line(exc: BaseException) -> str:
 
 
 def count_by_state(rows: QuerySet[OperationStep]) -> dict[str, int]:
-    """Return the number of steps in each state that has any, keyed by the state."""
+    """Return a dict that maps each state to the number of steps, such as ``{"done": 12}``."""
     counts = rows.values_list("state").annotate(number=Count("pk")).order_by("state")
     return dict(counts)

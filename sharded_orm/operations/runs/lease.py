@@ -1,9 +1,12 @@
-"""The lease of a run: it lets only one process at a time work on the run.
+"""The lease of a run: it lets only one process at a time work on a long operation.
 
-A run is one execution of an operation. The process that holds the lease gives signs of life. Each
-lease has a token, which is in the run's row. Each statement that writes for a run also checks the
-token. A process may be silent for too long because it was stopped, swapped out or cut off. If
-another process has then taken over the run, the silent process can no longer write for the run.
+A *run* is one execution of an operation, and a row of the journal. The process that holds the lease
+writes signs of life into this row. If it has written none for 30 seconds, for example because it
+was killed or cut off, another process may take over the run.
+
+The first process may still be alive, and continue later. So each lease has a token in the run's
+row, and each statement that writes for the run checks this token. A process that takes over the run
+writes a new token. From then on, the first process can write nothing more for the run.
 """
 
 from __future__ import annotations
@@ -28,8 +31,8 @@ from sharded_orm.models.tables.journal import OperationRun
 
 logger = logging.getLogger("sharded_orm.operations")
 
-#: INTERVAL is the number of seconds between two signs of life. If a process has given no sign of
-#: life for EXPIRES seconds, another process may take over the run.
+#: A process that holds a run writes a sign of life every INTERVAL seconds. If it has written none
+#: for EXPIRES seconds, another process may take over the run.
 INTERVAL, EXPIRES = 5.0, 30.0
 
 
@@ -40,7 +43,8 @@ def runs() -> QuerySet[OperationRun]:
 class Lease:
     """The right of this process to work on one run.
 
-    To keep the right, the process regularly writes a sign of life into the database.
+    It is kept by a background thread, which writes a sign of life into the database every five
+    seconds.
     """
 
     def __init__(self, run_id: int, token: str) -> None:
@@ -54,9 +58,7 @@ class Lease:
         )
 
     def own_row(self) -> QuerySet[OperationRun]:
-        """Return a query set with the run's row. The query set is empty if another process has the
-        run now.
-        """
+        """Return a query set with the run's row; empty if another process has taken over the run."""
         return runs().filter(pk=self.run_id, token=self.token)
 
     def check(self) -> None:
@@ -89,8 +91,8 @@ class Lease:
                         self._lost = True
                         return
                 except Error as exc:
-                    # Try again after the next interval. If no attempt succeeds for EXPIRES seconds,
-                    # check() raises an error.
+                    # Try again after the next interval. Close the connection, because it may be
+                    # broken. If no attempt succeeds for EXPIRES seconds, check() raises an error.
                     logger.warning("run %d gives no sign of life: %s", self.run_id, exc)
                     connections[DEFAULT_DB_ALIAS].close()
                 else:
@@ -106,8 +108,7 @@ class Lease:
         Never raises. If the database does not answer, the lease expires by itself.
         """
         self._ended.set()
-        # The wait for the thread has a limit, because the thread may itself be waiting for the
-        # database.
+        # Do not wait longer for the thread, because it may itself wait for a silent database.
         self._thread.join(INTERVAL)
         try:
             self.own_row().update(token="", alive_at=None)
@@ -138,9 +139,9 @@ def take(kind: str, subject: str, arguments: dict[str, Any]) -> tuple[Lease, boo
             return Lease(row.pk, token), False
         if not _is_free(row):
             raise _held_error(row)
-        # This UPDATE matches only if the row has not changed since it was read. A living holder
-        # increments ``signs``, and a new holder writes a different token. So a match proves that
-        # the old holder is silent, and that nobody else has taken the run.
+        # Take the run only if its row has not changed since it was read. If the old holder was
+        # alive after all, it has incremented ``signs``. If a third process has taken the run just
+        # now, it has written a different token.
         if runs().filter(pk=row.pk, token=row.token, signs=row.signs, unfinished=True).update(
             signs=F("signs") + 1, state="running", **holder
         ):  # fmt: skip
@@ -151,9 +152,9 @@ def take(kind: str, subject: str, arguments: dict[str, Any]) -> tuple[Lease, boo
 
 
 def with_silence(rows: QuerySet[OperationRun]) -> QuerySet[OperationRun]:
-    """Annotate runs with ``silent``: the time since the last sign of life of the run's process.
+    """Annotate each run with ``silent``: the time since the last sign of life of its process.
 
-    ``silent`` is None if the last process has released the run but not finished it.
+    ``silent`` is None if no process holds the run, because the last one has released it.
     """
     since = DatabaseClock() - F("alive_at")
     return rows.annotate(silent=ExpressionWrapper(since, output_field=DurationField()))
@@ -168,19 +169,20 @@ def is_held(row: Any) -> bool:
 
 
 def worker_kind(kind: str) -> str:
-    """Return the kind of the runs in which workers of operation ``kind`` give signs of life.
+    """Return the kind under which the journal stores the workers of operation ``kind``.
 
-    A worker is a process that takes a part of the work. Each worker holds such a run of its own. The
-    run's subject begins with the subject of the operation; see
-    :mod:`~sharded_orm.operations.runs.work_units`.
+    If several processes share an operation, each is a *worker*. Each worker has a row of its own
+    among the runs, only to give signs of life. The row's subject begins with the subject of the
+    operation; see :mod:`~sharded_orm.operations.runs.work_units`.
     """
     return f"{kind} worker"
 
 
 def workers(kind: str, subject: str) -> QuerySet[OperationRun]:
-    """Return the runs in which the workers of operation ``kind`` on ``subject`` give signs of life.
+    """Return the rows in which the workers of operation ``kind`` on ``subject`` give signs of life.
 
-    The runs of killed workers are included.
+    A *worker* is one of several processes that share an operation. The rows of killed workers are
+    included.
     """
     rows = runs().filter(kind=worker_kind(kind), subject__startswith=f"{subject[:100]} ")
     return with_silence(rows)
@@ -212,8 +214,8 @@ def _is_alive(pid: int) -> bool:
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             # The first field after the process's name is its state. Z is a zombie: the process has
-            # ended, but its parent has not waited for it. In a container whose first process never
-            # waits, zombies stay.
+            # ended, but its parent has not called wait() for it. In a container, a zombie may stay
+            # for ever, because the first process may never call wait().
             return file.read().rpartition(")")[2].split()[0] != "Z"
     except (OSError, IndexError):
         return True
@@ -233,16 +235,17 @@ def _holder_columns() -> dict[str, Any]:
 
 
 def _machine() -> str:
-    """Return an id of the space in which process ids are unique: a host or a container.
+    """Return an id of the host or container in which this process runs.
 
-    Two process ids may be compared only if they come from spaces with the same id. If the system
-    does not provide the id, return a random id, which differs from all others.
+    Within one host or container, each process id belongs to one process only. So a process can look
+    whether another one is alive, but only if both have the same machine id. If the system does not
+    provide an id, return a random id, which no other process has.
     """
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             boot = file.read().strip()
-        # The boot id is the same for all containers of a host, so it is not enough. Each container
-        # has its own process-id namespace, so the id of that namespace is added.
+        # All containers of a host have the same boot id. So add the id of the namespace of process
+        # ids, which each container has for itself.
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"[:128]
     except OSError:
         return f"unknown {secrets.token_hex(16)}"

@@ -1,4 +1,4 @@
-"""Remove the names of database accounts from a text before people see it."""
+"""Remove the names of database accounts from messages before people see them."""
 
 from __future__ import annotations
 
@@ -34,15 +34,16 @@ _REPLACEMENT = "this account"
 
 
 def without_accounts(text: str) -> str:
-    """Return ``text`` without names of database accounts.
+    """Return ``text`` with "this account" in place of the names of database accounts.
 
     :param text: a message of a database server or of this library.
 
-    - In the phrases of servers, such as ``Access denied for user 'x'@'y'``, any name is replaced.
-      This covers accounts that are in no setting, such as that of replication.
-    - Each account name from the settings (of nodes, operators, ticket servers, the directory and
-      the global database) is replaced wherever it is in quotes, or follows "user" or "account". A
-      name that is also the name of a node or group is kept.
+    - In known messages of servers, such as ``Access denied for user 'x'@'y'``, any account name is
+      replaced, even a name that is in no setting.
+    - In all other texts, the account names in the settings are replaced, where they are in quotes
+      or follow "user" or "account". These are the accounts of the nodes, operators, replication,
+      ticket servers, directory and global database. A name that is also the name of a node or group
+      is kept.
 
     Costs some microseconds and no query. Never raises.
     """
@@ -55,8 +56,8 @@ def _configured_names() -> Iterator[str]:
     try:
         config = runtime.config()
     except (ShardedOrmError, ImproperlyConfigured):
-        # The settings cannot be read, so the names of accounts are found only in known error
-        # messages.
+        # The settings cannot be read. So only the account names in known messages of servers are
+        # replaced.
         return
     topology = config.topology
     entries = [

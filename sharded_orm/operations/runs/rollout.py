@@ -18,7 +18,7 @@ from django.db import connections
 from sharded_orm.operations.exceptions import InvalidWaves
 from sharded_orm.topology.model import Shard
 
-# During a pause, the flag that stops the work is checked at this interval, in seconds.
+# The number of seconds between two looks at the flag that ends a pause early.
 _CHECK_INTERVAL = 0.1
 
 
@@ -31,13 +31,13 @@ class Waves:
     canary: int = 1
     #: Number of shards that are worked on at once, per node.
     parallel: int = 4
-    #: Number of shards in each wave after the canary, over all nodes. None means one wave for all
-    #: the rest.
+    #: Number of shards in each wave after the canary, on all nodes together. None means that one
+    #: wave has all remaining shards.
     size: int | None = None
     #: Seconds to wait between two waves.
     pause: float = 0.0
-    #: Number of failed shards that are accepted. After one more failure, no other shard is begun.
-    #: None means that any number is accepted.
+    #: The work stops when more shards than this number have failed: no other shard is begun. None
+    #: means that it never stops for this reason.
     max_failures: int | None = None
 
     def __post_init__(self) -> None:
@@ -66,8 +66,8 @@ class Waves:
 class Stopping:
     """A flag that says whether to stop working, and why. Call the object to read the flag.
 
-    The object has no lock, because signal handlers call :meth:`stop`, and they may interrupt code
-    that holds a lock.
+    Has no lock, because signal handlers call :meth:`stop`. A signal handler may interrupt code that
+    holds the lock, and would then wait for ever.
     """
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ class Stopping:
         return bool(self.cause)
 
     def stop(self, cause: str) -> None:
-        """Set the flag, so that all work stops. If it was set before, the first cause is kept.
+        """Set the flag, so that all work stops. If it is set already, the first cause stays.
 
         :param cause: a text, such as "stopped by SIGTERM".
         """
@@ -98,11 +98,11 @@ def work_through(
 ) -> None:
     """Call ``work`` for each shard, wave by wave, in ``waves.parallel`` threads per node.
 
-    :param work: works on one shard; returns whether it has succeeded. If a call raises an
-        exception, ``stopping`` is set, and this function raises one of these exceptions after all
-        threads have ended.
-    :param stopping: after this flag is set, no other shard is begun, and ``work`` should end soon.
-        The flag is set here if the canary (the first wave) fails or too many shards fail.
+    :param work: works on one shard, and returns whether it has succeeded. If it raises an
+        exception, no other shard is begun. When all threads have ended, this function raises the
+        exception.
+    :param stopping: a flag. When it is set, no other shard is begun, and ``work`` should end soon.
+        This function sets it if the first wave, the canary, fails or too many shards fail.
 
     At the end of each wave, the connections of the worker threads are closed.
     """
@@ -125,7 +125,7 @@ def work_through(
                 for _ in range(min(waves.parallel, len(queue)))
             ]
             for worker in workers:
-                # Wait until every thread has ended, before the error of one thread is raised.
+                # Wait until every thread has ended. Only then result() may raise a thread's error.
                 worker.exception()
             for worker in workers:
                 worker.result()

@@ -1,13 +1,14 @@
-"""Work that several processes share, even on several machines. Each unit has one worker at a time.
+"""Divide the work of an operation into units, which several processes take one by one.
 
-A *work unit* is a step of a run in the journal. A *worker* is a process that takes units. Each
-worker holds its own run in the journal, whose lease shows that the worker is alive
-(:mod:`~sharded_orm.operations.runs.lease`). If a worker is killed or cut off, other workers take
-its units. Each statement that changes a unit also checks that it still belongs to the worker, and
-that the worker still has its lease.
+A *work unit* is a part of the work, such as a range of a table, and is stored as a step in the
+journal. A *worker* is a process that takes units. A unit has one worker at a time.
 
-A worker that was cut off may still send statements to a shard while another worker has the same
-unit. So two workers must do no harm if they do the same work at the same time.
+Each worker has a row of its own among the runs of the journal, in which it gives signs of life
+(:mod:`~sharded_orm.operations.runs.lease`). If it is killed or cut off, other workers take its
+units. Then it cannot change the units in the journal any more.
+
+But a worker that was cut off may still send statements to a shard while another worker does the
+same unit. So the work must be such that two workers can do it at the same time without harm.
 """
 
 from __future__ import annotations
@@ -34,16 +35,15 @@ from sharded_orm.operations.runs.journal import (
     JournalRun,
 )
 
-# The number of free work units that a worker reads at once. Other workers may take some of these
-# units before this worker does.
+# The number of free work units that a worker reads at once. It tries to take one after the other,
+# because other workers may have taken the first ones meanwhile.
 _CANDIDATES = 16
 
 
 class Worker:
-    """Represents this process as a worker: a process that takes work units. Thread-safe.
+    """This process, as one of the processes that take work units. Thread-safe.
 
-    The worker's lease shows other processes that the worker is alive. :func:`join` creates
-    instances.
+    By its lease, other processes see that this process is alive. :func:`join` creates instances.
     """
 
     def __init__(self, lease: leases.Lease) -> None:
@@ -51,17 +51,18 @@ class Worker:
         self.lease = lease
 
     def check(self) -> None:
-        """Check that no other process has taken the work units of this worker. Sends no query.
+        """Check that this worker has given signs of life, so that its units are still its own.
 
-        :raises LeaseLost: another process may have taken the units.
+        Sends no query.
+
+        :raises LeaseLost: this worker was silent for so long that others may have taken its units.
         """
         self.lease.check()
 
 
 @contextmanager
 def join(kind: str, subject: str, arguments: Mapping[str, Any]) -> Iterator[Worker]:
-    """A context manager in whose block this process is a worker for operation ``kind`` on
-    ``subject``: it takes parts of the work.
+    """A context manager: in its block, this process is a worker of an operation and may take units.
 
     :param kind: the kind of the operation.
     :param subject: what the operation works on.
@@ -69,7 +70,8 @@ def join(kind: str, subject: str, arguments: Mapping[str, Any]) -> Iterator[Work
         :func:`has_living_workers` can compare them.
     :raises JournalMissing: the journal's tables do not exist, or the caller is in a transaction.
     """
-    # The subject is unique, so no other process can hold this run.
+    # Use a random name, because each worker needs a row of its own. Two unfinished runs cannot have
+    # the same kind and subject.
     name = f"{subject[:100]} {secrets.token_hex(8)}"
     lease, _ = journal.take_lease(leases.worker_kind(kind), name, dict(arguments))
     lease.start()
@@ -83,9 +85,9 @@ def join(kind: str, subject: str, arguments: Mapping[str, Any]) -> Iterator[Work
 class WorkUnit:
     """A work unit that a worker has taken. To be used by one thread at a time.
 
-    :param row: the unit's step in the journal.
-    :param is_repeated: whether the unit was begun before, by another worker or in an earlier
-        attempt.
+    :param row: the step of the journal in which the unit is stored.
+    :param is_repeated: whether a worker has begun the unit before, so that a part of the work may
+        be done already.
     """
 
     def __init__(self, worker: Worker, row: OperationStep, is_repeated: bool) -> None:
@@ -115,11 +117,9 @@ class WorkUnit:
         self._write(state=FAILED, error=journal.one_line(exc))
 
     def give_back(self) -> None:
-        """Record that this worker has left the work unit unfinished, so any worker may take it at
-        once.
-        """
-        # Do not set the state to "pending" again, because the record must show that a worker has
-        # begun the work unit.
+        """Leave the work unit unfinished. Any worker may take it at once."""
+        # The state must not be "pending" again, because that means that no worker has begun the
+        # unit.
         self._write(state=journal.STOPPED)
 
     def _write(self, **changes: Any) -> None:
@@ -129,7 +129,7 @@ class WorkUnit:
 
 
 class WorkUnits:
-    """The work units of one run. Each process that works on the run has its own instance.
+    """The work units of one run, as they are stored in the journal. Each process has an instance.
 
     :param run_id: the id of the run in the journal.
     """
@@ -140,8 +140,7 @@ class WorkUnits:
     def create(self, run: JournalRun, units: Iterable[tuple[str, str, Mapping[str, Any]]]) -> int:
         """Create the work units that do not exist yet. Return the number of ``units``.
 
-        If a unit with the same name exists, it is not changed. So an interrupted call may be
-        repeated.
+        A unit whose name exists already stays as it is. So an interrupted call can be repeated.
 
         :param run: the run of the units. This process must hold it.
         :param units: for each unit, its name, a description for people, and its content as JSON
@@ -168,10 +167,10 @@ class WorkUnits:
         OperationStep.objects.using(DEFAULT_DB_ALIAS).bulk_create(new)
 
     def take(self, worker: Worker) -> WorkUnit | None:
-        """Assign to ``worker`` a work unit on which nobody works, and return the unit.
+        """Give ``worker`` the first free work unit in the order of names, and return the unit.
 
-        Return None if there is no such unit. Units are taken in the order of their names. Costs two
-        statements, or more if other workers take units at the same time.
+        A unit is free if no living worker has it and it is neither done nor failed. Return None if
+        no unit is free. Costs two statements, or more if other workers take units at the same time.
         """
         while candidates := self._free():
             for row in candidates:
@@ -187,8 +186,9 @@ class WorkUnits:
         return free or self._abandoned()
 
     def _abandoned(self) -> list[OperationStep]:
-        """Return the work units that were taken by workers (processes) that are dead or have been
-        silent for too long.
+        """Return work units that a worker has taken, but does not work on any more.
+
+        The worker is dead, or has given no sign of life for too long.
         """
         running = list(self.rows().filter(state=RUNNING).order_by("alias"))
         workers = {row.worker for row in running}
@@ -197,7 +197,7 @@ class WorkUnits:
         return [row for row in running if row.worker not in alive][:_CANDIDATES]
 
     def retry_failed(self) -> None:
-        """Make the failed work units free, so that workers (processes) take these units again."""
+        """Make the failed work units free, so that workers try them again."""
         self.rows().filter(state=FAILED).update(state=journal.STOPPED)
 
     def by_state(self) -> dict[str, int]:
@@ -217,30 +217,29 @@ class WorkUnits:
 
 
 def has_living_workers(kind: str, subject: str, arguments: Mapping[str, Any]) -> bool:
-    """Return whether a worker of the operation (a process inside :func:`join`) is alive, or may be
-    alive.
+    """Return whether a process takes part in the operation now, or may do so.
 
-    Only workers with the same ``arguments`` count. It does not matter whether the worker has a work
-    unit at the moment.
+    Such a process is inside :func:`join`, with the same ``arguments``. It need not have a work unit
+    at the moment.
     """
     rows = leases.workers(kind, subject)
     return any(row.arguments == arguments and leases.is_held(row) for row in rows)
 
 
 def delete_dead_workers(kind: str, subject: str) -> None:
-    """Delete the runs of killed workers of operation ``kind`` on ``subject``.
+    """Delete the rows in which killed workers of the operation gave signs of life.
 
-    Each worker holds a run of its own, in which it gives signs of life.
+    A worker that ends in good order deletes its row itself.
     """
     dead = [row.pk for row in leases.workers(kind, subject) if not leases.is_held(row)]
     leases.runs().filter(pk__in=dead).delete()
 
 
 def _own_units(worker: Worker) -> QuerySet[OperationStep]:
-    """Return a query set of all work units; an empty one if ``worker`` must not work any more.
+    """Return a query set of all work units, which is empty if ``worker`` has lost its lease.
 
-    A worker must not work any more if it was silent for too long, and another process has taken over
-    its run.
+    So a worker that was silent for too long, and whose units others may have taken, changes no
+    unit.
     """
     table: QuerySet[OperationStep] = OperationStep.objects.using(DEFAULT_DB_ALIAS)
     return table.filter(Exists(worker.lease.own_row()))

@@ -1,5 +1,7 @@
-"""Find and drop the tables that moves of shards have left on nodes: old tables, which are kept for
-a while, and incomplete copies.
+"""Drop the tables that moves of shards have left on nodes.
+
+After a move, the old node keeps the old tables for a while, for example for a day. A move that was
+undone may leave an incomplete copy on the new node.
 """
 
 from __future__ import annotations
@@ -21,11 +23,12 @@ from sharded_orm.operations.shard_moves.shard_sessions import SchemaSessions
 
 
 def remove_expired(run: JournalRun, *, at_once: bool = False) -> list[str]:
-    """Drop old tables that were kept for long enough. Return sentences about them for the operator.
+    """Drop the tables that earlier moves have left, if the time for which they are kept is over.
+
+    Return sentences for the operator: what was dropped, and what could not be dropped.
 
     :param run: the run that moves shards of the group. This process holds it.
-    :param at_once: whether to drop all old tables, even those that were not kept for long enough
-        yet.
+    :param at_once: whether to drop them even if their time is not over yet.
     """
     notes: list[str] = []
     now = run.now()
@@ -61,10 +64,11 @@ def remove_expired(run: JournalRun, *, at_once: bool = False) -> list[str]:
 
 
 def _drop(run: JournalRun, old: dict[str, Any]) -> bool:
-    """Drop the old tables of one shard. Return False if there are none.
+    """Drop the tables that a move has left of one shard on one node. Return False if there are
+    none.
 
-    :param old: the entry for these tables in the run's arguments: the shard, the node, and the
-        number of the move that has left the tables.
+    :param old: the entry in the journal for these tables. Its keys ``shard``, ``node`` and
+        ``number`` have the number of the shard, the name of the node, and the number of the move.
     :raises MoveFailed: the tables cannot be dropped at this time.
     :raises django.db.Error: a server has refused to drop the tables.
     """
@@ -72,7 +76,7 @@ def _drop(run: JournalRun, old: dict[str, Any]) -> bool:
         raise MoveFailed("the topology has no such node")
     shard = runtime.shard(run.subject, old["shard"])
     if shard.node == old["node"]:
-        # No old tables are left: the shard has moved back to this node, and that move has dropped them.
+        # The shard has moved back to this node. That move has dropped the old tables.
         return False
     replica = old.get("replica")
     if replica is not None and replication.replicates(replica, old["node"]):
@@ -81,8 +85,8 @@ def _drop(run: JournalRun, old: dict[str, Any]) -> bool:
         )
     with node_connection(old["node"]) as wrapper:
         if shard.schema not in wrapper.schemas_present():
-            # The schema does not exist. An earlier process has dropped it, but was killed before it
-            # could record this, or the copy of an undone move was removed at once.
+            # Somebody has dropped the tables before: an earlier process that was killed before it
+            # could record this, or the process that has undone the move.
             return False
     with SchemaSessions(replace(shard, node=old["node"]), run.note) as sessions:
         if sessions.schema.hidden():

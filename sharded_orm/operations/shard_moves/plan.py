@@ -1,4 +1,4 @@
-"""Plan moves of shards, and make the topology that a move publishes. This module sends no query."""
+"""Plan moves of shards to another node. This module sends no query."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from sharded_orm.topology.range_entries import entry_of, primary_of, replace_sha
 
 @dataclass(frozen=True)
 class ShardToMove(ShardChange):
-    """A shard that is to be moved from the node ``source`` to the node ``target``.
+    """The planned move of a shard from the node ``source`` to the node ``target``.
 
-    :param replica: the node of the shard's replica after the move; None if it has none.
-    :param by_replication: whether the target has the rows already, because its server replicates the
-        whole server of the source.
+    :param replica: the node that is the shard's replica after the move; None if there is none.
+    :param by_replication: whether the target has the rows already, because its server is a replica
+        of the whole server of the source. Otherwise the rows are copied.
     """
 
     replica: str | None
     by_replication: bool = False
 
     def publish_in(self, document: Document) -> Document:
-        """Return a copy of ``document`` whose topology places the shard on the target node.
+        """Return a copy of the topology document in which the shard is on the target node.
 
-        :raises MoveRefused: the document places the shard neither on the source node nor on the
-            target, or the shard is on a pair of servers.
+        :raises MoveRefused: somebody has changed the topology: in ``document``, the shard is
+            neither on the source node nor on the target, or it is on a pair of servers.
         """
         if self.is_published(document):
             return document
@@ -52,9 +52,9 @@ class ShardToMove(ShardChange):
 class ShardMovePlan:
     """The shards of a group that are to move to the node ``target``.
 
-    :param shards: the shards to move, in the order of their numbers.
-    :param already: the numbers of the requested shards that are on the server of ``target``
-        already.
+    :param shards: one move for each shard, in the order of their numbers.
+    :param already: the numbers of requested shards that need not move, because they are on the
+        server of ``target`` already.
     """
 
     group: str
@@ -77,10 +77,11 @@ def plan_shard_moves(
 ) -> ShardMovePlan:
     """Return the plan to move shards to the node ``to``.
 
-    :param numbers: numbers of the shards.
-    :param replica: the node that becomes the replica of the shards. None means the replica of the
-        other ranges on ``to``, if all of them have the same replica.
-    :param by_replication: whether ``to`` is a replica of the servers on which the shards are.
+    :param numbers: the numbers of the shards.
+    :param replica: the node that becomes the replica of the shards. With None, it is the replica
+        that the other ranges on ``to`` have, if all of them have the same one.
+    :param by_replication: whether ``to`` is a replica of the server on which the shards are, so
+        that their rows need not be copied.
     :raises MoveRefused: the topology does not allow these moves. Every reason is listed.
     :raises UnknownShard: there is no such group.
     """

@@ -19,10 +19,10 @@ from sharded_orm.two_phase.recovery import refuse_prepared
 
 
 def check_plan(plan: ShardMovePlan, seconds: float) -> None:
-    """Check that the shards of ``plan`` can be moved. The check leaves everything unchanged.
+    """Check that the shards of ``plan`` can be moved. Changes nothing.
 
-    :param seconds: the number of seconds that a replica may be behind its source. It matters only
-        if shards move by replication.
+    :param seconds: if the shards move to a replica of their server, the replica may be this number
+        of seconds behind.
 
     Costs about ten statements for each shard, and a round trip to the source of the topology.
 
@@ -100,9 +100,9 @@ def _source_problems(move: ShardToMove) -> Iterator[str]:
 
 
 def _why(exc: Error) -> str:
-    """Return the text of a database error, and which privileges the account needs.
+    """Return the text of a database error, with the privileges that the account needs.
 
-    A missing privilege is a likely cause of the error.
+    A missing privilege is the most likely cause of the error.
     """
     return (
         f"{error_line(exc)}. The node's OPERATOR, or its own account, needs all privileges on the"

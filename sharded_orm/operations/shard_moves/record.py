@@ -1,8 +1,7 @@
-"""The record of a shard's move: its phase, and the publication that commits the move.
+"""The record of a shard's move in the journal: how far the move has come.
 
-The record is a part of the run in the journal. So if another process takes over the run, this
-process can record nothing more. A move is committed at the moment when the new topology is
-published.
+If the process is killed, another process reads the record, and completes or undoes the move. A move
+is committed at the moment when the topology with the shard's new node is published.
 """
 
 from __future__ import annotations
@@ -16,14 +15,15 @@ from sharded_orm.operations.runs.journal import JournalRun
 from sharded_orm.operations.shard_change import ShardChangeRecord
 from sharded_orm.operations.shard_moves.plan import ShardToMove
 
-#: The first phase of a shard's move. The shard is on the source, whose tables may have triggers
-#: that record changes. The target may have an incomplete copy, in hidden (renamed) tables.
+#: The first phase of a shard's move. The site uses the tables on the source. They may have triggers
+#: that record changes. The target may have an incomplete copy in *hidden* tables: these are
+#: renamed, so that no statement of the site finds them.
 COPYING: Final = "copying"
-#: The second phase of a shard's move. The shard is on the source, but its tables there may be
-#: hidden (renamed, so that no statement finds them).
+#: The second phase. The shard is still on the source, but its tables there may be hidden, so that
+#: statements of the site wait.
 HIDING: Final = "hiding"
-#: The third phase of a shard's move. The topology is being published. If the process is killed,
-#: only the source of the topology knows whether it was published.
+#: The third phase. The new topology is being published. If the process is killed, only the source
+#: of the topology, the place where it is stored, knows whether the move is committed.
 PUBLISHING: Final = "publishing"
 
 
@@ -38,12 +38,12 @@ class ShardMoveRecord(ShardChangeRecord[ShardToMove]):
 
     def __init__(self, run: JournalRun, move: ShardToMove, number: int) -> None:
         super().__init__(run, move)
-        #: A random number that identifies the move on both nodes. A process that was paused during
-        #: the move may continue after its end, and cannot harm a later move, which has another
-        #: number.
+        #: A random number that identifies the move on both nodes. If a process is paused during the
+        #: move and continues after somebody else has ended the move, it cannot harm the next move
+        #: of the shard, which has a different number.
         self.number = number
-        #: The time at which this process has hidden (renamed) the tables, by ``time.monotonic()``.
-        #: None if the tables are not hidden by this process.
+        #: The time, from ``time.monotonic()``, at which this process has hidden the tables on the
+        #: source. None before that, and again when the tables on the target can be used.
         self.hidden_at: float | None = None
 
     @classmethod
@@ -56,9 +56,7 @@ class ShardMoveRecord(ShardChangeRecord[ShardToMove]):
 
     @classmethod
     def unfinished(cls, run: JournalRun) -> ShardMoveRecord | None:
-        """Return the record of the move that an earlier process has left unfinished; None if there
-        is none.
-        """
+        """Return the record of the move that an earlier process has left unfinished, if any."""
         current = run.arguments.get("current")
         if current is None:
             return None
@@ -77,19 +75,19 @@ class ShardMoveRecord(ShardChangeRecord[ShardToMove]):
         return f"{self.change} moved from {self.change.source} to {self.change.target}"
 
     def keep_until(self, keep: timedelta, *, replica: str | None = None) -> None:
-        """Record that the move is complete, and how long the source keeps the old tables.
+        """Record that the move is complete, and that the source keeps the old tables for a while.
 
-        :param keep: the time for which the source keeps the old tables.
-        :param replica: a node that replicates from the source. As long as it replicates, the old
-            tables are kept even after ``keep``.
+        :param keep: how long the source keeps the old tables.
+        :param replica: a node that replicates from the source. The old tables are not dropped while
+            it replicates, because the drop would be repeated on that node.
         """
         self._run.note(current=None, left=self._left_with(self.change.source, keep, replica))
 
     def end(self, *, look_after: timedelta | None = None) -> None:
         """Record that the move was undone, so the shard is on its source as before.
 
-        :param look_after: the time after which a later run removes a copy that may be on the
-            target; None if there can be no copy.
+        :param look_after: if a copy of the shard may be left on the target, a later run removes it
+            after this time. None if no copy can be left.
         """
         if look_after is None:
             self._run.note(current=None)

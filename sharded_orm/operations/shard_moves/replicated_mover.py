@@ -1,8 +1,9 @@
-"""The move of a shard to a replica of its server, which has the rows already.
+"""Move a shard to a replica of its server, which has the rows already.
 
-The mover hides the tables on the source, that is, it renames them. The replica executes the
-renaming after all earlier writes. So once the tables are hidden on the replica, the replica has all
-rows. Then the mover gives the tables their names back, on the replica only.
+The mover renames the tables on the source, so that the site can no longer write to them. The
+replica repeats the renaming after all earlier writes. So when the tables on the replica are
+renamed, the replica has all rows. Then the mover gives the tables their names back, on the replica
+only.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from sharded_orm.operations.shard_moves.table_comparison import TableComparison
 class ReplicatedShardMover(ShardMover):
     """Moves one shard to a replica of its server. Used by one thread.
 
-    The mover compares the rows on the replica with those on the source while the site writes. Rows
-    that differ may have just been changed. So they are compared again while the tables are hidden
-    (renamed).
+    The mover compares the rows on both servers while the site writes. Two rows may differ only
+    because the site has just changed one of them. So rows that differ are compared again when the
+    tables are renamed and nobody can change them.
     """
 
     _pair: Pair
@@ -62,8 +63,8 @@ class ReplicatedShardMover(ShardMover):
         return began
 
     def _copy_the_rest(self) -> None:
-        # While the tables are hidden (renamed), statements of the site wait for them, but only for
-        # ``move_wait`` seconds. So the mover waits no longer than that for the replica.
+        # The tables are renamed now, so statements of the site wait for them. After ``move_wait``
+        # seconds, the statements would fail. So do not wait longer than that for the replica.
         self._wait(runtime.config().move_wait)
         self._comparison.compare_open()
         self._raise_if_different("at the switch")
@@ -80,8 +81,9 @@ class ReplicatedShardMover(ShardMover):
 
     def undo(self) -> str:
         with self._source.capture.exclusively(TRIGGER_PATIENCE):
-            # Wait for a mover that was paused while it held the lock. A mover that takes the lock
-            # later notices that this process has taken over the run, and stops.
+            # A mover that was paused while it held this lock could still change something, so wait
+            # for it. A mover that takes the lock later notices that this process has taken over the
+            # run, and stops.
             pass
         self._source.schema.show(TRIGGER_PATIENCE)  # The target repeats it.
         return ""

@@ -1,7 +1,7 @@
-"""Checks of the replication between two nodes, for moves of shards.
+"""Check the replication between the two nodes of a shard's move.
 
-A move that copies rows is refused if one node replicates from the other. A move by replication
-requires that the target replicates from the source.
+A move that copies the rows is refused if one node replicates from the other. A move by replication
+copies no rows, because the target must be a replica of the source.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sharded_orm.operations.shards.status import error_line
 
 
 class Pair(NamedTuple):
-    """The database servers of the two nodes of a move."""
+    """Sessions on the database servers of the two nodes of a move."""
 
     source: ReplicationServer
     target: ReplicationServer
@@ -60,15 +60,16 @@ def _server(node: str) -> ReplicationServer:
 
 
 def takes_shards_over(node: str) -> bool:
-    """Return whether a replica of the server of ``node`` can, while it replicates, accept writes too."""
+    """Return whether a replica of ``node`` can accept writes while it replicates, as on MariaDB.
+
+    Then a shard can move to the replica without a copy of its rows.
+    """
     settings = runtime.topology().nodes[node]
     return can_be_promoted(settings) and server_class(settings).replica_takes_writes
 
 
 def replicates(node: str, source: str) -> bool:
-    """Return whether the server of ``node`` has a replication connection to the server of
-    ``source``.
-    """
+    """Return whether the server of ``node`` is a replica of the server of ``source``."""
     with open_pair(source, node) as pair:
         return pair.target.replicates_from(pair.source)
 
@@ -76,8 +77,8 @@ def replicates(node: str, source: str) -> bool:
 def neighbour_problems(source: str, target: str) -> Iterator[str]:
     """Yield a sentence if one of the two nodes replicates from the other.
 
-    Then the rows cannot be copied, because replication would repeat the statements of the move on
-    the other server, in the schema of the same name.
+    Then the rows cannot be copied: the shard's schema has the same name on both servers, so
+    replication would repeat the statements of the move in the schema on the other server.
     """
     if not can_be_promoted(runtime.topology().nodes[source]):
         return
@@ -106,9 +107,10 @@ def _to_see(node: str) -> str:
 
 
 def link_problems(source: str, target: str, seconds: float) -> Iterator[str]:
-    """Yield sentences about why ``target`` cannot take shards over as a replica of ``source``.
+    """Yield a sentence for each reason why shards cannot move from ``source`` to its replica.
 
-    :param seconds: the number of seconds that the target may be behind.
+    :param target: the node that must be the replica.
+    :param seconds: the number of seconds that the replica may be behind.
     """
     nodes = runtime.topology().nodes
     for name in (source, target):

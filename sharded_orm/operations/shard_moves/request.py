@@ -14,12 +14,12 @@ Tell = Callable[[str], None]
 class ShardMoveOptions:
     """The options of a move of shards.
 
-    :param patience: the number of seconds for which the mover tries to switch a shard that is in
-        use by transactions, before it gives up. If shards move by replication, the replica may be
-        this many seconds behind.
+    :param patience: a shard cannot be switched to the new node while a transaction uses its tables.
+        After this number of seconds, the mover gives up. If shards move by replication, the replica
+        may also be this number of seconds behind.
     :param rate: the largest number of rows per second that are copied; None for no limit.
-    :param keep: the time for which the old node keeps the tables, which are renamed, after the
-        move.
+    :param keep: how long the old node keeps the old tables after the move. They are renamed, so
+        that no statement finds them.
     """
 
     patience: float = 60.0
@@ -32,15 +32,17 @@ class ShardMoveReport:
     """The outcome of :func:`~sharded_orm.operations.shard_moves.runner.move_shards`.
 
     :param run: the id of the run in the journal.
-    :param moved: for the number of each moved shard, the node on which the shard is now.
-    :param already: the numbers of shards that were on the node before.
-    :param failures: for the number of each shard that was not moved, the reason. The shard is where
-        it was.
+    :param moved: maps the number of each moved shard to its new node.
+    :param already: the numbers of shards that were on the target before, and need not move.
+    :param failures: maps the number of each shard that was not moved to the reason.
     :param notes: further sentences for the operator.
     :param rows: number of rows that were copied.
-    :param copying: the number of seconds that copying took, until few changes were left.
-    :param comparing: the number of seconds that the first comparison of all rows took.
-    :param pauses: for the number of each moved shard, the seconds for which statements waited.
+    :param copying: the number of seconds that copying took, for all shards together. It includes
+        the repeated copying of rows that the site has changed meanwhile.
+    :param comparing: the number of seconds that the first comparison of all rows took, for all
+        shards together.
+    :param pauses: for each moved shard, the number of seconds for which statements waited during
+        the switch.
     :param stopped: why the work was stopped early; "" if it was not.
     """
 

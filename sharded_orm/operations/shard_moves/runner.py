@@ -1,9 +1,8 @@
-"""Move shards to other nodes, and end interrupted moves. The operator's commands call these
-functions.
+"""Move shards to other nodes, and end interrupted moves. The commands call these functions.
 
 Only one process at a time can move shards of a group, because it must hold the group's run in the
-journal. It moves one shard after the other. Another process can end a move that a killed process
-has begun.
+journal. It moves one shard after the other. If it is killed during a move, the next process first
+ends this move: it completes or undoes the move.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ from sharded_orm.operations.shard_moves.runs_under_way import KIND
 from sharded_orm.operations.shard_moves.shard_mover import ShardMover
 from sharded_orm.operations.shard_moves.shard_sessions import SchemaSessions
 
-#: If a process is paused during a move, a second process may end the move. When the paused process
-#: continues, it may create a schema on the target by mistake, at most this long after the end of
-#: the move. The first run after this time looks for such a schema.
+#: If a process is paused during a move, a second process may undo the move. When the first process
+#: continues, it may still create the shard's schema on the target, before it notices that it has
+#: lost the run. So a run that begins later than this after the undo looks for such a schema.
 LATE_SCHEMA: Final = timedelta(hours=1)
 
 
@@ -52,15 +51,15 @@ def move_shards(
 ) -> ShardMoveReport:
     """Move shards of ``group`` to the node ``to``, while the site reads and writes them.
 
-    A shard can never be used on two servers at the same time. During the switch, it cannot be used
-    on any server, and statements wait for some milliseconds. If this process is killed, call the
-    function again. It first ends the unfinished move.
+    When a shard is switched to its new node, statements on it wait for some milliseconds. At no
+    time can it be used on both nodes. If this process is killed, call the function again: it first
+    ends the unfinished move.
 
-    :param numbers: numbers of the shards. They are moved one after the other.
-    :param replica: the node with the replica of ``to``; see
+    :param numbers: the numbers of the shards. They are moved one after the other.
+    :param replica: the node that becomes the replica of the moved shards; see
         :func:`~sharded_orm.operations.shard_moves.plan.plan_shard_moves`.
-    :param by_replication: whether ``to`` replicates from the servers of the shards, so that no rows
-        need to be copied.
+    :param by_replication: whether ``to`` is a replica of the server on which the shards are, so
+        that their rows need not be copied.
     :param tell: called with a line for the operator.
     :raises MoveRefused: the shards cannot be moved. Every reason is listed, and nothing was
         changed.
@@ -113,14 +112,14 @@ def repair(
     kill: bool = False,
     tell: Tell = lambda line: None,
 ) -> ShardMoveReport:
-    """End an unfinished move, and drop old tables that were kept for long enough.
+    """End an unfinished move, and drop the old tables of earlier moves when their time is over.
 
-    If the move was published, the shard stays on its new node. Otherwise it stays on its old node.
+    If the topology with the new node was published, the shard stays on its new node. Otherwise it
+    stays on its old node.
 
-    :param discard: whether to drop all old tables, even those that were not kept for long enough
-        yet.
-    :param kill: whether to end the database sessions of an earlier process that has begun the move,
-        then was paused or hung, and so holds locks.
+    :param discard: whether to drop all old tables now, even if their time is not over yet.
+    :param kill: whether to end the database sessions of the process that has begun the move. Use
+        this if that process hangs and its sessions still hold locks.
     :raises OperationHeld: a process moves shards of the group at this time.
     """
     with journal.hold_run(KIND, group, {"to": "repair", "shards": []}) as run:
@@ -131,9 +130,7 @@ def repair(
 
 
 class _Work:
-    """Moves shards of one group. Only one process does so at a time, because it holds the group's
-    run in the journal.
-    """
+    """Moves shards of one group in this process, which holds the group's run in the journal."""
 
     def __init__(
         self, run: journal.JournalRun, options: ShardMoveOptions, stopping: Stopping, tell: Tell
@@ -145,12 +142,10 @@ class _Work:
         self.report = ShardMoveReport(run.subject, run.id)
 
     def begin(self, *, repairs: bool = False, discard: bool = False, kill: bool = False) -> None:
-        """End the move that an earlier process has left unfinished, and drop old tables.
+        """End the move that an earlier process has left unfinished, and drop expired old tables.
 
-        Old tables are dropped if they were kept for long enough.
-
-        :param repairs: whether the caller only repairs, and moves nothing. Then interrupted
-            operations of other kinds are no reason to refuse the call.
+        :param repairs: whether the caller only ends a move, and begins none. Then it may run
+            although an operation of another kind was interrupted, such as a migration.
         :param discard, kill: as in :func:`repair`.
         """
         refuse_conflicts(self._run, only_held=repairs)
@@ -166,15 +161,15 @@ class _Work:
     def _end_sessions(self, record: ShardMoveRecord) -> None:
         """End the database sessions of the process that has left the move unfinished.
 
-        This process has taken over the run of that process, which must not write any more.
+        That process may hang. It has lost the run to this process, so it must not write any more.
         """
         with self._sessions(record) as both:
             for sessions in both:
                 try:
                     ended = sessions.capture.end_sessions(record.number)
                 except Error as exc:
-                    # Report the error and continue, because it may be harmless. For example, the
-                    # new node may not have the shard's schema yet.
+                    # Only report the error, because it may be harmless: the new node may not have
+                    # the shard's schema yet.
                     self._tell(
                         f"no session on {sessions.shard.node} was ended: {journal.one_line(exc)}"
                     )
@@ -189,13 +184,13 @@ class _Work:
                 break
             self._move_one(move)
             if self._run.arguments.get("current") is not None:
-                # The move above could not be undone or completed. Its record is still needed, and
-                # the next move would replace the record, so do not begin the next move.
+                # The move above could not be completed or undone. A later command needs its record
+                # in the journal. The next move would overwrite this record, so do not begin it.
                 break
         self.report.stopped = self._stopping.cause
 
     def finish(self) -> None:
-        """Finish the run (record it as complete in the journal), unless a move could not be ended."""
+        """Finish the run in the journal, unless a move could be neither completed nor undone."""
         if self.report.moved:
             self._wait_for_followers()
         if self._run.arguments.get("current") is not None:
@@ -223,9 +218,7 @@ class _Work:
             self._record_moved(move, mover)
 
     def _end_after(self, record: ShardMoveRecord, cause: BaseException) -> None:
-        """End a move that has failed with ``cause``: complete it if it is published, otherwise undo
-        it.
-        """
+        """End a move that has failed with ``cause``, and add the failure to the report."""
         move = record.change
         why = str(cause) if isinstance(cause, MoveFailed) else f"{with_notes(cause)}."
         if not isinstance(cause, OperationStopped):
@@ -242,10 +235,10 @@ class _Work:
             )
 
     def _end(self, record: ShardMoveRecord, look_after: timedelta | None = None) -> None:
-        """End a move of a shard: complete it if it is published, otherwise undo it.
+        """Complete the move if its new topology is published, otherwise undo it.
 
-        :param look_after: if the move is undone, the time after which a later run looks for remains
-            on the target; None if nothing can remain.
+        :param look_after: after an undo, a run that begins later than this looks once more for
+            tables that the move has left on the target. None if it can leave none.
         """
         move = record.change
         if record.phase == PUBLISHING and not record.rule_out():
@@ -255,9 +248,9 @@ class _Work:
             self._record_moved(move, mover)
             return
         runtime.refresh()
-        # Use the node that the topology names now, because the shard's replica may have been
-        # promoted since the move began. If the tables were hidden (renamed) on the former primary,
-        # replication has hidden them on this node, too.
+        # Undo the move on the node that the topology names now. Since the move began, the shard's
+        # replica may have been promoted. If the move has renamed the tables on the former primary,
+        # replication has renamed them on this node, too.
         node = runtime.shard(move.group, move.number).node
         with self._sessions(record, source=node) as (source, target):
             left = self._mover(record, source, target).undo()
@@ -300,10 +293,10 @@ class _Work:
         return kind(record, self._options, source, target, self._stopping, self._run.check)
 
     def _wait_for_followers(self) -> None:
-        """Wait until every process uses the new topology. A note in the report names the processes
-        that still do not.
+        """Wait for some seconds until every process uses the new topology.
 
-        Such a process does no harm. If one of its statements finds no table, it looks up the new
+        A note in the report names the processes that still use the old one. They do no harm: the
+        old tables are renamed, so their next statement finds no table. Then they read the new
         topology.
         """
         if note := note_on_followers("look it up at their next statement on a moved shard"):

@@ -1,5 +1,6 @@
-"""Query the journal, which records long operations, for unfinished moves of a group's shards or
-keys.
+"""Query the journal whether shards or keys of a group are being moved.
+
+A process asks this after a deadlock, because a move may have caused it.
 """
 
 from __future__ import annotations
@@ -14,18 +15,19 @@ from django.utils import timezone
 from sharded_orm.operations import moves, pairs
 from sharded_orm.operations.runs import lease as leases
 
-#: The kind under which the journal stores the runs that move shards.
+#: The journal stores the kind of each operation. This is the kind of moves of shards.
 KIND: Final = "move shards"
-# For how long an ended move still counts as under way, for a process that checks whether a move may
-# have caused its deadlock. It may be paused before the check, but hardly for longer than this.
+# A move counts as under way for this time after its end. A process asks after a deadlock whether a
+# move may have caused it. Between the deadlock and the question, the move may have ended.
 _RECENT: Final = timedelta(minutes=1)
 
 
 def are_moving(group: str) -> bool:
     """Return whether shards or keys of ``group`` are being moved, or were in the last minute.
 
-    A change of the active side of a pair counts as a move. A move that was broken off counts until
-    it is repaired. Returns False if the journal does not answer. One query.
+    A change of the active side of a pair counts as a move. A move that was interrupted counts until
+    somebody has ended it with ``--repair``. Returns False if the journal does not answer. One
+    query.
     """
     is_recent = Q(unfinished=True) | Q(finished_at__gte=timezone.now() - _RECENT)
     runs = leases.runs().filter(is_recent, kind__in=[KIND, moves.KIND, pairs.KIND], subject=group)

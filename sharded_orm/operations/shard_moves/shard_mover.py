@@ -1,7 +1,9 @@
 """The move of one shard from its node, the source, to another node, the target.
 
-The mover copies the rows, and copies a row again if the site changes it meanwhile. Then it hides
-the old tables by renaming them, publishes the new topology, and gives the new tables their real
+The mover copies the rows while the site uses the shard. Triggers record each row that the site
+changes, and the mover copies this row again. When few changes are left, the mover *hides* the old
+tables: it renames them, so that no statement of the site finds them. It copies the last changes and
+publishes the new topology. Then it gives the new tables, which were hidden until now, their real
 names. docs/decisions/0035-moves-of-shards.md explains the order of these steps.
 """
 
@@ -36,25 +38,24 @@ from sharded_orm.two_phase.recovery import refuse_prepared
 
 #: The number of rows that are copied at once.
 BATCH: Final = 2000
-#: The largest number of rows that are copied again in one batch, because they have changed on the
-#: old node.
+#: The number of recorded changes that are read at once. The changed rows are copied again.
 CHANGES: Final = 1000
-#: The limit that is passed to read all changes at once. A journal of changes never has so many
-#: entries.
+#: The same for the last changes, which are read all at once. There are never so many.
 ALL_CHANGES: Final = 10**9
-#: The tables are hidden (renamed) once the journal, the table of changed rows on the old node, has at
-#: most this many entries.
+#: The tables are hidden as soon as at most this number of changed rows is left to copy.
 FEW_CHANGES: Final = 50
-#: The mover gives up after this many rounds in which the number of changes has not become smaller.
-#: The source then changes faster than the mover copies.
+#: In each round, the mover copies the rows that were changed during the round before. It gives up
+#: if the number of changes has not become smaller for this number of rounds, because the site then
+#: changes rows faster than the mover copies them.
 MOST_ROUNDS: Final = 20
-#: The largest number of attempts to copy rows that the new node refuses, because older rows there
-#: still have the unique values of these rows.
+#: The largest number of attempts to copy a row, or to compare a row that differs. The new node can
+#: refuse a row because an older copy of another row still has its unique value.
 ATTEMPTS: Final = 10
 #: The largest number of seconds that creating or dropping triggers may take.
 TRIGGER_PATIENCE: Final = 30.0
-#: The largest number of seconds that one attempt to hide (rename) the tables may take. If an
-#: attempt takes longer, the mover copies changes again before the next attempt.
+#: The largest number of seconds that one attempt to hide the tables may take. An attempt waits for
+#: open transactions, and statements of the site wait for the attempt. After a failed attempt, the
+#: mover copies changes again before the next one.
 HIDE_PATIENCE: Final = 0.5
 
 
@@ -82,23 +83,23 @@ class ShardMover:
         self._check = check
         self._tag = f"{record.number:x}"
         self._tables: dict[str, CapturedTable] = {}
-        #: The tables on the source (the old node), keyed by their real names. While a table is hidden
-        #: (renamed), its object in this dict has the new name.
+        #: Maps the real name of each table to the table on the source, as it can be read now: under
+        #: its real name, or under its new name while it is hidden. ``_there`` does the same for the
+        #: target.
         self._here: dict[str, CapturedTable] = {}
         self._there: dict[str, CapturedTable] = {}
-        #: The primary keys of rows that must be copied again, because the new node has refused them;
-        #: keyed by table.
+        #: Maps the name of each table to the primary keys of rows that the new node has refused.
+        #: They must be copied again.
         self._refused: dict[str, dict[Row, None]] = {}
         self._refusal_error = ""
         self._comparison: TableComparison
         self._silent: list[str] = []
-        # The state of the tables on the old node at the beginning of the move. It is compared at the
-        # switch to the new node, because no trigger records ALTER TABLE or TRUNCATE.
+        # The state of the tables on the source at the beginning of the move. It must be the same at
+        # the switch. Otherwise somebody has sent ALTER TABLE or TRUNCATE, which no trigger records.
         self._identities: frozenset[str] = frozenset()
         self._layout: Mapping[str, tuple[str, ...]] = {}
         self._triggers: set[str] = set()
-        #: The number of rows that were copied, and the numbers of seconds that copying and
-        #: comparing took.
+        #: The number of copied rows, and how many seconds the copying and the comparison took.
         self.rows, self.copying, self.comparing = 0, 0.0, 0.0
         #: The number of seconds for which statements on the shard waited during the switch.
         self.pause = 0.0
@@ -107,9 +108,9 @@ class ShardMover:
         """Move the shard. When this method returns, the shard is on the target.
 
         :raises OperationStopped: the work was asked to stop.
-        :raises MoveFailed: the copy differs, the source changes faster than it is copied, or a
-            transaction has used the shard for too long. The tables of the source may then still be
-            hidden (renamed, so that no statement finds them).
+        :raises MoveFailed: the copy differs, the rows change faster than they are copied, or a
+            transaction has used the shard for too long. The tables of the source may still be
+            hidden then, so the caller must end the move.
         """
         began = time.monotonic()
         self._prepare()
@@ -128,8 +129,8 @@ class ShardMover:
 
     def _prepare(self) -> None:
         schema = self._source.schema
-        # Read the identities of the tables first. If a table is altered after this line, the mover
-        # notices it, because the table's identity differs at the switch.
+        # Read the identities of the tables before anything else. If somebody alters a table after
+        # this line, its identity differs at the switch, and the move fails.
         self._identities = schema.identities()
         tables = schema.tables()
         self._tables = {table.name: table for table in tables}
@@ -138,10 +139,10 @@ class ShardMover:
         self._refused = {table.name: {} for table in tables}
         capture = self._source.capture
         with capture.exclusively(TRIGGER_PATIENCE):
-            # Leave no triggers behind if another process ends this move. It takes over the run, and
-            # then takes this lock to remove the triggers. If it has taken over the run by now,
-            # confirm() raises an error. Otherwise, it gets the lock after this block, and removes
-            # the triggers.
+            # Another process may end this move, and must then find all triggers. It first takes
+            # over the run, and then takes this lock to remove the triggers. If it has taken over
+            # the run by now, confirm() raises an error, before a trigger is created. If it takes
+            # over later, it waits for the lock, and removes the triggers of this block.
             self._record.confirm()
             capture.prepare()
             capture.watch(self._record.number, FENCE)
@@ -187,17 +188,17 @@ class ShardMover:
             self._target.rows.store(self._there[name], rows)
         except IntegrityError as exc:
             self._refusal_error = one_line(exc)
-            # The new node has refused rows because of a unique constraint. Rows are read at different
-            # moments, so two rows may have exchanged unique values in between. Remember all these
-            # rows, to copy them again.
+            # The new node has refused a row because of a unique constraint. For example, two rows
+            # have exchanged their unique values after one of them was copied. It is not known which
+            # row was refused, so remember all of them, to copy them again.
             pks = [self._source.rows.pk_of(self._tables[name], row) for row in rows]
             self._refused[name].update(dict.fromkeys(pks))
 
     def _follow(self) -> int:
-        """Read the journal of changes once, and copy again the rows that it names.
+        """Copy again the rows that the triggers have recorded as changed.
 
-        :return: the number of changes that were read, plus the number of rows that the new node
-            refused. It shows roughly how many rows are left.
+        :return: the number of recorded changes, plus the number of rows that the new node refused.
+            It shows roughly how many changes the site makes during one such call.
         """
         changes = self._source.capture.changes(self._record.number, CHANGES)
         refused = self._apply(changes)
@@ -205,10 +206,9 @@ class ShardMover:
         return len(changes) + refused
 
     def _apply(self, changes: Sequence[Change]) -> int:
-        """Copy the changed rows to the new node, and also the rows that it refused in earlier
-        calls.
+        """Copy the changed rows to the new node, and once more the rows that it refused before.
 
-        Return the number of rows that the new node refused in this call.
+        Return how many rows the new node refused this time.
         """
         pks = {name: dict(refused) for name, refused in self._refused.items()}
         for change in changes:
@@ -220,9 +220,7 @@ class ShardMover:
         return refused
 
     def _copy_again(self, name: str, pks: Iterable[Row]) -> bool:
-        """Copy the rows with the primary keys ``pks`` again. Return False if the new node refuses a
-        row.
-        """
+        """Copy some rows of table ``name`` again. Return False if the new node refuses one of them."""
         pks = list(pks)
         rows = self._source.rows.read_again(self._here[name], None, pks)
         self._comparison.note_changed(name, pks)
@@ -236,7 +234,7 @@ class ShardMover:
         return True
 
     def _catch_up(self) -> None:
-        """Copy changes of the old node until so few are left that the switch can copy the rest."""
+        """Copy changed rows again until few are left: these are copied while statements wait."""
         least, rounds = None, 0
         while True:
             self._proceed()
@@ -255,9 +253,8 @@ class ShardMover:
                 )
 
     def _follow_to_the_end(self) -> None:
-        """Copy all remaining changes of the old node, whose tables are hidden (renamed) by now."""
-        # Read the journal of changes only once, and do not delete its entries. It gets no more
-        # entries, because writes no longer reach the renamed tables.
+        """Copy all changed rows that are left. The site cannot reach the hidden tables any more."""
+        # So no more changes are recorded, and it is enough to read them once.
         changes = self._source.capture.changes(self._record.number, ALL_CHANGES)
         for _ in range(ATTEMPTS):
             self._check()
@@ -268,7 +265,7 @@ class ShardMover:
 
     @property
     def _refusal(self) -> str:
-        """Return why the new node has refused rows, which must be copied again; "" without such rows."""
+        """Why the new node refuses rows that must still be copied; "" if there are no such rows."""
         tables = [name for name, pks in self._refused.items() if pks]
         return (
             f"{self._move.target!r} refuses rows of {', '.join(tables)} ({self._refusal_error})"
@@ -319,11 +316,9 @@ class ShardMover:
         runtime.refresh()
 
     def _refuse_prepared(self) -> None:
-        # Refuse the switch if a two-phase transaction is prepared on the shard. On MariaDB, after
-        # the session of such a transaction has ended, a RENAME TABLE still gets the locks of its
-        # tables. Then the RENAME TABLE waits for the end of the transaction, and all other
-        # statements wait for the RENAME TABLE. Even without this wait, the target would lack the
-        # rows of the transaction.
+        # Refuse the switch if a two-phase transaction is prepared on the shard, because the target
+        # would lack its rows. On MariaDB, there is a second reason: RENAME TABLE would wait for the
+        # end of the prepared transaction, and all other statements would wait for RENAME TABLE.
         group = self._move.group
         refuse_prepared(runtime.group(group), [self._move.on(self._move.source)])
 
@@ -334,7 +329,7 @@ class ShardMover:
         return began
 
     def _copy_the_rest(self) -> None:
-        """Copy the last changes to the new node, and check that its rows equal those of the old node."""
+        """Copy the last changed rows, and check that the rows on both nodes are equal."""
         for _ in range(ATTEMPTS):
             self._follow_to_the_end()
             self._comparison.compare_all(self._silent, self._check)
@@ -367,9 +362,10 @@ class ShardMover:
     # ##### After the switch #####
 
     def settle(self) -> None:
-        """Rename the copied tables to their real names, and record that the move is complete.
+        """Complete a move whose new topology is published. Can be repeated.
 
-        Also remove the triggers from the old tables. Can be repeated.
+        The tables on the target get their real names, the journal records that the move is
+        complete, and the triggers are removed from the old tables.
         """
         self._show()
         self._target.schema.finish()
@@ -378,15 +374,18 @@ class ShardMover:
             remove_capture(self._source, self._record.number)
 
     def undo(self) -> str:
-        """Undo a move: give the source's tables their names back, and remove the copy on the target.
+        """Undo a move: give the source's tables their names back, and remove the copy on the
+        target.
 
-        Call this only if it is certain that the move will never be published. Can be repeated.
+        Call this only if it is certain that the new topology will never be published. Otherwise the
+        site could use the shard on both nodes. Can be repeated.
 
         :return: why the copy could not be removed; "" if it was removed. A remaining copy does no
             harm.
         """
-        # Wait for a mover that was paused while it held the lock. A mover that takes the lock later
-        # notices that this process has taken over the run, and stops.
+        # A mover that was paused while it held this lock may still create triggers, so wait for it.
+        # A mover that takes the lock later notices that this process has taken over the run, and
+        # stops.
         with self._source.capture.exclusively(TRIGGER_PATIENCE):
             pass
         self._source.schema.show(TRIGGER_PATIENCE)
@@ -404,7 +403,9 @@ class ShardMover:
 
 
 def remove_capture(sessions: SchemaSessions, number: int) -> None:
-    """Remove the triggers of a move, its journal of changes, and its fence. Can be repeated.
+    """Remove what a move has installed on the source: triggers, the table of changes, the fence.
+
+    Can be repeated.
 
     :raises django.db.OperationalError: a transaction has used a table for too long.
     """
@@ -413,10 +414,9 @@ def remove_capture(sessions: SchemaSessions, number: int) -> None:
 
 
 def remove_copy(sessions: SchemaSessions) -> None:
-    """On the node of ``sessions``, drop the shard's hidden (renamed) tables. Also drop its schema
-    if the schema has nothing else.
+    """Drop the hidden tables of a shard on the node of ``sessions``. Can be repeated.
 
-    Can be repeated.
+    The shard's schema is dropped, too, if it has no other tables.
     """
     shard = sessions.shard
     with node_connection(shard.node) as node:

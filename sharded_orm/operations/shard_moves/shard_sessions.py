@@ -19,13 +19,14 @@ from sharded_orm.topology.model import Shard
 
 
 class SchemaSessions:
-    """The sessions on the schema of ``shard`` on its node. Used by one thread.
+    """Database sessions for different tasks of a move on the schema of ``shard``. For one thread.
 
     Each session is opened at its first use, and closed at the end of the ``with`` block. All
-    sessions except :attr:`wrapper` log in as the node's account ``OPERATOR``, if there is one.
+    sessions except :attr:`wrapper` log in with the node's account ``OPERATOR``, if there is one.
 
+    :param shard: the shard with the node to connect to, which need not be its node in the topology.
     :param confirm: called before each change of the tables. It raises an error if this process must
-        not change them.
+        not change them, for example because another process has taken over the run.
     """
 
     def __init__(self, shard: Shard, confirm: Callable[[], None]) -> None:
@@ -36,8 +37,9 @@ class SchemaSessions:
 
     @cached_property
     def wrapper(self) -> Any:
-        """A connection object with the application's account. It is not in Django's
-        ``connections``.
+        """A connection object with the application's account.
+
+        It is a separate one: Django's ``connections`` may connect to the shard on another node.
         """
         settings = database_settings.shard_settings(self.shard)
         del settings["SHARD"]

@@ -1,8 +1,11 @@
-"""The comparison of a shard's tables on two servers. It shares no code with the copying of rows.
+"""Compare a shard's tables on two servers, to check the copy that a move has made.
 
-Each server computes a digest (a hash) of each range of rows, byte by byte. If the digests of a
-range differ, each server computes a digest of each of its rows. A row whose digests differ, or that
-has changed since, is *open*: it is compared again later.
+The comparison shares no code with the copying, so that an error there is found here. Each server
+computes a digest (a hash) of a range of rows. If the two digests differ, each server computes a
+digest of each row in the range.
+
+A row that differs is *open*: it is compared again later, because the site may just have changed it.
+A row that was copied again is open, too.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from typing import Final
 from sharded_orm.backends.change_capture import CapturedTable
 from sharded_orm.backends.row_access import Row, RowAccess
 
-#: The number of rows in a range. To compare a range, each server computes one digest of its rows.
+#: The number of rows in a range, for which a server computes one digest.
 CHUNK: Final = 5000
 #: The largest number of rows per table that a message names.
 NAMED: Final = 5
@@ -23,13 +26,13 @@ _Pks = dict[Row, None]
 
 
 class TableComparison:
-    """Compares the tables of a schema that moves. Used by one thread.
+    """Compares the tables of a shard that moves. Used by one thread.
 
-    A row that must be compared again later is called *open*.
+    A row is *open* if it must be compared again: it differed, or was copied again.
 
-    :param here: the tables as ``source`` reads them now, by real name. The caller updates this dict
-        when it hides (renames) the tables.
-    :param there: the tables as ``target`` reads them, by real name.
+    :param here: maps the real name of each table to the table on the source, as it can be read now.
+        The caller updates this dict when it renames the tables.
+    :param there: the same for the tables on the target.
     """
 
     def __init__(
@@ -44,13 +47,13 @@ class TableComparison:
         self._open: dict[str, _Pks] = {name: {} for name in here}
 
     def compare_all(self, names: Iterable[str], proceed: Callable[[], None]) -> None:
-        """Compare whole tables. Rows that differ become open, to be compared again later.
+        """Compare whole tables. Rows that differ become open.
 
-        Costs two statements per server and range of rows. Both servers compute the digests (hashes)
-        of the rows of a range at the same time.
+        Costs one or two statements per server for each range of 5,000 rows. Both servers compute
+        the digest of a range at the same time.
 
         :param names: the names of the tables.
-        :param proceed: called before each range. It may raise an error.
+        :param proceed: called before each range. It raises an error to stop the comparison.
         """
         with ThreadPoolExecutor(1, thread_name_prefix="sharded_orm comparison") as thread:
             for name in names:
@@ -82,13 +85,13 @@ class TableComparison:
                 self._open[name][pk] = None
 
     def note_changed(self, name: str, pks: Iterable[Row]) -> None:
-        """Mark rows as open: they were changed and copied again, so they must be compared later."""
+        """Mark rows as open: they were copied again, so the new copy must be compared."""
         self._open[name].update(dict.fromkeys(pks))
 
     def compare_open(self) -> int:
-        """Compare the open rows, which differed or were changed, once more.
+        """Compare the open rows once more. Rows that are equal now are no longer open.
 
-        Equal rows are no longer open. Return the number of rows that are still open.
+        Return the number of rows that are still open.
         """
         for name, pks in self._open.items():
             if pks:
@@ -102,16 +105,11 @@ class TableComparison:
 
     @property
     def open_pks(self) -> dict[str, list[Row]]:
-        """The primary keys of the open rows (to be compared again), in lists keyed by table
-        name.
-        """
+        """Maps the name of each table with open rows to the primary keys of these rows."""
         return {name: list(pks) for name, pks in self._open.items() if pks}
 
     def problems(self) -> list[str]:
-        """Return a sentence for each table that has open rows.
-
-        A row is open if it differs or was not compared yet.
-        """
+        """Return a sentence for each table that has open rows. Call this after compare_open()."""
         return [
             f"{name}: {len(pks)} rows differ (such as"
             f" {', '.join(', '.join(map(_text, pk)) for pk in sorted(pks, key=repr)[:NAMED])})"

@@ -1,8 +1,9 @@
 """Find rows that refer to a row with a different shard key, or to a row that does not exist.
 
-The database does not prevent such references. :mod:`sharded_orm.models.sharding.same_key` refuses
-an assigned instance with a different key, but not an assigned id. A foreign key from a shard to the
-global database has no constraint, and a generic foreign key never has one.
+Nothing prevents such references. If code assigns an instance, as in ``comment.photo = photo``,
+:mod:`sharded_orm.models.sharding.same_key` compares the shard keys. If it assigns an id, as in
+``comment.photo_id = 7``, nobody does. A foreign key from a shard to the global database has no
+constraint, and a generic foreign key never has one.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from sharded_orm.operations.shards.table_reads import TableRead, TableRows
 from sharded_orm.scatter.failures import is_node_gone
 from sharded_orm.topology.model import Shard
 
-#: Largest number of examples that are reported, for each relation of each shard.
+#: For each relation of each shard, a report shows this number of broken rows as examples.
 EXAMPLES = 3
 
 
@@ -45,8 +46,10 @@ EXAMPLES = 3
 class CrossKeyPair:
     """Two rows that are related although their shard keys differ.
 
-    :param row: the primary key of the row that refers to the other row.
-    :param related: the value by which it refers, usually the other row's primary key.
+    :param row: the primary key of the row that has the foreign key.
+    :param key: the shard key of this row.
+    :param related: the value of the foreign key, usually the primary key of the other row.
+    :param related_key: the shard key of the other row.
     """
 
     row: Any
@@ -57,13 +60,15 @@ class CrossKeyPair:
 
 @dataclass
 class CrossKeyRows:
-    """The rows of one shard that a relation joins to rows with a different shard key.
+    """The rows of one shard that are related by one field to rows with a different shard key.
 
-    :param model: the label of the model that declares the relation ``field``.
+    :param model: the label of the model that declares ``field``, the foreign key or many-to-many
+        field.
     :param key_name: the name of the shard key's field in ``model``.
-    :param related: the label of the model that the relation leads to.
-    :param rows: number of rows, or of pairs if ``field`` is a many-to-many relation; if a sample was
-        read, only those in the sample.
+    :param related: the label of the other model.
+    :param related_key_name: the name of the shard key's field in the other model.
+    :param rows: number of such rows. For a many-to-many field, the number of pairs of such rows. If
+        only a sample was read, the number in the sample.
     """
 
     shard: Shard
@@ -77,7 +82,7 @@ class CrossKeyRows:
 
     @property
     def problem(self) -> str:
-        """A sentence about the rows, with the remedy."""
+        """A sentence that says which rows are wrong, and what to do."""
         example = self.examples[0]
         return (
             f"{_subject(self.rows, self.model, self.shard)} related by {self.field!r} to rows of"
@@ -90,15 +95,16 @@ class CrossKeyRows:
 
 @dataclass
 class DanglingReferences:
-    """The rows of one shard that refer to rows of one model that do not exist.
+    """The rows of one shard whose field refers to rows that do not exist.
 
     :param model: the label of the model that declares ``field``, a foreign key to a global model or
         a generic foreign key.
-    :param related: the label of the model to which ``field`` refers.
-    :param values: number of distinct values that no row has. A value of a generic foreign key
-        counts once for each shard key.
-    :param rows: number of rows with such a value; if a sample was read, only those in the sample.
-    :param examples: some of the values.
+    :param related: the label of the model to which the missing rows belong.
+    :param values: number of missing rows to which ``field`` refers. For a generic foreign key, a
+        missing row counts once for each shard key of the rows that refer to it.
+    :param rows: number of rows that refer to a missing row. If only a sample was read, the number
+        in the sample.
+    :param examples: values of ``field`` for some of the missing rows.
     """
 
     shard: Shard
@@ -111,7 +117,7 @@ class DanglingReferences:
 
     @property
     def problem(self) -> str:
-        """A sentence about the rows, with the remedy."""
+        """A sentence that says which rows are wrong, and what to do."""
         return (
             f"{_subject(self.rows, self.model, self.shard)} related by {self.field!r} to"
             f" {'a row' if self.values == 1 else f'{self.values} rows'} of {self.related} that"
@@ -123,25 +129,25 @@ class DanglingReferences:
 
 @dataclass
 class RelationScan:
-    """A scan for broken relations, and its results.
+    """Searches for broken relations, and collects the results.
 
     Not thread-safe: give each thread its own instance, and merge the instances with :meth:`add`.
 
-    :param sample: number of rows to read from each table of each shard. Each relation reads its own
-        sample. None reads all rows.
+    :param sample: number of rows to read from each table of each shard; None reads all rows. A
+        table with two relations is read twice, and the two samples may have different rows.
     """
 
     sample: int | None
     cross_key: list[CrossKeyRows] = dataclasses.field(default_factory=list)
     dangling: list[DanglingReferences] = dataclasses.field(default_factory=list)
-    #: Why relations could not be checked. The reason is stored under the alias of the shard if its
-    #: rows could not be read, and under the model's label if global rows could not be looked up.
+    #: Why relations could not be checked. Maps the alias of a shard whose rows could not be read,
+    #: or the label of a global model whose rows could not be looked up, to the reason.
     errors: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def read(self, wrapper: Any, shards: Sequence[Shard], alive: Alive) -> None:
-        """Check the relations of the rows on ``shards``.
+        """Check the relations of the rows on ``shards``, and add what is broken to the results.
 
-        ``shards`` must all be on one node and belong to one group.
+        All ``shards`` must be on one node and belong to one group.
 
         Cost:
 
@@ -149,12 +155,12 @@ class RelationScan:
           SQLite, one statement per relation and shard.
         - For foreign keys to global rows and for generic foreign keys, one query of the global
           database per 500 distinct values.
-        - For generic foreign keys, also one query of the shard per 500 distinct values of each
-          content type of the group.
+        - For generic foreign keys to rows on the same shard, one query of the shard per 500
+          distinct values of each content type.
 
         Memory: the values of one batch, and a small record for each broken relation of a shard.
 
-        :param wrapper: a connection object of the node. It belongs to no shard.
+        :param wrapper: a connection object of the node, for statements that name several shards.
         :param alive: called after each batch, to report that the node answers.
         """
         if not shards:
@@ -223,8 +229,8 @@ class RelationScan:
             try:
                 existing = _existing_values(reference, {value for _, value, _ in batch})
             except Error as exc:
-                # This error comes from the global database, not from the node with the rows. So
-                # report it under the model's label.
+                # The global database has failed, not the node with the shards. So store the error
+                # under the label of the global model.
                 self.errors[related] = f"its rows cannot be looked up ({error_line(exc)})"
                 break
             for shard, value, count in batch:
@@ -260,8 +266,8 @@ class RelationScan:
         broken = _BrokenGenericReferences(reference, self.errors)
         for batch in batched(rows, 10 * LOOK_UPS):
             broken.check(batch)
-            # On SQLite, a look-up leaves the shard's file open. Close all files but the last one,
-            # which the next batch may need.
+            # On SQLite, each shard that was read leaves a file open. Close all files but the last,
+            # because the next batch may begin with the same shard.
             for alias in {shard.alias for shard, _ in batch} - {batch[-1][0].alias}:
                 connections[alias].close()
             alive()
@@ -270,10 +276,10 @@ class RelationScan:
 
 
 class _BrokenGenericReferences:
-    """The broken references of one generic foreign key.
+    """Finds the broken references of one generic foreign key.
 
-    The keys of both dicts are pairs: the alias of the shard with the referring rows, and the label
-    of the model to which they refer.
+    The keys of both dicts are pairs, such as ``("photos_00042", "blog.Post")``: the alias of the
+    shard, and the label of the model to which its rows refer.
     """
 
     def __init__(self, reference: GenericReference, errors: dict[str, str]) -> None:
@@ -285,14 +291,17 @@ class _BrokenGenericReferences:
     def check(self, rows: Sequence[tuple[Shard, list[Any]]]) -> None:
         """Look up the rows to which ``rows`` refer, and record the references that are broken.
 
-        The looked-up rows are in the global database, or on the shard of the referring rows.
+        A global model is looked up in the global database, and a model of the same group on the
+        shard of the row that refers to it.
+
+        :param rows: pairs of a shard and the columns of :meth:`GenericReference.sql`.
         """
         referring: dict[tuple[type[Model], Shard | None], list[Any]] = defaultdict(list)
         for shard, values in rows:
             model = self._reference.content_model(values[-3])
             group = None if model is None else group_of(model)
-            # Skip a reference to a model of a different shard group: the id in the reference does
-            # not determine the shard of the row.
+            # Skip a reference to a model of a different shard group. It contains only the id of the
+            # row, so the shard on which the row must be looked up is not known.
             if model is not None and group in (None, shard.group):
                 referring[model, shard if group else None].append((shard, values))
         for (model, place), rows_to_model in referring.items():
@@ -350,7 +359,7 @@ def _no_rows(relation: RelationInside, shard: Shard) -> CrossKeyRows:
 
 
 def _models_of(group: str) -> list[type[Model]]:
-    """Return the models with a table of their own on the shards of ``group``, sorted by label."""
+    """Return the models that have a table on the shards of ``group``, sorted by label."""
     models = [
         model
         for model in apps.get_models(include_auto_created=True)
@@ -367,9 +376,9 @@ def _references_outside(model: type[Model]) -> Iterator[Reference]:
 
 
 def _existing_values(reference: Any, values: set[Any]) -> set[Any]:
-    """Return the values in ``values`` that some row has in the field to which ``reference`` refers."""
+    """Return those of ``values`` for which the row exists to which ``reference`` refers."""
     related, name = reference.related_model, reference.target_field.attname
-    # Read from the database that takes the writes, because a replica may lack the newest rows.
+    # Read from the database for writes, because a replica may lack the newest rows.
     rows = related._base_manager.using(router.db_for_write(related))
     existing: set[Any] = set()
     for batch in batched(values, LOOK_UPS):

@@ -1,6 +1,7 @@
 """Find shard key columns whose collation treats two different texts as equal, such as "a" and "A".
 
-See :mod:`sharded_orm.models.text_keys`.
+To this library, "a" and "A" are two shard keys, even on two shards. See
+:mod:`sharded_orm.models.text_keys`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,12 @@ from sharded_orm.topology.model import Shard
 
 @dataclass
 class InexactColumn:
-    """A shard key column whose collation treats different keys as equal on some shards."""
+    """A shard key column whose collation treats different keys as equal.
+
+    :param what: the end of a sentence about the column, such as "has the collation …".
+    :param remedy: what the operator has to do, in sentences.
+    :param shards: the shards on which the column has this collation.
+    """
 
     key: KeyColumn
     what: str
@@ -32,9 +38,7 @@ class InexactColumn:
 
 
 def inexact_columns(inexact: Iterable[InexactKey]) -> list[InexactColumn]:
-    """Merge the findings of all shards. Return one item for each combination of column and
-    collation.
-    """
+    """Merge the findings of all shards: a column with one collation on many shards is one item."""
     columns: dict[tuple[str, str, str], InexactColumn] = {}
     for column_on_shard in inexact:
         column_key = (

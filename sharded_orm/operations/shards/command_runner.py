@@ -1,7 +1,7 @@
 """Run a management command once for each of many shards.
 
-This module must be importable before Django's app registry is filled, because worker processes import
-it so early.
+Worker processes import this module before they call ``django.setup()``. So it must not import
+models.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from sharded_orm.operations.exceptions import InvalidShardCommand
 from sharded_orm.topology.aliases import ShardedDatabases
 from sharded_orm.topology.model import Shard
 
-#: The text that stands for the shard's alias in the arguments of a command.
+#: In the arguments of a command, this text is replaced by the alias of each shard.
 PLACEHOLDER = "{alias}"
 
 
@@ -44,7 +44,7 @@ class ShardCommand:
     """A management command that can run on any shard; :func:`parse` returns it."""
 
     name: str
-    #: Command-line arguments. :data:`PLACEHOLDER` stands where the shard's alias belongs.
+    #: The command-line arguments, such as ``--database={alias}``, with :data:`PLACEHOLDER`.
     arguments: tuple[str, ...]
 
 
@@ -53,9 +53,9 @@ class Outcome:
     """The outcome of a management command on one shard.
 
     :param alias: the shard's alias.
-    :param error: the error; None if the command succeeded.
+    :param error: why the command failed; None if it succeeded.
     :param output: what the command has written to standard output and standard error.
-    :param seconds: the duration of the run.
+    :param seconds: how long the command took.
     """
 
     alias: str
@@ -70,8 +70,8 @@ def parse(text: str) -> ShardCommand:
     ``{alias}`` stands for the alias of the shard. If the command has the option ``--database``,
     ``--database {alias}`` may be left out.
 
-    :raises InvalidShardCommand: the text is not a command line, there is no such command, or it is
-        not clear by which argument the command gets the alias.
+    :raises InvalidShardCommand: the text is not a command line, there is no such command, or it
+        is not clear how the command gets the alias, for example because it has no ``--database``.
     """
     try:
         name, *arguments = shlex.split(text) or [""]
@@ -103,15 +103,16 @@ def run(command: ShardCommand, shards: Sequence[Shard], *, parallel: int = 1) ->
 
     A failure on one shard does not affect the others. The command's standard input is empty.
 
-    :param parallel: number of processes; each loads the project once. With 1, the command runs in
-        this process on one shard after the other. Threads are not used, because commands are not
-        written to be thread-safe.
+    :param parallel: number of worker processes, each of which loads the project once. With 1, the
+        command runs in this process on one shard after the other. Threads are not used, because
+        most commands are not thread-safe.
     """
     if parallel <= 1:
         for shard in shards:
             yield _run_one(command, shard.alias)
         return
-    # Spawn the workers: forked workers would have copies of this process's connections and locks.
+    # Spawn the worker processes. Forked ones would use copies of this process's database
+    # connections and locks.
     pool = ProcessPoolExecutor(
         min(parallel, len(shards)), mp_context=get_context("spawn"), initializer=_begin_worker
     )
@@ -132,7 +133,8 @@ def run(command: ShardCommand, shards: Sequence[Shard], *, parallel: int = 1) ->
 
 
 def _begin_worker() -> None:
-    # Ignore Ctrl+C in a worker process. The parent starts no more work, and running commands finish.
+    # Ctrl+C reaches all processes. Let only the parent react: it starts no more commands, and those
+    # that run in the workers finish.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     django.setup()
 
@@ -152,7 +154,7 @@ def _run_one(command: ShardCommand, alias: str) -> Outcome:
         except CommandError as exc:
             error = str(exc)
         except Exception as exc:
-            # Catch every exception, because an error on this shard must not end the run for the others.
+            # Whatever the error on this shard is, the command must still run on the others.
             error = f"{type(exc).__name__}: {exc}"
         finally:
             connections[alias].close()
@@ -173,10 +175,10 @@ def _capture_output(output: io.StringIO) -> Iterator[None]:
 
 @contextmanager
 def _expose_alias(arguments: Sequence[str], alias: str) -> Iterator[None]:
-    """Make Django accept the shard ``alias`` as value of ``--database``, during a ``with`` block.
+    """A context manager in which Django accepts the shard ``alias`` as value of ``--database``.
 
-    Django accepts only aliases over which ``DATABASES`` iterates, which usually leaves out the
-    shards.
+    Django accepts only aliases that appear when ``DATABASES`` is iterated. The shards do not appear
+    there, because there may be thousands.
 
     :param arguments: the arguments of the command.
     """

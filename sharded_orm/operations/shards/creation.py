@@ -23,9 +23,9 @@ class Created:
 
     :param made: aliases of the shards whose schema was created, sorted.
     :param existing: number of shards whose schema existed before.
-    :param failures: a dict of errors. The value for the alias of a shard says why its schema could
-        not be created. The value for the name of a node says why the whole node failed, for example
-        because it does not answer.
+    :param failures: maps the alias of a shard to the reason why its schema could not be created,
+        and the name of a node to the reason why none of its schemas could, for example because the
+        node does not answer.
     """
 
     made: tuple[str, ...]
@@ -41,13 +41,13 @@ def create(
 ) -> Created:
     """Create an empty schema (SQLite: a file) for each of ``shards`` that has no schema.
 
-    Works on all nodes in parallel. Existing schemas stay as they are. The call may be repeated, and
-    several processes may make it at the same time. Costs one query per node, and one database session
-    for each new schema.
+    Works on all nodes in parallel. Existing schemas stay as they are. The call can be repeated, and
+    several processes can call this at the same time. Costs one query per node, and one database
+    session for each new schema.
 
     :param timeout: seconds to wait for the first answer of a node.
-    :param progress: a function that is called for each shard whose schema exists afterwards. It
-        gets the shard, and whether the schema was created by this call. Several threads call it.
+    :param progress: a function that is called for each shard whose schema exists now. It gets the
+        shard, and True if this call has created the schema. Several threads call it.
     """
     by_node = shards_by_node(shards)
 

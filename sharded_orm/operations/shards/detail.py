@@ -1,4 +1,7 @@
-"""Read the details of one shard, or the sizes of many, within a time limit."""
+"""Read the details of one shard, or the sizes of many shards, within a time limit.
+
+The admin uses this: a user waits for the page, so a slow node must not delay it for long.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from sharded_orm.operations.shards.fleet_status import ShardStatus
 from sharded_orm.operations.shards.status import shards_by_node, status
 from sharded_orm.topology.model import Shard, ShardGroup
 
-#: A shard's schema is compared with the schemas of this many siblings (shards of the same group).
+#: The schema of a shard is compared with the schemas of this number of other shards of the group.
 SIBLINGS = 4
 #: Number of shards whose sizes one statement reads. The number is small, because a statement that
 #: is not finished at the time limit returns no sizes at all.
@@ -31,9 +34,9 @@ class ShardDetail:
     :param tables: the sizes of the tables; None if they could not be read in time.
     :param sessions: number of database sessions that are open on the node; None if the node has not
         answered in time, or on SQLite, which has no server.
-    :param drift: the differences between the schema and that of most siblings, which are shards of
-        the same group with the same applied migrations; None if there is no difference, or if the
-        schema was not compared.
+    :param drift: how the schema differs from the schema that most siblings have. Siblings are
+        shards of the same group with the same applied migrations. None if there is no difference,
+        or if the schema was not compared.
     :param compared: number of siblings with which the schema was compared.
     """
 
@@ -52,8 +55,9 @@ def shard_detail(shard: Shard, *, within: float) -> ShardDetail:
     Costs as much as :func:`status` for at most five shards, plus two queries on the shard's node,
     and two round trips for each schema that is compared.
 
-    :param within: seconds to wait for the states. The sizes, sessions and schemas, which are read
-        afterwards, get the remaining time, but at least a third of ``within``.
+    :param within: number of seconds for the whole call. First the migration states are read. Then
+        the sizes, sessions and schemas are read in the remaining time, for which at least a third
+        of ``within`` is granted.
     """
     began = time.monotonic()
     fleet = status([shard, *_siblings(shard)], within=within)
@@ -91,12 +95,12 @@ def shard_detail(shard: Shard, *, within: float) -> ShardDetail:
 
 
 def seconds_left(within: float, began: float) -> float:
-    """Return how many seconds remain for the second of two steps. The first step has just ended.
+    """Return how many seconds the second of two steps may take, when the first has just ended.
 
     The result is at least a third of ``within``, even if the first step has used up the time.
 
-    :param within: the seconds that both steps together may take.
-    :param began: the time at which the first step began, by ``time.monotonic()``.
+    :param within: the number of seconds for both steps together.
+    :param began: the time at which the first step began, from ``time.monotonic()``.
     """
     return max(within / 3, within - (time.monotonic() - began))
 
@@ -108,10 +112,10 @@ class _NodeData:
 
 
 def _siblings(shard: Shard) -> Iterator[Shard]:
-    """Yield a few other shards of the group of ``shard``, spread evenly over the shard numbers.
+    """Yield a few other shards of the same group, to compare their schemas with that of ``shard``.
 
-    These shards are compared with ``shard`` to find changes of the schema that were made by hand.
-    Such changes usually affect a single node, and shards with distant numbers are usually on other
+    A difference shows that somebody has changed a schema by hand. Usually that affects all shards
+    of one node. So the yielded shards have distant numbers, because these are usually on other
     nodes.
     """
     group: ShardGroup = runtime.group(shard.group)
@@ -134,10 +138,11 @@ def _count_siblings(schemas: Schemas, shard: Shard) -> int:
 
 
 def sizes(shards: Iterable[Shard], *, within: float) -> dict[str, ShardSize]:
-    """Return the sizes of ``shards``, keyed by alias. Sizes that were not read in time are left out.
+    """Return a dict that maps the alias of each shard to its size.
 
-    On each node, costs one query per 100 shards to the system tables (``information_schema``). On
-    MySQL, such a query costs far more than reading the migration states.
+    Shards whose sizes were not read in time are left out. On each node, costs one query of the
+    system tables (``information_schema``) per 100 shards. On MySQL, such a query takes far longer
+    than reading the migration states.
 
     :param within: seconds to wait for each node.
     """
@@ -147,8 +152,8 @@ def sizes(shards: Iterable[Shard], *, within: float) -> dict[str, ShardSize]:
     def read(node: str, alive: Alive) -> None:
         with node_connection(node) as wrapper:
             for start in range(0, len(by_node[node]), _BATCH):
-                # The result is copied for the caller while this thread may still be running. update()
-                # is atomic, so the copy has either all sizes of this batch or none.
+                # At the time limit, the caller gets a copy of this dict, while this thread may
+                # still run. update() is atomic, so the copy has all sizes of this batch or none.
                 sizes_by_alias.update(wrapper.shard_sizes(by_node[node][start : start + _BATCH]))
 
     ask_nodes(by_node, read, patience=within)

@@ -1,4 +1,7 @@
-"""Find schema drift: shards whose tables differ from those of other shards of the same group."""
+"""Find schema drift: shards whose tables differ although they have the same applied migrations.
+
+The usual cause is that somebody has changed a table of one shard by hand.
+"""
 
 from __future__ import annotations
 
@@ -37,10 +40,7 @@ class Drift:
 
 @dataclass
 class _SchemaVariant:
-    """One schema, and the shards that have it.
-
-    These shards are of one group and have the same migrations.
-    """
+    """One version of the schema of a group, and the shards that have it."""
 
     snapshot: SchemaSnapshot
     shards: list[Shard] = field(default_factory=list)
@@ -54,13 +54,13 @@ class Schemas:
     :meth:`add`.
     """
 
-    #: The distinct schemas, each with its shards, in nested dicts. The key of the outer dict is a
-    #: pair: the group, and a digest (a short text) that identifies the applied migrations. The key
-    #: of an inner dict is the fingerprint (a hash) of a schema.
+    #: Maps a pair of group and digest to the different schemas of these shards, which should all be
+    #: equal. The digest is a short text that identifies the applied migrations. The inner dict maps
+    #: the fingerprint (a hash) of a schema to the schema and its shards.
     variants: dict[tuple[str, str], dict[str, _SchemaVariant]] = field(default_factory=dict)
-    #: Functions and counters that make ids of another shard.
+    #: Functions and counters that would make ids with the number of another shard.
     foreign_ids: list[ForeignIDs] = field(default_factory=list)
-    #: Why the schema of a shard could not be read, keyed by the shard's alias.
+    #: Maps the alias of a shard to the reason why its schema could not be read.
     errors: dict[str, str] = field(default_factory=dict)
 
     def read(self, shards: Iterable[ShardStatus], alive: Alive) -> None:
@@ -87,7 +87,7 @@ class Schemas:
             alive()
 
     def add(self, other: Schemas) -> None:
-        """Add the schemas and errors in ``other``, which come from another node, to this object."""
+        """Add to this object what ``other`` has read from another node."""
         for key, variants in other.variants.items():
             for variant in variants.values():
                 for shard in variant.shards:
@@ -103,8 +103,8 @@ class Schemas:
         """Return the shards whose schema differs from the most common schema, sorted by alias."""
         drifts = []
         for variants in self.variants.values():
-            # The majority is the schema that most shards have. If several schemas have equally many
-            # shards, the majority is the schema whose first shard has the lowest number.
+            # The schema that most shards have counts as the right one. If two schemas have equally
+            # many shards, it is the one whose first shard has the lowest number.
             majority, *others = sorted(
                 variants.values(),
                 key=lambda variant: (-len(variant.shards), variant.shards[0].number),

@@ -1,6 +1,4 @@
-"""Dataclasses with the state of nodes and shards, and the sentences that describe their
-problems.
-"""
+"""The state of nodes and shards, as dataclasses, and the sentences that describe problems."""
 
 from __future__ import annotations
 
@@ -20,10 +18,10 @@ class ShardStatus:
     """The state of one shard, as its primary reports it.
 
     :param state: ``"current"`` (all migrations that concern the shard are applied), ``"behind"``
-        (some migrations are not applied), ``"missing"`` (there is no schema) or ``"error"`` (the
-        shard cannot be read).
-    :param digest: a short text that identifies the set of applied migrations; see
-        ``applied_digests``.
+        (some are not applied), ``"missing"`` (there is no schema) or ``"error"`` (the shard cannot
+        be read).
+    :param digest: a short text that identifies the set of applied migrations: two shards with the
+        same digest have the same migrations.
     :param behind: number of migrations that are not applied.
     :param following: the first migration that is not applied; "" if all are applied.
     :param error: why the shard cannot be read; None if it can be read.
@@ -41,11 +39,15 @@ class ShardStatus:
 
 @dataclass(frozen=True)
 class GroupOnNode:
-    """One group on one node: the states of those selected shards whose primary is on the node."""
+    """The states of the shards of one group that are on one node.
+
+    Only shards that were selected for the report, and whose primary is the node, are included.
+    """
 
     group: str
     shards: tuple[ShardStatus, ...]
-    #: Names of schemas that look like shards of the group, but do not belong on this node.
+    #: Names of schemas on this node that look like shards of the group, although the topology does
+    #: not place these shards on the node.
     unexpected: tuple[str, ...] = ()
 
     def of_state(self, state: str) -> list[Shard]:
@@ -62,9 +64,7 @@ class GroupOnNode:
 
     @property
     def rows(self) -> int | None:
-        """The estimated number of rows; None if sizes were not read or the database has no
-        estimates.
-        """
+        """The number of rows, as the database estimates it; None if it is not known."""
         rows = [entry.size.rows for entry in self.shards if entry.size is not None]
         return sum(filter(None, rows)) if self._has_sizes and None not in rows else None
 
@@ -77,12 +77,13 @@ class GroupOnNode:
 class NodeStatus:
     """The state of one node.
 
-    :param error: why the node does not answer; None if the node has answered. After an error,
-        ``groups`` is empty.
-    :param expected: number of selected shards whose primary is on the node, keyed by group.
+    :param error: why the node does not answer; None if it has answered. After an error, ``groups``
+        is empty.
+    :param expected: maps the name of each group to the number of its selected shards whose primary
+        is the node.
     :param groups: the states of the node's shards, one item for each group.
-    :param is_misconfigured: whether the error is about the node's settings, so that no server was
-        asked.
+    :param is_misconfigured: whether ``error`` is about the node's settings, with which no
+        connection was tried.
     """
 
     name: str
@@ -94,7 +95,10 @@ class NodeStatus:
 
 @dataclass(frozen=True)
 class FleetStatus:
-    """The states of the queried nodes. ``problems`` are sentences, each with its remedy."""
+    """The states of all queried nodes.
+
+    ``problems`` has a sentence for each problem, which also says what to do.
+    """
 
     nodes: tuple[NodeStatus, ...]
 
@@ -108,10 +112,10 @@ class FleetStatus:
 
 
 def number_parser(group: ShardGroup) -> Callable[[str], int | None]:
-    """Return a function that parses the shard number from the name of a schema.
+    """Return a function that gets the name of a schema and returns the shard number in it.
 
-    The function returns None if the name does not match the group's pattern. It may return a number
-    beyond the group's last shard.
+    For example, it returns 42 for ``photos_00042``. It returns None if the name does not match the
+    group's pattern of names. The group need not have a shard with the number.
     """
     pattern = "".join(
         re.escape(literal)
@@ -167,7 +171,7 @@ def _group_problems(node: str, on_node: GroupOnNode) -> Iterator[str]:
 
 
 def _error_problems(node: str, on_node: GroupOnNode) -> Iterator[str]:
-    """Yield one sentence for all shards whose errors differ only in the name of the shard."""
+    """Yield a sentence for each error. If many shards have the same error, it is one sentence."""
     by_error: dict[str, list[ShardStatus]] = {}
     for entry in on_node.shards:
         if entry.error is not None:
@@ -186,8 +190,10 @@ def _error_problems(node: str, on_node: GroupOnNode) -> Iterator[str]:
 
 
 def _schema_problems(node: str, on_node: GroupOnNode) -> Iterator[str]:
-    """Yield sentences about unexpected schemas on the node ``node``: one for each node to which
-    such schemas belong, and one for all schemas of shards that do not exist.
+    """Yield sentences about schemas on ``node`` that do not belong there.
+
+    All schemas that belong on the same other node are in one sentence. All schemas whose shards do
+    not exist are in one, too.
     """
     group = runtime.topology().groups.get(on_node.group)
     by_home: dict[str | None, list[tuple[str, Shard | None]]] = {}

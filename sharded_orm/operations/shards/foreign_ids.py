@@ -1,4 +1,8 @@
-"""Find shards whose tables make ids of another shard, because the schema was copied from there."""
+"""Find shards that would make ids with the number of another shard.
+
+That happens if somebody has copied the schema of another shard, with its functions and counters.
+The same id may then be made on two shards.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +17,10 @@ from sharded_orm.topology.model import Shard
 
 @dataclass(frozen=True)
 class ForeignIDs:
-    """A function or a counter on ``shard`` that makes ids of another shard.
+    """A database function or a counter on ``shard`` that makes ids of another shard.
 
-    :param source: the name of the function, or of the table whose counter it is.
-    :param problem: a sentence without the remedy.
+    :param source: the name of the function, or of the table that has the counter.
+    :param problem: a sentence that describes the problem.
     :param remedy: a sentence that says what to do.
     """
 
@@ -42,12 +46,13 @@ def foreign_ids(shard: Shard, snapshot: SchemaSnapshot) -> Iterator[ForeignIDs]:
                 " copied from another shard. An id that other programs insert may exist twice.",
                 f"{migrate} gives the function the number {shard.number}.",
             )
-    # On PostgreSQL, a table with timestamped ids has a sequence for them, too, and ``counters`` does not
-    # say which of the sequences it is about.
+    # On PostgreSQL, a table with timestamped ids has a sequence for these ids, too. A counter in
+    # ``snapshot`` may be that of this sequence, so it says nothing about the other ids.
     timestamped = tables() if snapshot.shard_numbers else set()
     for table, ids in counted_ids(shard).items():
         following = snapshot.counters.get(table)
-        # If the ids are used up, the next one is the end of the range.
+        # ``following`` may be ids.stop, one above the last id of the shard, if all its ids are used
+        # up.
         if following is None or ids.start <= following <= ids.stop or table in timestamped:
             continue
         yield ForeignIDs(

@@ -1,5 +1,7 @@
-"""Run all checks of shards: :func:`status`, collations of text keys, schema drift, ids of other shards,
-misplaced rows, broken relations.
+"""Run all checks of shards.
+
+These are :func:`status`, the collations of text keys, schema drift, ids of other shards, misplaced
+rows and broken relations.
 """
 
 from __future__ import annotations
@@ -32,14 +34,15 @@ class HealthReport:
     """The results of :func:`check`.
 
     :param inexact: columns whose collation treats two different shard keys as equal.
-    :param drifts: shards whose schema differs from that of most shards with the same migrations.
-    :param foreign_ids: functions and counters that make ids of another shard.
+    :param drifts: shards whose tables differ from those of most shards with the same migrations.
+    :param foreign_ids: functions and counters that would make ids of another shard.
     :param misplaced: rows that are not on the shard of their key.
     :param cross_key: rows that are related to rows with a different shard key.
-    :param dangling: rows that refer to rows that do not exist, by a foreign key to a global model or
-        by a generic foreign key.
-    :param rows: number of rows that were checked for being misplaced.
-    :param errors: why a check did not finish, keyed by the name of the shard, node, group or model.
+    :param dangling: rows with a foreign key to a global model, or a generic foreign key, whose row
+        does not exist.
+    :param rows: number of rows that the search for misplaced rows has read.
+    :param errors: maps the name of a shard, node, group or model to the reason why a check of it
+        could not be finished.
     """
 
     status: FleetStatus
@@ -54,7 +57,7 @@ class HealthReport:
 
     @property
     def problems(self) -> list[str]:
-        """Sentences about all problems that were found, each with its remedy."""
+        """A sentence for each problem that was found, which also says what to do."""
         return [
             *self.status.problems,
             *(f"{column.problem} {column.remedy}" for column in self.inexact),
@@ -106,8 +109,8 @@ def check(
                 alive()
                 schemas.read(existing, alive)
                 if sample != 0:
-                    # Skip shards that lack migrations, because the tables of these shards may not match
-                    # the models.
+                    # Skip shards that lack migrations, because their tables may not match the
+                    # models, so that the statements would fail.
                     current = [
                         shard_status.shard
                         for shard_status in existing

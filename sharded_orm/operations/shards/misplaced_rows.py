@@ -1,4 +1,4 @@
-"""Find misplaced rows. A misplaced row is not on the shard of its shard key, so queries miss it."""
+"""Find misplaced rows: their shard key belongs to another shard, so no query finds them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from sharded_orm.operations.shards.status import error_line
 from sharded_orm.operations.shards.table_reads import TableRead, TableRows
 from sharded_orm.topology.model import Shard
 
-#: Size of a batch: the number of shard keys, read from rows, whose shards are looked up together.
+#: The number of shard keys, read from rows, whose right shards are looked up together.
 KEYS = 5000
-#: For each table of each shard, the largest number of keys that are reported as examples.
+#: For each table of each shard, a report shows this number of keys as examples.
 EXAMPLES = 3
 
 
@@ -30,8 +30,8 @@ EXAMPLES = 3
 class StrayKey:
     """A shard key that has rows on a wrong shard.
 
-    :param home: the alias of the right shard; None if the key has no shard.
-    :param why: the strategy's explanation why the key belongs on ``home``, or has no shard.
+    :param home: the alias of the shard on which the rows belong; None if the key has no shard.
+    :param why: why the key belongs there, or has no shard, as the group's strategy explains it.
     """
 
     key: Any
@@ -46,8 +46,8 @@ class Misplaced:
     :param shard: the shard that has the rows, although they belong to other shards or to none.
     :param model: the model's label.
     :param key_name: the name of the shard key's field.
-    :param keys: number of distinct shard keys of the misplaced rows.
-    :param rows: number of misplaced rows; if a sample was read, only those in the sample.
+    :param keys: number of different shard keys that the misplaced rows have.
+    :param rows: number of misplaced rows. If only a sample was read, the number in the sample.
     :param examples: some of these shard keys, each with the shard on which it belongs.
     """
 
@@ -61,35 +61,34 @@ class Misplaced:
 
 @dataclass
 class RowScan:
-    """A scan for misplaced rows, and its results.
+    """Searches for misplaced rows, and collects the results.
 
     Not thread-safe: give each thread its own instance, and merge the instances with :meth:`add`.
 
     :param sample: number of rows to read from each table of each shard, in the order of the primary
-        key. If the primary key is an integer, the sample begins at a random row; otherwise at the
-        first row. None reads all rows.
-    :param looked_at: number of rows that were checked.
+        key; None reads all rows. If the primary key is an integer, the sample begins at a random
+        row; otherwise at the first row.
+    :param looked_at: number of rows that were read so far.
     """
 
     sample: int | None
     looked_at: int = 0
     misplaced: list[Misplaced] = field(default_factory=list)
-    #: Why rows could not be checked. The reason is stored under the alias of the shard if its rows
-    #: could not be read, and under the group's name if the look-up of a key's shard failed.
+    #: Why rows could not be checked. Maps the alias of a shard whose rows could not be read, or the
+    #: name of a group whose keys could not be looked up, to the reason.
     errors: dict[str, str] = field(default_factory=dict)
 
     def read(self, wrapper: Any, shards: Sequence[Shard], alive: Alive) -> None:
         """Check whether the rows on ``shards`` are on the shard of their key.
 
-        Rows of keys that are moving, or have moved meanwhile, are not reported.
+        Rows of keys that are moving, or have moved meanwhile, are not reported. All ``shards`` must
+        be on one node and belong to one group.
 
-        ``shards`` must all be on one node and belong to one group.
+        Cost for each model: one statement per 256 shards for a sample, one per shard for all rows,
+        and always one per shard on SQLite. If the group has a directory, one more query per 500
+        keys. Memory: the keys of one batch.
 
-        Cost for each model: a sample takes one statement per 256 shards. A scan of all rows, and
-        any scan on SQLite, takes one statement per shard. Keys in the directory (the table of each
-        key's shard) take one more query per 500 keys. Memory: the keys of one batch.
-
-        :param wrapper: a connection object of the node. It belongs to no shard.
+        :param wrapper: a connection object of the node, for statements that name several shards.
         :param alive: called after each batch, to report that the node answers.
         """
         if not shards:
@@ -99,8 +98,8 @@ class RowScan:
             one: Any = connections[shards[0].alias]
             counts = TableRows(options.model, one, self.sample).value_counts(key)
             read = TableRead(one, options.model, [key], counts)
-            # Rows of keys that are moving must not be reported, because for a moment they may be on
-            # two shards.
+            # Do not report the rows of a key that is moving: for a moment, they may be on two
+            # shards.
             try:
                 moving = MovingKeys(options.group)
             except Error as exc:
@@ -111,8 +110,7 @@ class RowScan:
             for shard, (value, count) in read.rows(
                 wrapper, shards, self.errors, together=self.sample is not None
             ):
-                # Convert the key to the form that the database stores, because strategies expect
-                # this form.
+                # Strategies expect a key in the form that is sent to the database, so convert it.
                 batch.append((shard, key.get_prep_value(value), count))
                 if len(batch) >= KEYS:
                     self._check_rows(options, batch, misplaced, moving)
@@ -123,8 +121,8 @@ class RowScan:
             alive()
 
     def _record_failure(self, group: str, exc: Error) -> None:
-        # This error comes from the server of the directory (the table of the shard of each key), not
-        # from the node with the rows. So report it under the group's name.
+        # The database of the directory has failed, not the node with the shards. So store the error
+        # under the name of the group.
         remedy = missing_table_remedy(exc, runtime.config().directory)
         # The sentence that contains this text ends with a full stop.
         text = remedy.removesuffix(".") or error_line(exc)
@@ -168,19 +166,18 @@ class RowScan:
 
 
 def sharded_models(group: str) -> list[ShardOptions]:
-    """Return the models of ``group`` whose own table has a column for the shard key, sorted by
-    label.
+    """Return the models of ``group`` whose tables have a shard key column, sorted by label.
 
-    Automatic many-to-many tables are left out, because their foreign keys ensure that their rows
-    are on the right shard.
+    Automatic many-to-many tables have none. The foreign keys of their rows ensure that the rows are
+    on the right shard.
     """
     models = []
     for model in apps.get_models():
         options = shard_options(model)
         meta = model._meta
         if options is not None and options.group == group and options.key is not None:
-            # With multi-table inheritance, only the parent's table has the shard key. So leave the
-            # child model out.
+            # With multi-table inheritance, only the table of the parent model has the shard key, so
+            # leave out the child model.
             is_own = options.key in meta.local_concrete_fields
             if meta.managed and not meta.proxy and is_own:
                 models.append(options)
@@ -193,7 +190,7 @@ def _key_field(options: ShardOptions) -> Field[Any, Any]:
 
 
 def _homes(group: str, keys: set[Any]) -> dict[Any, int | None]:
-    """Return a dict from each key to the number of its shard, or to None if the key has no shard."""
+    """Return a dict that maps each key to the number of its shard; to None if it has no shard."""
     strategy = runtime.strategy(group)
     try:
         return strategy.locate_many(keys)

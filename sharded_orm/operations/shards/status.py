@@ -1,4 +1,4 @@
-"""Read which nodes answer, which shards exist and are migrated, and how large the shards are."""
+"""Find out which nodes answer, which shards exist and are migrated, and how large they are."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ from sharded_orm.topology.model import Shard, ShardGroup, server_of
 
 #: Seconds to wait for a node's first answer.
 PATIENCE = 5.0
-#: Seconds to wait for each later answer of a node. Reading thousands of table sizes takes a while.
+#: Seconds to wait for each later answer of a node. This is longer, because a node needs a while to
+#: return the sizes of thousands of tables.
 SILENCE = 60.0
 #: Number of shards whose sizes one statement reads.
 BATCH = 500
@@ -45,16 +46,15 @@ def status(
     """Read the states of shards from their nodes, in parallel. Changes nothing.
 
     Cost for each node: 5 queries for the first 500 shards, and 2 for each 500 more (without
-    ``sizes``: 4 and 1). For each distinct set of applied migrations, up to 6 queries on one shard.
-    On SQLite, each file is opened once. Memory: a small record for each shard.
+    ``sizes``: 4 and 1). For each different set of applied migrations, up to 6 queries of one
+    shard. On SQLite, each file is opened once. Memory: a small record for each shard.
 
-    :param shards: the shards whose state to read. By default all shards: all nodes are then
-        queried, and schemas that are named like shards but do not belong on their node are
-        reported.
+    :param shards: the shards whose state to read. By default, all shards are read. Then all nodes
+        are queried, and a schema is reported if its name is that of a shard on another node.
     :param timeout: seconds to wait for the first answer of a node; a silent node counts as down.
     :param sizes: whether to read the sizes of shards.
-    :param within: the total number of seconds to wait for a node, in place of ``timeout``, for
-        callers such as the admin, where a user waits.
+    :param within: the number of seconds for all answers of a node together. It replaces ``timeout``
+        where a user waits, as in the admin.
     """
     by_node = shards_by_node(shards)
     pending = _MissingMigrations()
@@ -84,9 +84,9 @@ def status(
 
 
 def shards_by_node(shards: Iterable[Shard] | None) -> dict[str, list[Shard]]:
-    """Return ``shards`` as lists, keyed by the node of their primary.
+    """Return a dict that maps the name of each node to those of ``shards`` whose primary it is.
 
-    If ``shards`` is None, take all shards and all nodes; nodes without shards have an empty list.
+    If ``shards`` is None, the dict has all shards and all nodes, even nodes without a shard.
     """
     topology = runtime.topology()
     by_node: dict[str, list[Shard]] = {}
@@ -108,7 +108,7 @@ def by_group(shards: Iterable[Shard]) -> dict[str, list[Shard]]:
 def error_line(error: Exception) -> str:
     """Return the text of ``error`` in one line, such as ``2002: Can't connect to server on 'db2'``.
 
-    It is for the middle of a sentence, so it has no full stop at its end.
+    The text has no full stop, so that it can be put in the middle of a sentence.
     """
     text = ": ".join(map(str, error.args)) if error.args else type(error).__name__
     return " ".join(text.split()).removesuffix(".")
@@ -156,10 +156,10 @@ def _read_node(
 def _digests(
     wrapper: ShardConnectionMixin, shards: Sequence[Shard]
 ) -> dict[str, str | DatabaseError | None]:
-    """Return a digest of each shard's applied migrations, keyed by the shard's alias.
+    """Return a dict that maps the alias of each shard to a digest of its applied migrations.
 
-    A digest is a short text that identifies a set of applied migrations. The value is None if a shard
-    has no schema, and the error if a shard cannot be read.
+    A digest is a short text: two shards with the same digest have the same applied migrations. If a
+    shard cannot be read, the dict has the error instead. If it has no schema, the dict has None.
     """
     if not shards:
         return {}
@@ -170,8 +170,8 @@ def _digests(
             raise
         if len(shards) == 1:
             return {shards[0].alias: exc}
-    # One shard that is damaged, or that the account may not read, makes the whole query fail. To
-    # find it and read the others, query each half of the shards separately.
+    # The query fails for all shards if one of them is damaged, or if the account may not read it.
+    # To find this shard and to read the others, query each half of the shards separately.
     middle = len(shards) // 2
     return _digests(wrapper, shards[:middle]) | _digests(wrapper, shards[middle:])
 
@@ -195,9 +195,10 @@ def _shard_status(
 
 
 class _MissingMigrations:
-    """Computes which migrations a shard lacks. Thread-safe.
+    """Finds out which migrations a shard lacks, once for all shards with the same applied
+    migrations.
 
-    The computation is made once for all shards of a group with the same applied migrations.
+    Thread-safe.
     """
 
     def __init__(self) -> None:
@@ -207,11 +208,11 @@ class _MissingMigrations:
     def of(self, shard: Shard, digest: str) -> tuple[int, str]:
         """Return how many migrations ``shard`` lacks, and the name of the first ("" if it lacks 0).
 
-        Migrations of apps without tables in the shard's group do not count: they change nothing on
-        the shard. Queries the shard if no earlier shard of the group had the same digest.
+        Migrations of apps that have no tables on the shard do not count. If an earlier shard of the
+        group had the same digest, its result is returned. Otherwise the shard is queried.
 
-        :param digest: a short text that identifies the shard's applied migrations; "" if no migration
-            is applied.
+        :param digest: a short text that identifies the shard's applied migrations; "" if it has
+            none.
         :raises InvalidMigrationTarget: the shard's migrations are inconsistent.
         """
         migrations = self._by_state.get((shard.group, digest))
@@ -219,8 +220,8 @@ class _MissingMigrations:
             connection = connections[shard.alias]
             applied = Records(shard.alias).applied() if digest else ()
             plan = self._planner.plan(connection, applied)
-            # Squashed migrations that only need to be recorded as applied (plan.replacements) count
-            # as missing, too.
+            # plan.replacements has squashed migrations whose replaced migrations are all applied.
+            # They need only be recorded, but count as missing, too.
             keys = [*(unit.key for unit in plan.units), *plan.replacements]
             names = [".".join(key) for key in keys if _has_tables(key[0], shard.alias)]
             migrations = self._by_state[shard.group, digest] = (len(names), next(iter(names), ""))
@@ -249,10 +250,12 @@ class _Unexpected:
     def on(
         self, node: str, present: Iterable[str], wrapper: ShardConnectionMixin
     ) -> dict[str, list[str]]:
-        """Return the schema names that look like shards but do not belong on ``node``, by group.
+        """Return a dict that maps a group's name to the names of its schemas that do not belong
+        here.
 
-        Costs one query for each such schema. A schema that belongs to an unfinished or completed
-        move of a shard is not returned.
+        Such a schema is named like a shard, but the topology does not place the shard on ``node``.
+        The tables that a move of a shard has left for a while are no such schema. Costs one query
+        for each such schema.
 
         :param present: the names of all schemas on ``node``.
         :param wrapper: a connection object of the node.
@@ -264,8 +267,8 @@ class _Unexpected:
                 for name, group in self._topology.groups.items()
                 if (number := self._numbers[name](schema)) is not None
             ]
-            # Shards of several groups may have this schema name. Report the schema only if none of
-            # these shards belongs on the node.
+            # The name may be that of shards of several groups. Report the schema only if none of
+            # them belongs on the node.
             if (
                 owners
                 and not any(self._belongs(node, *owner) for owner in owners)
@@ -283,7 +286,7 @@ class _Unexpected:
 
 
 def _is_moved(wrapper: ShardConnectionMixin, node: str, group: ShardGroup, number: int) -> bool:
-    """Return whether the shard's tables on ``node`` are hidden, that is, renamed by a move."""
+    """Return whether a move of the shard has renamed its tables on ``node``."""
     if number not in group:
         return False
     place = database_settings.settings_as_planned(replace(group.shard(number), node=node))

@@ -15,23 +15,25 @@ from sharded_orm.operations.shards.status import error_line
 from sharded_orm.scatter.failures import is_node_gone
 from sharded_orm.topology.model import Shard
 
-#: Number of shards that one statement reads, if the database can read several at once.
+#: Number of shards that one statement reads, on databases where a statement can name several
+#: shards.
 BATCH = 256
 _BIG_INTEGER: Any = BigIntegerField()
 
 Sql = tuple[str, list[Any]]
-#: A function that returns a SELECT and its parameters for one shard. Its argument is the SQL that
-#: comes before the names of the shard's tables.
+#: A function that returns a SELECT for one shard, and its parameters. It gets the SQL that must be
+#: put before the name of each table, such as "`photos_00042`.".
 SqlOfShard = Callable[[str], Sql]
 
 
 class TableRows:
-    """SQL that reads the rows of a model's own table (without its parents' tables), or a sample of
-    these rows.
+    """Makes SQL that reads all rows of a model's table, or a sample of them.
 
-    :param wrapper: a connection object of a shard.
-    :param sample: number of rows, in the order of the primary key. If the primary key is an
-        integer, the sample begins at a random row; otherwise at the first row. None for all rows.
+    The tables of parent models are not read.
+
+    :param wrapper: a connection object of any shard of the group, for quoting names.
+    :param sample: number of rows, in the order of the primary key; None for all rows. If the
+        primary key is an integer, the sample begins at a random row; otherwise at the first row.
     """
 
     def __init__(self, model: type[Model], wrapper: Any, sample: int | None) -> None:
@@ -40,15 +42,17 @@ class TableRows:
         self._table = self._quote(model._meta.db_table)
         pks = model._meta.pk_fields
         self._pks = [self._quote(pk.column) for pk in pks]
-        # ``_number`` is the SQL type to which an integer primary key is cast. For other primary
-        # keys, it is None, and samples begin at the first row, not at a random one.
+        # The SQL type of big integers, if the primary key is an integer. Otherwise None: then
+        # samples begin at the first row, because no random key can be computed.
         number = len(pks) == 1 and isinstance(target_field(pks[0]), IntegerField)
         self._number = _BIG_INTEGER.cast_db_type(wrapper) if number else None
 
     def source(self, prefix: str, fields: Iterable[Field[Any, Any]]) -> Sql:
-        """Return the SQL that a statement can have after FROM, and the parameters of that SQL.
+        """Return the SQL that a statement can have after FROM, and the parameters of this SQL.
 
-        :param prefix: SQL that comes before the table's name, such as the schema of the shard.
+        It is the table's name, or a subquery that reads a sample.
+
+        :param prefix: SQL that is put before the table's name, such as "`photos_00042`.".
         :param fields: the fields that the statement reads.
         """
         table = f"{prefix}{self._table}"
@@ -60,8 +64,8 @@ class TableRows:
             return f"(SELECT {names} FROM {table} {limit})", []
         (pk,) = self._pks
         start = f"(SELECT MIN({pk}) + CAST(%s * (MAX({pk}) - MIN({pk})) AS {self._number}) FROM {table})"
-        # Read rows from a random primary key on. If too few rows follow, continue at the beginning
-        # of the table.
+        # Read rows from a random primary key on. If too few rows follow it, read the missing ones
+        # from the beginning of the table.
         parts = (
             f"SELECT * FROM (SELECT {names}, {turn} sharded_orm_turn FROM {table}"
             f" WHERE {pk} {compared} {start} {limit}) part{turn}"
@@ -70,9 +74,9 @@ class TableRows:
         return (
             f"(SELECT {names} FROM ({' UNION ALL '.join(parts)}) parts"
             f" ORDER BY sharded_orm_turn LIMIT {self._sample:d})",
-            # Both parts of the SQL get the same random fraction. It says where the sample begins: 0
-            # is the smallest primary key, and 1 is the largest. It is below 0.99, because near 1,
-            # rounding could lead beyond the last key.
+            # Both parts get the same random fraction, which says where the sample begins: 0 means
+            # the smallest primary key, 1 the largest. It is below 0.99, because a fraction near 1
+            # could be rounded to a key above the largest.
             [random.random() * 0.99] * 2,
         )
 
@@ -88,11 +92,11 @@ class TableRows:
 
 
 class TableRead:
-    """A statement that reads the same columns on any shard.
+    """Reads rows from many shards with the same statement.
 
-    :param wrapper: a connection object of a shard.
-    :param fields: the fields of the first columns. Their values are converted as Django does it.
-        The values of further columns are returned as they come from the driver.
+    :param wrapper: a connection object of any shard of the group.
+    :param fields: the fields of the first columns. Their values are converted as in a query of
+        Django. The values of further columns are returned as they come from the driver.
     :param sql: a function that returns the statement for a shard.
     """
 
@@ -109,12 +113,11 @@ class TableRead:
     ) -> Iterator[tuple[Shard, list[Any]]]:
         """Yield the rows on ``shards``, each with its shard.
 
-        :param wrapper: a connection object of the node that has ``shards``. It belongs to no shard.
-        :param errors: a dict to which the errors of shards that cannot be read are added, by the
-            shard's alias.
-        :param together: whether to read 256 shards by one statement, if the database can. Pass
-            False if there may be many rows: each shard is then read by its own statement, in a
-            stream.
+        :param wrapper: a connection object of the node that has ``shards``.
+        :param errors: a dict. If a shard cannot be read, its alias is added with the reason.
+        :param together: whether to read 256 shards with one statement, if the database can. Pass
+            False if there may be many rows: then each shard has its own statement, and its rows are
+            streamed.
         :raises DatabaseError: the node does not answer.
         """
         if together and wrapper.features.can_union_shards:
@@ -136,9 +139,8 @@ class TableRead:
             if len(shards) == 1 or is_node_gone(exc):
                 _note_failure(shards[0], exc, errors)
                 return []
-        # One shard that cannot be read, for example because it lacks the table, makes the statement
-        # fail for all. To find it and still read the others, read each half of the shards
-        # separately.
+        # The statement fails for all shards if one of them cannot be read, for example because it
+        # lacks the table. To find this shard and to read the others, read each half separately.
         middle = len(shards) // 2
         return [
             *self._read_union(wrapper, shards[:middle], errors),

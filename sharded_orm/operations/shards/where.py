@@ -1,4 +1,4 @@
-"""Find the shard of a key, and explain why the key is on this shard."""
+"""Find the shard of a key, and explain why the key is on this shard, for an operator who asks."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ from sharded_orm.routing.directory import DirectoryStrategy
 
 @dataclass(frozen=True)
 class KeyLocation:
-    """The shard of a key. ``shard`` and all attributes after it are None if the key has no shard
-    yet.
+    """The shard of a key.
 
-    :param key: the key, converted by its field.
-    :param why: a sentence in which the group's strategy explains why the key is on this shard.
+    If the key has no shard yet, ``shard`` and all attributes after it are None.
+
+    :param key: the key, converted to the type of its field.
+    :param why: why the key is on this shard, as the group's strategy explains it.
     :param shard: the shard's number.
-    :param node: the node that holds the shard's primary.
-    :param replica: the node that holds the shard's replica; None without a replica.
-    :param range: the first and last shard number of the range that contains the shard.
-    :param open: whether new keys may be placed on the range.
+    :param node: the name of the shard's primary.
+    :param replica: the name of the shard's replica; None if it has none.
+    :param range: the first and the last shard number of the range to which the shard belongs, such
+        as (0, 511).
+    :param open: whether new keys may be placed on shards of this range.
     """
 
     model: str
@@ -47,17 +49,17 @@ class KeyLocation:
 
 
 def where(label: str, name: str, text: str) -> KeyLocation:
-    """Find the shard of the rows whose field ``name`` has the value ``text``, and the reason why
-    the rows are there.
+    """Find the shard on which rows with a certain key are, and why they are there.
 
-    Uses the topology of this process, and queries no shard. A key in the directory (the table of
-    each key's shard) is looked up by one query. A key without a shard gets none.
+    For example, ``where("photos.Photo", "user_id", "7")`` finds the shard with the photos of user
+    7. Uses the topology of this process, and queries no shard. If the group has a directory, one
+    query looks up the key. A key that has no shard yet is not placed.
 
     :param label: a model such as ``photos.Photo``. ``Photo`` is enough if only one model, or only
         one sharded model, has that name.
     :param name: the shard key's name or ``attname`` (``user`` or ``user_id``), ``pk`` if the shard
         key is the primary key, or another field whose values contain the shard number.
-    :param text: the key as typed.
+    :param text: the value of this field, as a person has typed it.
     :raises UnknownModel: there is no such model, there are several, or it is not sharded.
     :raises ShardKeyRequired: the field ``name`` does not determine the shard.
     :raises InvalidShardKey: no row can have ``text`` as its key, or the strategy refuses the key.
@@ -97,9 +99,9 @@ def where(label: str, name: str, text: str) -> KeyLocation:
 
 @dataclass(frozen=True)
 class PlacementEntry:
-    """A key's entry in the directory, which is the table that records the shard of each key.
+    """What the directory, the table that maps each shard key to its shard, has stored for a key.
 
-    A process may still use an older copy of the entry that it has in memory.
+    A process may still use an older value that it has in memory.
 
     :param shard: the number of the key's shard.
     :param placed_at: the time at which the key was placed on that shard.
@@ -110,10 +112,10 @@ class PlacementEntry:
 
 
 def directory_entry(location: KeyLocation) -> PlacementEntry | None:
-    """Read the directory's entry for a key that :func:`where` has returned. One query.
+    """Read what the directory has stored for a key that :func:`where` has returned. One query.
 
-    The directory is the table that records the shard of each key. Return None if it has no entry
-    for the key, or, without a query, if the group's strategy uses no directory.
+    Return None if it has stored nothing for the key. If the group has no directory, return None
+    without a query.
     """
     strategy = runtime.strategy(location.group)
     if not isinstance(strategy, DirectoryStrategy):
@@ -137,8 +139,8 @@ def sharded_model(label: str) -> ShardOptions:
     else:
         models = [model for model in apps.get_models() if model._meta.model_name == lowered]
     if len(models) > 1:
-        # Prefer sharded models among models of the same name: a project may have a sharded
-        # Permission besides that of django.contrib.auth.
+        # If several models have the name, take the sharded ones. For example, a project may have a
+        # sharded model Permission, and django.contrib.auth has a model Permission, too.
         models = [model for model in models if model in sharded] or models
     if len(models) > 1:
         labels = sorted(model._meta.label for model in models)

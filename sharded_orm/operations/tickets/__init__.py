@@ -1,8 +1,9 @@
 """Create, show, check and repair the sequences of the ticket servers.
 
-Ticket servers hand out ids. A *sequence* generates the ids of one or more models. Each sequence
-exists on all servers, and each server hands out its own share of the ids. The *form* of a sequence
-is the kind of SQL statement with which the sequence makes its next id.
+Ticket servers hand out ids. A *sequence* makes the ids of one or more models. Each sequence exists
+on all servers, and each server hands out its share of the ids: for example, the first server the
+odd ids, and the second the even ids. The *form* of a sequence is the kind of SQL statement that
+makes the next id, such as ``update``.
 """
 
 from __future__ import annotations

@@ -31,7 +31,8 @@ from sharded_orm.operations.tickets.survey import (
     check_name,
 )
 
-#: Number of ids to skip if a server may have handed out ids that are recorded nowhere.
+#: If a server was lost, its last ids may be recorded nowhere. So a new server skips this number of
+#: ids, in order not to hand out one of them again.
 MARGIN = 10_000
 
 
@@ -45,7 +46,7 @@ class Begun:
     alias: str
     #: The kind of SQL statement with which the sequence makes its next id, such as ``update``.
     form: str
-    #: The last id that the server has handed out; 0 or less if it has handed out no id.
+    #: The last id that the server has handed out; 0 or less if it has handed out none.
     position: int
     #: The id that the server hands out next.
     next_id: int
@@ -62,18 +63,18 @@ def create(
     only: str | None = None,
     servers: Sequence[TicketServer] | None = None,
 ) -> list[Begun]:
-    """Create sequences on all ticket servers that lack them; leave existing sequences as they are.
+    """Create sequences on all ticket servers that lack them.
 
-    May be repeated after an interruption. If a server has lost a sequence that other servers have,
-    the new sequence begins above all ids that the other servers know of. All checks are made before
-    the first sequence is created.
+    Existing sequences stay as they are. All checks are made before the first sequence is created.
+    If the call was interrupted, it can be repeated. If only some servers have a sequence, for
+    example because a server was replaced, it begins on the others above all ids that are known.
 
     :param names: names of sequences; by default those of all installed models.
-    :param start: the smallest possible first id of a new sequence; by default the first id is above
-        the largest existing one (as at Flickr, F4).
+    :param start: a new sequence hands out no id below this number. By default, it begins above the
+        largest id in the tables (as at Flickr, F4).
     :param form: the kind of SQL statement with which a new sequence makes its next id: ``update``,
-        ``replace`` or ``sequence``. By default the form of the same sequence on the other servers,
-        if this database supports it; otherwise the first form that this database supports.
+        ``replace`` or ``sequence``. By default, it is the form of the same sequence on the other
+        servers, if this database supports it; otherwise the first form that it supports.
     :param check: whether to look for existing ids in the tables. If False, ``start`` is required.
     :param only: create sequences only on the server with this alias; by default on all servers.
     :param servers: the servers; by default all in ``TICKETS``. All must answer.
@@ -108,8 +109,8 @@ def create(
     for name, server, last_used, server_form in plan:
         begin(server, [name], after=last_used, form=server_form)
     created = {(name, server.alias) for name, server, _, _ in plan}
-    # Read and check the sequences again. If two aliases lead to one database, both now show the
-    # same new sequence, and the check fails.
+    # Read and check the sequences again. If two aliases in the settings lead to the same database,
+    # the check fails now, because both have the sequence of one server.
     sequences = _sequences_by_server(servers, selected) if created else sequences
     return [
         _result(sequences[server.alias][name], server, (name, server.alias) in created)
@@ -120,12 +121,11 @@ def create(
 
 
 def _require_same(sequence: SequencePosition, start: int | None, form: str | None) -> None:
-    """Check that an existing sequence matches the form and the start that the caller wants.
+    """Check that an existing sequence is as the caller of :func:`create` wants it.
 
-    :param start: the smallest id that the caller wants, or None for any.
-    :param form: the kind of SQL statement that the caller wants, or None for any.
-    :raises InvalidSequence: the form of ``sequence`` is not ``form``, or the next id of
-        ``sequence`` is below ``start``.
+    :param start: the sequence must not hand out ids below this number; None accepts any.
+    :param form: the form that the sequence must have; None accepts any.
+    :raises InvalidSequence: the sequence has a different form, or its next id is below ``start``.
     """
     row = sequence.row
     if form is not None and form != row.form:
@@ -186,10 +186,10 @@ def _last_used(
     check: bool,
     present: Sequence[SequencePosition],
 ) -> int:
-    """Return the number above which the ids of the new sequence ``name`` must begin.
+    """Return the number above which the new sequence ``name`` must begin.
 
-    :param fields: the model fields that draw ids from the sequence.
-    :param present: the positions of the sequence on the servers that have it already.
+    :param fields: the model fields that get their ids from the sequence.
+    :param present: the sequence as it is on the servers that have it already.
     """
     largest_id = largest(fields) if check else None
     existing = largest_id.id if largest_id is not None else 0
@@ -202,12 +202,13 @@ def _last_used(
         return existing if start is None else start - 1
     after = max(existing, 0 if start is None else start - 1)
     if all(_is_unused(sequence, after) for sequence in present):
-        # No server has handed out an id of the sequence yet: an earlier call was interrupted before
-        # it created the sequence on this server. So the sequence begins after the same number here.
+        # Some servers have the sequence, but have handed out no id of it yet. So an earlier call
+        # was interrupted before it had created the sequence on all servers. Begin at the same
+        # number.
         return after
-    # Other servers have used the sequence, so this server was replaced or has lost it. The last ids
-    # that it handed out may be in no row, and above its high-water mark, which the next server
-    # keeps. So add a margin.
+    # Other servers have handed out ids of the sequence, so this server was replaced or has lost it.
+    # The last ids that it has handed out may be known to nobody: they may not be in a row yet, and
+    # may be above its high-water mark on the next server. So skip some ids.
     positions = (number for s in present for number in (s.position, s.row.predecessor_mark))
     return max(after, *positions) + MARGIN
 
@@ -216,8 +217,8 @@ def _is_unused(sequence: SequencePosition, after: int) -> bool:
     """Return whether ``sequence`` begins above ``after`` and has handed out no id yet."""
     slot = sequence.row.slot
     first = slot.at_or_below(after)
-    # If a new sequence makes its ids by an auto-increment column, its position may be the server's
-    # first id, although that id was not handed out yet.
+    # The position is the last id that was handed out. But a new sequence with an auto-increment
+    # column may have the server's first id as its position, although nobody has got this id yet.
     return first <= sequence.position <= max(first, slot.position) and (
         sequence.row.predecessor_mark == 0
     )
@@ -237,9 +238,10 @@ def _form(server: TicketServer, form: str | None, present: Sequence[SequencePosi
 def begin(
     server: TicketServer, names: Iterable[str], *, after: int = 0, form: str | None = None
 ) -> list[SequenceRow]:
-    """Create missing sequences on one server, and the catalog table that lists the sequences.
+    """Create the sequences ``names`` on one server, if they do not exist there.
 
-    Makes no checks: the caller says where the sequences begin.
+    The catalog table, which lists the sequences of the server, is created, too. Does not look for
+    existing ids: the caller must know that all ids above ``after`` are free.
 
     :param names: names of the sequences.
     :param after: new sequences begin above this number.
@@ -257,15 +259,16 @@ def begin(
         return handle.ask(make)
 
 
-#: Sequences in test databases begin above this number, because ids in fixtures are usually smaller.
+#: Sequences in test databases begin above this number. Ids in fixtures are usually smaller, so a
+#: new row does not get the id of a row in a fixture.
 ABOVE_FIXTURES = 1_000_000_000
 
-# The name of each ticket server's database before a test run replaced it, keyed by alias.
+# Maps the alias of each ticket server to the name of its database outside of test runs.
 _original_names: dict[str, str] = {}
 
 
 def is_test_database(alias: str) -> bool:
-    """Whether a test run has replaced the database of ticket server ``alias`` by a test database."""
+    """Return whether ticket server ``alias`` uses a test database now, because a test run goes on."""
     return alias in _original_names and _database(alias) != _original_names[alias]
 
 
@@ -276,9 +279,9 @@ def _database(alias: str) -> str:
 class TestSequences:
     """A receiver of ``post_migrate`` that creates the models' sequences in test databases.
 
-    The sequences begin above :data:`ABOVE_FIXTURES`, so that new rows do not get the ids of rows in
-    fixtures. In other databases the receiver does nothing, because the operator decides where a
-    sequence begins.
+    So tests need not create them. The sequences begin above :data:`ABOVE_FIXTURES`. In other
+    databases, the receiver does nothing, because there an operator must decide where a sequence
+    begins.
     """
 
     __test__ = False

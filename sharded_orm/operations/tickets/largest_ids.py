@@ -20,9 +20,9 @@ from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.sharding.options import shard_options
 from sharded_orm.models.tables.directory import missing_table_remedy
 
-# An error that says that a database, table or column is missing means that there are no ids yet. It
-# has one of these numbers (MySQL), a message that begins with these words (SQLite), or one of these
-# SQLSTATEs (PostgreSQL).
+# If a database, table or column does not exist yet, it has no ids, so its error is ignored. Such an
+# error has one of these numbers on MySQL, begins with one of these texts on SQLite, or has one of
+# these SQLSTATEs on PostgreSQL.
 _MISSING_NUMBERS = {1049, 1054, 1146}
 _MISSING_WORDS = ("no such table", "no such column")
 _MISSING_STATES = {"3D000", "3F000", "42P01", "42703"}
@@ -30,17 +30,17 @@ _MISSING_STATES = {"3D000", "3F000", "42P01", "42703"}
 
 @dataclass(frozen=True)
 class Largest:
-    """The largest id of a sequence in any table, and which table contains it."""
+    """The largest id that a sequence has given to any row, and the table with this row."""
 
     id: int
-    #: Where the id is, in words: the table, and the database or shard group.
+    #: Where the id was found, such as "table 'photo' of group 'photos'".
     where: str
 
 
 def declared_sequences() -> dict[str, list[TicketField]]:
-    """Return the model fields that draw ids from sequences, in lists keyed by the sequence's name.
+    """Return a dict that maps the name of each sequence to the model fields that get ids from it.
 
-    The names are in alphabetical order. The fields of all installed models are included.
+    It has the fields of all installed models. The names are in alphabetical order.
     """
     fields_by_sequence: dict[str, list[TicketField]] = {}
     for model in apps.get_models():
@@ -58,13 +58,13 @@ def largest(
 ) -> Largest | None:
     """Return the largest id in the tables of ``fields``; None if no id is above ``above``.
 
-    Reads sharded tables on all shards and also in the global database: a model that is being moved
-    to shards still has its old table there (as at Flickr, F4). A table that does not exist yet
-    counts as empty.
+    Reads the table of a sharded model on all shards, and also in the global database: while a model
+    is being moved to shards, its old table is there (as at Flickr, F4). A table that does not exist
+    yet counts as empty.
 
-    :param above: ids up to this number are ignored.
-    :param slot: one server's share of all ids (offset and step); other ids are ignored. By default,
-        all ids count.
+    :param above: only ids above this number count.
+    :param slot: the share of ids that one ticket server hands out (offset and step). Then only
+        these ids count. By default, all ids count.
     :raises SequenceNotChecked: a database does not answer.
     """
     candidates = [
@@ -77,7 +77,7 @@ def _in_tables(field: TicketField, above: int, slot: SequenceSlot | None) -> Ite
     options = shard_options(field.model)
     table = field.model._meta.db_table
     if options is None:
-        # Read from the database that takes the writes, because a replica may lack the latest rows.
+        # Read from the database for writes, because a replica may lack the newest rows.
         alias = router.db_for_write(field.model)
     else:
         alias = DEFAULT_DB_ALIAS
@@ -90,7 +90,7 @@ def _in_tables(field: TicketField, above: int, slot: SequenceSlot | None) -> Ite
 
 
 def _on_shards(field: TicketField, above: int, slot: SequenceSlot | None) -> int | None:
-    # Do not use the model's manager, because it may hide rows.
+    # The model's own manager might leave out rows, such as deleted ones, so do not use it.
     rows: ShardedQuerySet[Any] = ShardedQuerySet(field.model).scatter(partial=True)
     rows = rows.filter(Q(**{f"{field.attname}__gt": above}))
     if slot is not None:
@@ -100,8 +100,8 @@ def _on_shards(field: TicketField, above: int, slot: SequenceSlot | None) -> int
         largest_id = rows.aggregate(found=Max(field.attname))["found"]
         failures = rows.failed_shards
     except ScatterError as exc:
-        # All shards have failed, perhaps because no shard has the table yet. So look at the error
-        # of each shard.
+        # All shards have failed. The reason may be that no shard has the table yet, which is no
+        # problem. So look at the error of each shard.
         largest_id, failures = None, exc.failures
     except Error as exc:
         if remedy := missing_table_remedy(exc, runtime.config().directory):
@@ -136,16 +136,16 @@ def _on_alias(alias: str, field: TicketField, above: int, slot: SequenceSlot | N
         if _is_missing(exc):
             return None
         raise _not_checked(field, alias, exc) from exc
-    # Ignore keys that are not integers. If the table was created before the model got its
-    # TicketField, its keys may be texts.
+    # The result may be a text: if the table was created before the model got its TicketField, its
+    # primary keys may be texts. These are not from the sequence.
     return largest_id if isinstance(largest_id, int) else None
 
 
 def _column(connection: Any, cursor: Any, field: TicketField) -> str | None:
     """Return the name of the column with the ids; None if the table or the column does not exist.
 
-    The table may have been created before the model got its TicketField. Then the primary key may
-    have a different name, which is returned.
+    The table may be older than the model's TicketField. If the field is the primary key, and the
+    primary key column of the table has a different name, return that name.
     """
     introspection, table = connection.introspection, field.model._meta.db_table
     if table not in introspection.table_names(cursor):

@@ -1,9 +1,9 @@
-"""Find and repair ticket servers that would hand out ids for a second time, such as after a
-restore.
+"""Find and repair ticket servers that would hand out ids for a second time.
 
-A server's *position* in a sequence is the last id that it has handed out, by its own count. Its
-*high-water mark* is the highest id that it is known to have handed out. The next server, its
-*partner*, keeps the mark.
+That happens if a server comes back from an old backup. A server's *position* in a sequence is the
+last id that it has handed out, by its own count. Its *high-water mark* is the highest id that it is
+known to have handed out. The next server in the settings, its *partner*, stores the mark. A
+position below the mark shows that the server has forgotten ids.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ from sharded_orm.operations.tickets.survey import (
     select_names,
 )
 
-#: A callback that gets the number of finished sequences, the total number, and the name of the sequence
-#: that comes next. Called before each sequence, and at the end with "" as the name.
+#: A function that shows the progress. It is called before each sequence with the number of finished
+#: sequences, the number of all sequences, and the name of the next sequence; and at the end with
+#: the name "".
 Progress = Callable[[int, int, str], None]
 
 
@@ -45,20 +46,20 @@ class Verified:
     alias: str
     #: The last id that the server has handed out; None if the server does not answer.
     position: int | None
-    #: The high-water mark: the highest id that the server is known to have handed out. The next
-    #: server keeps it. None if the next server does not answer or lacks the sequence, or if there
-    #: is only one server.
+    #: The high-water mark: the highest id that the server has handed out, as the next server has
+    #: stored it. None if the next server does not answer or lacks the sequence, or if there is only
+    #: one server.
     mark: int | None
-    #: The largest existing id in the tables of models, if it is above ``position``, the server's last
-    #: id. The server would hand out such an id again. None if no id is above ``position``.
+    #: The largest id in the tables, if it is above ``position``, so that the server would hand it
+    #: out again. None if no id is above ``position``.
     offending: int | None
-    #: Where the id ``offending`` is, in words: the table, and the database or shard group. None if
+    #: Where the id ``offending`` was found, such as "table 'photo' of group 'photos'"; None if
     #: ``offending`` is None.
     where: str | None
-    #: A sentence that describes the problem and its remedy; None if there is no problem.
+    #: A sentence that describes the problem and says what to do; None if there is no problem.
     problem: str | None
-    #: Whether the server's last id could be compared with the ids in the tables. If False,
-    #: ``problem`` says why not.
+    #: Whether ``position`` could be compared with the ids in the tables. If False, ``problem`` says
+    #: why not.
     checked: bool = True
 
 
@@ -72,8 +73,8 @@ class Advanced:
     alias: str
     #: The last id that the server had handed out before the call; None if it is not known.
     before: int | None
-    #: After the call, the server's next id is above this number. In a dry run, a real call would
-    #: set this number. None if it is not known.
+    #: The server's position after the call: its next id is above this number. In a dry run, the
+    #: position that the call would have set. None if it is not known.
     after: int | None
     #: Why the server could not be moved to a higher id; None if there was no problem.
     problem: str | None
@@ -85,15 +86,17 @@ def verify(
     servers: Sequence[TicketServer] | None = None,
     progress: Progress | None = None,
 ) -> list[Verified]:
-    """Compare each ticket server's position with its high-water mark and with the ids in the tables.
+    """Check whether a ticket server would hand out an id for a second time. Changes nothing.
 
-    The position is the last id that the server has handed out by its own count. The high-water mark is
-    the highest id that it is known to have handed out; the next server keeps the mark. Reads only ids
-    above the position, on all shards. Changes nothing.
+    The position of a server is the last id that it has handed out, by its own count. It must not be
+    below the server's high-water mark, the highest id that the next server has stored for it. And
+    no row may have an id of this server above the position. The tables are read on all shards, but
+    only the ids above the position.
 
     :param names: names of sequences; by default all sequences that a model uses or a server has.
     :param servers: the servers to check; by default all in ``TICKETS``.
-    :param progress: called before each sequence and at the end; see :data:`Progress`. None for no calls.
+    :param progress: called before each sequence and at the end; see :data:`Progress`. None for no
+        calls.
     :raises UnknownSequence: one of ``names`` is unknown to all models and servers.
     """
     return [
@@ -114,30 +117,30 @@ def advance(
     servers: Sequence[TicketServer] | None = None,
     progress: Progress | None = None,
 ) -> list[Advanced]:
-    """Move ticket servers forward, above every id that they are known to have handed out.
+    """Move ticket servers forward, so that they hand out no id for a second time.
 
-    The target of a server is ``margin`` above the largest of these numbers: its position (the last
-    id by its own count), its high-water mark (the highest id that it is known to have handed out;
-    the next server keeps it), and the existing ids in the tables.
+    A server that comes back from an old backup has forgotten which ids it has handed out. Three
+    numbers tell: its position, the last id by its own count; its high-water mark, the highest id
+    that the next server has stored for it; and the largest of its ids in the tables. The server is
+    moved to ``margin`` above the largest of these numbers.
 
-    A server is not moved in these cases. Its result then has a ``problem``, and the other servers
-    are moved:
+    A server is not moved in the following cases. Then its result has a ``problem``. The other
+    servers are moved in spite of it.
 
     - The server does not answer.
-    - ``to`` is given, and the server's mark or an existing id is above ``to`` and above its
-      position.
-    - ``check`` is True, and the mark is not known: the next server does not answer or lacks the
-      sequence.
+    - ``to`` is too low: the server has forgotten an id above ``to``.
+    - ``check`` is True, and the mark is not known, because the next server does not answer or lacks
+      the sequence.
 
     :param names: names of sequences; by default all sequences that a model uses or a server has.
-    :param margin: number of ids to skip, because a server may have handed out ids that are above
-        its high-water mark and in no row.
-    :param to: the target; replaces the computed target and ``margin``. A server whose position is
-        above ``to`` stays there. None to compute the target.
+    :param margin: number of ids to skip in addition. The last ids that a server has handed out may
+        be known to nobody: not in a row yet, and above the stored mark.
+    :param to: the number to move the servers to, instead of the computed one. A server whose
+        position is above ``to`` stays there. None computes the number.
     :param check: whether to look for existing ids in the tables. If False, ``to`` is required.
-    :param dry_run: True to report what would be done and change nothing; False to move servers.
-    :param only: move only the server with this alias; by default all servers.
-    :param servers: the servers to compare; by default all in ``TICKETS``.
+    :param dry_run: True only reports what would be done; False moves the servers.
+    :param only: the alias of the only server to move; by default all servers are moved.
+    :param servers: the servers, in the order of the settings; by default all in ``TICKETS``.
     :param progress: called before each sequence and at the end; see :data:`Progress`. None for no
         calls.
     :raises InvalidSequence: ``margin`` is negative, ``to`` is not a possible id, or ``check`` is
@@ -156,8 +159,7 @@ def advance(
 def _unknown_mark_problem(answers: Sequence[ServerAnswer], index: int, name: str) -> str:
     """Return a sentence that says why the high-water mark of server number ``index`` is not known.
 
-    The mark is the highest id that the server is known to have handed out. The next server (the
-    partner) keeps it, but does not answer or lacks the sequence ``name``.
+    The next server, its partner, stores the mark. But it does not answer, or lacks the sequence.
     """
     server, partner = answers[index].server, answers[(index + 1) % len(answers)]
     why = f"does not answer: {partner.error}" if partner.error else f"has no sequence {name!r}"
@@ -205,8 +207,8 @@ def _verify_one(
     except SequenceNotChecked as exc:
         return replace(unchecked, problem=str(exc)), None
     if largest_id is not None or is_behind(position, high_water_mark):
-        # Read again the last id that the server has handed out. It was read before the tables, and the
-        # server may have handed out ids in between.
+        # This may be a false alarm: the position was read before the tables, and the server may
+        # have handed out ids in between. So read the position again.
         later = ask(server)
         if later.error is not None:
             return replace(
@@ -280,7 +282,8 @@ def _advance_one(
         )
         return Advanced(name, server.alias, position, position, problem)
     target = max(position, minimum + margin if to is None else to)
-    # Round up to an id of this server, because each server hands out only every step-th number.
+    # Round up to a number that this server hands out: for example, the first of two servers hands
+    # out only odd numbers.
     target = server.slot.at_or_below(target + server.slot.step - 1)
     if target == position or (dry_run and target <= LAST_ID):
         return Advanced(name, server.alias, position, target, None)

@@ -18,8 +18,8 @@ from sharded_orm.operations.tickets.survey import (
     is_behind,
 )
 
-# The largest number of seconds to wait for one server. It is small, because a monitoring system
-# waits for all servers in turn.
+# The largest number of seconds to wait for one server. It is small, because the servers are queried
+# one after the other while a monitoring system waits.
 PATIENCE = 5.0
 
 
@@ -32,20 +32,22 @@ class SequenceStatus:
     form: str
     #: The last id that the server has handed out; 0 or less if it has handed out no id.
     position: int
-    #: The high-water mark: the highest id that the server is known to have handed out. The next
-    #: server, called its partner, keeps the mark. None if the partner does not answer or lacks the
-    #: sequence, or if there is only one server.
+    #: The high-water mark: the highest id that the server has handed out, as the next server has
+    #: stored it. None if the next server does not answer or lacks the sequence, or if there is only
+    #: one server.
     mark: int | None
-    #: The share of all possible ids (the positive 64-bit numbers) that is used up, from 0 to 1.
+    #: How much of all possible ids (1 to 2**63 - 1) is used up, from 0.0 to 1.0.
     used: float
-    #: A sentence that describes the problem and its remedy; None if there is no problem.
+    #: A sentence that describes the problem and says what to do; None if there is no problem.
     problem: str | None
 
 
 @dataclass(frozen=True)
 class ServerStatus:
-    """The state of one ticket server. Its ids are ``offset``, ``offset + step``, … (as at Flickr,
-    F2).
+    """The state of one ticket server.
+
+    It hands out the ids ``offset``, ``offset + step``, and so on (as at Flickr, F2): for example 2,
+    4, 6, … if it is the second of two servers.
     """
 
     alias: str
@@ -53,8 +55,8 @@ class ServerStatus:
     step: int
     #: Why the server does not answer; None if it answers.
     error: str | None
-    #: Why the server, with its present settings, may forget in a crash ids that it has handed out.
-    #: None if the server cannot forget them, or if it does not answer.
+    #: Why a crash could make the server forget ids that it has handed out, because of its settings.
+    #: None if it cannot forget them, or if it does not answer.
     durability: str | None
     sequences: tuple[SequenceStatus, ...]
 
@@ -64,11 +66,12 @@ class TicketStatus:
     """The state of all ticket servers."""
 
     servers: tuple[ServerStatus, ...]
-    #: For each sequence, the difference between the highest and the lowest position (last id handed
-    #: out) of the servers. Sequences that only one server has are left out.
+    #: Maps the name of each sequence to the difference between its highest and its lowest position
+    #: on the servers. The position is the last id that a server has handed out. Sequences that only
+    #: one server has are left out.
     drift: Mapping[str, int]
-    #: Names of sequences that exist on a server but are used by no installed model. Code may still
-    #: use them by name.
+    #: Names of sequences on a server that no installed model uses. Other code may get ids from
+    #: them.
     unused: tuple[str, ...]
     #: Sentences about problems that an operator must solve; empty if all is well.
     problems: tuple[str, ...]
@@ -115,13 +118,13 @@ def _missing_problems(
 ) -> Iterator[str]:
     """Yield a sentence if a server lacks sequences, for example because it is new or was replaced.
 
-    :param names: the names of the sequences that the server should have.
-    :param declared: the names of the sequences of the installed models.
+    :param names: the names of all sequences that a server or a model has.
+    :param declared: the names of the sequences that models use.
     """
     missing = sorted(set(names) - set(answer.sequences))
     if answer.error is None and missing:
-        # If "tickets create" gets no names, it creates only the sequences of models. So if a
-        # missing sequence belongs to no model, the suggested command names all missing sequences.
+        # Without names, the suggested command "tickets create" creates only the sequences of
+        # models. So add the names if a missing sequence is used by no model.
         arguments = "" if all(name in declared for name in missing) else " " + " ".join(missing)
         yield (
             f"{answer.server.alias!r} has no sequence {', '.join(map(repr, missing))}: run"
@@ -130,7 +133,7 @@ def _missing_problems(
 
 
 def missing_sequences(server: TicketServer) -> list[str]:
-    """Return the names of the sequences from which models draw ids, but which ``server`` lacks.
+    """Return the names of the sequences that models need and ``server`` does not have.
 
     :raises django.db.Error: the server does not answer. Some failures raise :exc:`OSError` instead.
     :raises TicketError: the server does not match the settings.
@@ -161,8 +164,8 @@ def _sequence(
 ) -> SequenceStatus:
     high_water_mark, problem = high_water_mark_of(answers, index, name), sequence.problem
     if problem is None and is_behind(sequence.position, high_water_mark):
-        # Read again the last id that the server has handed out. It was read first, and the high-water
-        # mark was read later from the next server. The server may have handed out ids in between.
+        # This may be a false alarm: the position was read before the high-water mark, and the
+        # server may have handed out ids in between. So read the position again.
         server = answers[index].server
         later = ask(server, PATIENCE)
         sequence = later.sequences.get(name, sequence)

@@ -1,8 +1,8 @@
 """Read all sequences of all ticket servers.
 
-A ticket server hands out ids. Its *high-water mark* is the highest id that it is known to have handed
-out. The mark is stored on its *partner*, the next server in the settings. The *slot* of a server
-says which ids it hands out: every ``step``-th id, beginning with ``offset``.
+A ticket server hands out ids. Its *high-water mark* is the highest id that it is known to have
+handed out. The mark is stored on its *partner*, the next server in the settings. The *slot* of a
+server says which ids it hands out: for example, the second of two servers hands out 2, 4, 6, …
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from sharded_orm.ids.tickets.server import TicketServer
 from sharded_orm.ids.tickets.session import MAX_NAME, SequenceRow, TicketSession
 
 # The largest number of seconds to wait for one server. It is large, because only commands use this
-# default, and no web page does.
+# default. For monitoring, there is a smaller one in the module ``status``.
 PATIENCE = 30.0
 
-#: Errors that mean that a server is down or does not match the settings.
+#: The errors of a server that is down or does not match the settings.
 TROUBLE = (*FAILURES, TicketError, ImproperlyConfigured)
 
 
 @dataclass(frozen=True)
 class SequencePosition:
-    """The position (the last id that was handed out) of one sequence on one ticket server."""
+    """One sequence on one ticket server, and how far it has come."""
 
     #: The sequence's row in the server's catalog table.
     row: SequenceRow
@@ -43,20 +43,20 @@ class SequencePosition:
 
 @dataclass(frozen=True)
 class ServerAnswer:
-    """What one ticket server has answered when its sequences were read."""
+    """The sequences of one ticket server, or the error if it did not answer."""
 
     server: TicketServer
-    #: The server's sequences, keyed by name; empty if the server did not answer.
+    #: Maps the name of each sequence to the sequence; empty if the server did not answer.
     sequences: Mapping[str, SequencePosition] = field(default_factory=dict)
-    #: Why the server may forget, in a crash, ids that it has handed out. None if it cannot forget
-    #: them, or if the server did not answer.
+    #: Why a crash could make the server forget ids that it has handed out. None if it cannot forget
+    #: them, or if it did not answer.
     durability: str | None = None
     #: Why the server did not answer; None if it answered.
     error: Exception | None = None
 
 
 def all_servers() -> list[TicketServer]:
-    """Return the servers in ``SHARDED_ORM["TICKETS"]``, in the same order.
+    """Return the ticket servers in the order of ``SHARDED_ORM["TICKETS"]``.
 
     :raises ImproperlyConfigured: no server is configured.
     """
@@ -71,7 +71,8 @@ def all_servers() -> list[TicketServer]:
 def ask_all(servers: Sequence[TicketServer], patience: float = PATIENCE) -> list[ServerAnswer]:
     """Read all sequences of each ticket server, one server after the other.
 
-    Also check that each sequence has the slot of its server (the server's share of all ids).
+    Also check that each sequence hands out the ids of its server. If not, it has a ``problem``. For
+    example, the first of two servers must not hand out even numbers.
 
     :param patience: seconds to wait for one server.
     """
@@ -80,8 +81,7 @@ def ask_all(servers: Sequence[TicketServer], patience: float = PATIENCE) -> list
 
 
 def ask(server: TicketServer, patience: float = PATIENCE) -> ServerAnswer:
-    """Read all sequences of ``server``. If the server fails, the returned answer contains the
-    error.
+    """Read all sequences of ``server``. If it fails, the error is in the returned answer.
 
     :param patience: seconds to wait.
     """
@@ -104,8 +104,8 @@ def ask(server: TicketServer, patience: float = PATIENCE) -> ServerAnswer:
 
 def _read_sequence(session: TicketSession, row: SequenceRow, deadline: float) -> SequencePosition:
     try:
-        # Read the sequence again by read(), because read_all() does not check the table or SEQUENCE
-        # that counts the ids.
+        # ``row`` is from read_all(), which reads only the catalog table. read() also checks the
+        # table or SEQUENCE that counts the ids.
         session.read(row.name, deadline)
         return SequencePosition(row, session.position(row, deadline))
     except TicketError as exc:
@@ -136,13 +136,16 @@ def _with_slots_checked(answer: ServerAnswer, answers: Sequence[ServerAnswer]) -
 def slot_problem(
     server: TicketServer, row: SequenceRow, answers: Sequence[ServerAnswer] = ()
 ) -> str | None:
-    """Return a text about why the sequence ``row`` cannot belong to ``server``; None if it can.
+    """Return a problem if a sequence does not hand out the ids of its server; None if it does.
 
-    The sequence must have the slot of its server: the server's share of all ids (offset and step).
+    Each server has a slot, which says which ids it hands out. The sequence was created with the
+    slot that the server had then. The slot may have changed since, because somebody has changed the
+    order of the servers in the settings.
 
-    :param answers: the answers of all servers; empty to look only at ``server``. If a second server
-        has the same sequence with the same slot, the text says so: both are the same database, or
-        one is a copy of the other.
+    :param row: the sequence, as the server has it.
+    :param answers: the answers of all servers; empty to look only at ``server``. If another server
+        has the sequence with the same slot, the text says that both aliases are one database, or
+        one database is a copy of the other.
     """
     if row.slot == server.slot:
         return None
@@ -172,8 +175,10 @@ def slot_problem(
 def select_names(
     names: Iterable[str], declared_names: Iterable[str], answers: Sequence[ServerAnswer]
 ) -> list[str]:
-    """Return ``names`` without duplicates; if it is empty, the names of all sequences that a model
-    uses or a server has.
+    """Return the names of the sequences on which a command has to work.
+
+    These are ``names`` without duplicates. If ``names`` is empty, they are the names of all
+    sequences that a model uses or a server has.
 
     :param declared_names: the names of the sequences that models use.
     :param answers: the answers of all servers.
@@ -194,9 +199,9 @@ def select_names(
 
 
 def check_name(name: str) -> None:
-    """Check the name of a new sequence.
+    """Check that a new sequence can have this name.
 
-    :raises InvalidSequence: no sequence can have this name.
+    :raises InvalidSequence: the name is too long, empty, or has characters that are not allowed.
     """
     if len(name) > MAX_NAME:
         raise InvalidSequence(
@@ -211,11 +216,11 @@ def check_name(name: str) -> None:
 
 
 def high_water_mark_of(answers: Sequence[ServerAnswer], index: int, name: str) -> int | None:
-    """Return the high-water mark of server number ``index``: the highest id of the sequence
-    ``name`` that it is known to have handed out; 0 if it has handed out none.
+    """Return the high-water mark of server number ``index`` for the sequence ``name``.
 
-    The server's partner, which is the next server, keeps the mark. Return None if there is only one
-    server, or if the partner did not answer or lacks the sequence.
+    This is the highest id that the server has handed out, as the next server, its partner, has
+    stored it; 0 if it has handed out none. Return None if there is only one server, or if the
+    partner did not answer or lacks the sequence.
     """
     if len(answers) < 2:
         return None
@@ -226,8 +231,11 @@ def high_water_mark_of(answers: Sequence[ServerAnswer], index: int, name: str) -
 def is_behind(position: int, high_water_mark: int | None) -> bool:
     """Return whether a server would hand out ids for a second time.
 
-    The server's position is the last id that it handed out, by its own count. Its high-water mark
-    is the highest id that it is known to have handed out. The result is True if the position is
-    below the mark, and False if the mark is not known (None).
+    This is so if it has handed out more ids than it remembers, for example because it was restored
+    from a backup.
+
+    :param position: the last id that the server has handed out, by its own count.
+    :param high_water_mark: the highest id that the server has handed out, as the next server has
+        stored it. If it is None, it is not known, and the result is False.
     """
     return high_water_mark is not None and max(position, 0) < high_water_mark

@@ -10,7 +10,8 @@ from typing import Any
 from sharded_orm.cache.stores.base import LEASE_SECONDS, FoundEntry, Reply
 from sharded_orm.cache.stores.sockets import ProtocolError
 
-# The answers to a command that creates a guard if it is missing.
+# The valid answers to the command that creates a guard (an entry that says whether other entries
+# are valid): HD if the guard was created, NS if it existed already.
 _CREATED = frozenset({b"HD", b"NS"})
 _NO_ERROR = frozenset({b"VA", b"EN", b"HD", b"NS", b"EX", b"NF"})
 
@@ -43,16 +44,19 @@ def read_packet(names: Sequence[str], objects: Sequence[str], again: Sequence[st
 
 
 def parse_hits(raw: bytes, middle: int, last: int, count: int) -> Reply | None:
-    """Parse the answers to a read quickly, if all ``count`` entries were found; else return None.
+    """Parse the answers to a read in the usual case: all entries were found.
 
-    Also return None if a value is empty or contains a line end, which only the slower
-    :func:`parse_answers` can handle. The lease (permission to store) of an object is the whole first line
-    of its answer. Few leases are used, so :func:`version_of` cuts the version number out of it only
-    then.
+    Return None in every other case: an entry is missing, or a value is empty or contains a line
+    end. The caller then uses the slower :func:`parse_answers`.
 
-    :param count: the number of answers. The answers about objects are next to each other.
+    The lease (permission to store) that is returned for an object is the whole first line of its
+    answer, such as ``VA 150 c1234``. Most leases are never used, so the version number (1234) is
+    cut out later, by :func:`version_of`, and only if the lease is used.
+
     :param middle: the position of the first answer about an object.
-    :param last: the position after the last answer about an object.
+    :param last: the position after the last answer about an object. All answers from ``middle`` to
+        here are about objects.
+    :param count: the number of all answers.
     """
     parts = raw.split(b"\r\n")
     if len(parts) != 2 * count + 1:
@@ -141,9 +145,10 @@ def parse_answers(raw: bytes, count: int) -> list[Answer] | None:
 
 
 def marked_sizes(raw: bytes, count: int) -> list[int] | None:
-    """Return the sizes of ``count`` guards from the usual answers to the commands that mark them.
+    """Parse the answers to the commands that append a line to ``count`` guards, if all succeeded.
 
-    Return None if answers are missing, or if a command had not the usual effect.
+    Each guard has three answers: it was created or existed already; the line was appended; the size
+    of the guard. Return these sizes. Return None if an answer is missing or reports anything else.
     """
     lines = raw.split(b"\r\n")
     sizes = [line[4:] for line in lines[2::3] if line.startswith(b"HD s")]
@@ -170,8 +175,9 @@ def parse_stats(raw: bytes) -> dict[str, Any] | None:
 
 # ##### The command get #####
 #
-# The server answers it in one part. It answers many ``mg`` commands in several parts, each of which
-# wakes the client, and takes twice the time for them.
+# Both ``get`` and ``mg`` read entries. The server sends the answer to one ``get`` of many names in
+# one part. It sends the answers to many ``mg`` commands in several parts, and each part wakes the
+# client. So ``mg`` takes twice the time.
 
 
 def get_packet(names: Sequence[str]) -> bytes:
@@ -189,7 +195,7 @@ def parse_values(raw: bytes, names: Sequence[str]) -> list[bytes | None] | None:
     parts = raw.split(b"\r\n")
     end = len(parts) - 2
     if parts[-2:] == [b"END", b""]:
-        # If all entries were found, as usual, each is a line and a value.
+        # In the usual case all entries were found: the answer is a line and a value for each name.
         values = parts[1:-2:2]
         if (
             end == 2 * len(names)
@@ -197,9 +203,10 @@ def parse_values(raw: bytes, names: Sequence[str]) -> list[bytes | None] | None:
             and parts[:-2:2] == [*map(_named_value_line, names, map(len, values))]
         ):
             return [*values]
-        # Otherwise, a name is missing if the next line is not its own. If a value contains a line end,
-        # the next part has another size than its line says: no later name is found either, and the
-        # position does not get to the end.
+        # Otherwise, compare the lines with the names, one after the other. If the next line does
+        # not belong to a name, its entry is missing. This fails if a value contains a line end,
+        # because split() has then cut the value in two. Then no line matches any more, the position
+        # stays before the end, and _parse_slowly() is used.
         parts.append(b"")
         found: list[bytes | None] = []
         position = 0
@@ -227,7 +234,8 @@ def _parse_slowly(raw: bytes, names: Sequence[str]) -> list[bytes | None] | None
     position = 0
     while (end := raw.find(b"\r\n", position)) >= 0:
         line = raw[position:end]
-        # The server has no memory left for the rest of the answer: the entries count as missing.
+        # SERVER_ERROR means that the server lacks the memory to send the other entries. They count
+        # as missing.
         if line == b"END" or line.startswith(b"SERVER_ERROR"):
             if end + 2 < len(raw):
                 raise ProtocolError("more than was asked for")

@@ -63,10 +63,10 @@ _OPTIONS = frozenset({"connect_timeout", "socket_keepalive", "socket_module", "t
 
 #: The number of commands that a server answers at once if its option ``-R`` has the default value.
 _AT_ONCE = 20
-#: The most names that are read by the command ``get``. The answer for many more takes more processor time
-#: than the answers to the command ``mg``.
+#: Up to this number of names, entries are read with one command ``get``. For many more names, the
+#: answer to ``get`` takes more processor time than the answers to ``mg``, so ``mg`` is used.
 _MOST_BY_GET = 200
-#: The end of an answer to a packet whose last command is ``mn``.
+#: The answer to ``mn``, a command that does nothing. It shows that all earlier answers are here.
 _NOTHING = b"MN\r\n"
 
 
@@ -194,9 +194,9 @@ class MemcachedServer(RemoteServer):
 
         if count <= _AT_ONCE:
             return self._exchange(packet, parse)
-        # The server sends the answers to this many commands in several parts. Add the command
-        # ``mn``, which does nothing: its answer shows that all parts have arrived. So incomplete
-        # answers are not parsed in vain.
+        # The server sends the answers to so many commands in several parts. Add the command ``mn``,
+        # which does nothing. Its answer comes last, so the answers are parsed only once: when all
+        # parts have arrived.
         return self._exchange(
             packet + b"mn\r\n", lambda raw: parse(raw.removesuffix(_NOTHING)), end=_NOTHING
         )
@@ -205,7 +205,8 @@ class MemcachedServer(RemoteServer):
         self, names: Sequence[str], name: str, values: tuple[bytes, ...], value: bytes
     ) -> Reply | None:
         middle = len(names)
-        # Only the version of the object, after " c", is not known.
+        # Build the answer that the server sends if nothing has changed. One part of it cannot be
+        # known: the version number of the object, which follows " c".
         start = b"".join([b"VA %d\r\n%b\r\n" % (len(known), known) for known in values])
         start += b"VA %d c" % len(value)
         end = b"\r\n%b\r\n" % value
@@ -236,7 +237,8 @@ class MemcachedServer(RemoteServer):
         return [version_of(lease) if lease else None for _, lease in entries]
 
     def release(self, objects: Mapping[str, FoundEntry]) -> None:
-        # The lease of an entry with a value is only the version of the entry: it keeps nobody away.
+        # Only the lease of a missing object keeps other readers from storing the object, so only
+        # such leases are given back. If the object has a value, its lease is just a version number.
         parts = [
             b"md %b C%b\r\n" % (name.encode("ascii"), version_of(lease))
             for name, (value, lease) in objects.items()
@@ -249,7 +251,7 @@ class MemcachedServer(RemoteServer):
         def is_read(raw: bytes) -> bool | None:
             return None if parse_answers(raw, count) is None else True
 
-        # A lease that is perhaps not given back needs no care: it ends soon.
+        # If the packet is lost, do nothing (the empty lambda): the leases end after a few seconds.
         if len(packet) > self._max_write or not self._post(packet, is_read, lambda: None):
             for answer in self._run(parts):
                 self._expect(answer, b"HD", b"EX", b"NF")

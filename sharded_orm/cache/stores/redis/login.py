@@ -11,9 +11,10 @@ from sharded_orm.cache.stores.redis.protocol import LINE_END, Refusal, pack, par
 from sharded_orm.cache.stores.redis.scripts import REPLACE_OWNER
 from sharded_orm.cache.stores.sockets import Connection, ProtocolError
 
-#: An entry with this name says who wrote the data. Its value is the ``run_id`` of a Redis server, a
-#: colon, and the incarnation (the random word before all names of entries). If this is not the
-#: ``run_id`` of the server itself, the server was restarted or replaced, and may have old data.
+#: The entry with this name says which Redis server wrote the data. Its value is the ``run_id`` of
+#: that server, a colon, and the incarnation (the random word before all names of entries). If a
+#: server finds another ``run_id`` than its own, it was restarted or replaced, and may have old
+#: data.
 OWNER = b"sharded-orm-incarnation"
 _RUN_ID = re.compile(rb"^run_id:(\w+)\r?$", re.MULTILINE)
 #: The number of characters of an incarnation, the random word before all names of entries.

@@ -16,8 +16,8 @@ from sharded_orm.cache.stores.sockets import ProtocolError
 
 #: The bytes with which every reply ends.
 LINE_END = b"\r\n"
-# Matches an array of a million values or more. hiredis would allocate memory for all values as soon
-# as it reads their number, so such an array is refused before.
+# Matches a reply that announces an array of a million values or more. hiredis would allocate memory
+# for all the values as soon as it reads this number, so such a reply is refused without hiredis.
 _HUGE_ARRAY = re.compile(rb"(?:[+:-][^\r]*\r\n|\$-1\r\n)*\*\d{7}")
 _INCOMPLETE = object()
 

@@ -73,7 +73,7 @@ from sharded_orm.cache.stores.sockets import (
 
 _PLACEHOLDER = b"\0lease:"
 _READ_OWNER = (b"GET", OWNER)
-# The last name of a packet of MGET, as the protocol writes it.
+# The name of the entry OWNER in the notation of the protocol. Each MGET reads this entry last.
 _OWNER_PART = f"${len(OWNER)}\r\n{OWNER.decode()}\r\n"
 _NUMBERS = frozenset({int})
 
@@ -220,8 +220,8 @@ class RedisServer(RemoteServer):
     ) -> list[bytes | None] | Unchanged:
         """Return the values of entries, in one round trip.
 
-        :param expected: if given, the values that all entries probably have. If they have them,
-            return :data:`UNCHANGED`. Then the reply is not parsed.
+        :param expected: if given, the values that the caller expects, one for each name. If the
+            reply has exactly these values, return :data:`UNCHANGED` without parsing the reply.
         """
         count = len(names) + 1
         owner = b""
@@ -231,7 +231,7 @@ class RedisServer(RemoteServer):
             owner = connection.incarnation
             prefix = f"{owner[-LENGTH:].decode()}:"
             length = len(prefix)
-            # hiredis would take twice as long. All names are ASCII.
+            # hiredis would take twice as long to build this packet. All names are ASCII.
             parts = [f"${length + len(name)}\r\n{prefix}{name}\r\n" for name in names]
             return f"*{count + 1}\r\n$4\r\nMGET\r\n{''.join(parts)}{_OWNER_PART}".encode("ascii")
 
@@ -306,7 +306,7 @@ class RedisServer(RemoteServer):
             for name, (_, lease) in objects.items()
             if lease is not None
         ]
-        # A lease that is perhaps not given back needs no care: it ends soon.
+        # If the packet is lost, do nothing (the empty lambda): the leases end after a few seconds.
         if commands and not self._post_packet(
             lambda owner: script_packet(commands, owner), len(commands), lambda: None
         ):
@@ -397,10 +397,10 @@ class RedisServer(RemoteServer):
     ) -> bool:
         """Send a packet whose replies are numbers, without waiting for the replies.
 
-        Return False if the commands must be sent by :meth:`_pipeline`.
+        Return False if this failed. The caller then sends the commands with :meth:`_pipeline`.
 
-        :param make: makes the packet, whose last command reads :data:`OWNER`. Its argument is the
-            value that this entry had when the connection was opened.
+        :param make: returns the packet, whose last command reads the entry :data:`OWNER`. Its
+            argument is the value of this entry when the connection was opened.
         :param count: the number of the other commands.
         :param lost: is called if a command was refused, or if the server has lost its data or has
             older data.
@@ -419,7 +419,8 @@ class RedisServer(RemoteServer):
             if replies is None:
                 return None
             if replies.pop() != owner:
-                # The error closes the connection: its commands would use an old incarnation.
+                # Raise an error, which closes the connection. Later commands on it would put the
+                # old incarnation before the names of entries.
                 raise Outdated("the data are of another incarnation")
             return _NUMBERS.issuperset(map(type, replies))
 
@@ -483,8 +484,9 @@ class RedisServer(RemoteServer):
 def _replies(answer: bytes, count: int, owner: bytes) -> list[Any] | None:
     """Parse ``count`` replies, and return all but the last. Return None while the answer is incomplete.
 
-    :param owner: the last reply, if the server has not lost its data since the connection was opened.
-    :raises Outdated: the last reply is another one.
+    :param owner: the value of the entry :data:`OWNER` when the connection was opened. The last
+        reply must be the same value; the server has lost its data otherwise.
+    :raises Outdated: the last reply is a different value.
     """
     replies = parse_replies(answer, count)
     if replies is not None and (there := replies.pop()) != owner:

@@ -1,7 +1,11 @@
-"""The packets of a write: they open its markers on a Redis server, and close them.
+"""The packets that announce a write of rows to a Redis server.
 
-The packets are made by hand, because hiredis would take twice as long. The usual answers are
-recognised without a parser.
+Before a transaction commits, :func:`mark_packet` appends a line (an open marker) to the guards of
+its rows. After the commit, :func:`finish_packet` deletes the rows from the cache and appends the
+lines that close the markers.
+
+This module makes the bytes of these packets itself, because hiredis would take twice as long. It
+compares each answer with the usual one; only other answers need a parser.
 """
 
 from __future__ import annotations
@@ -15,12 +19,14 @@ from sharded_orm.cache.stores.redis.scripts import APPEND
 
 
 def _bulk(value: bytes) -> bytes:
-    """Return ``value`` as a part of a command, or as a reply."""
+    """Return ``value`` in the notation of the protocol: its length, then its bytes."""
     return b"$%d\r\n%b\r\n" % (len(value), value)
 
 
 _READ_OWNER = b"*2\r\n$3\r\nGET\r\n" + _bulk(OWNER)
-# EVAL sends the text of the script: if the server did not know its digest, nobody would read the error.
+# Send the text of the script with EVAL. EVALSHA would send only the digest of the text, and would
+# fail if the server did not know the script. This failure would be noticed too late, because the
+# answer to the packet is read only when the connection is used again.
 _APPEND = b"*5\r\n$4\r\nEVAL\r\n" + _bulk(APPEND.source) + b"$1\r\n1\r\n"
 _CREATED = frozenset({b"$-1", b"+OK"})
 
@@ -51,7 +57,7 @@ def mark_packet(
 def marked_sizes(answer: bytes, count: int, owner: bytes) -> list[int] | None:
     """Return the sizes of ``count`` guards from the answer to :func:`mark_packet`.
 
-    Return None if the answer is incomplete, or if a command had not the usual effect.
+    Return None if the answer is incomplete, or if any command had another result than usual.
     """
     end = _bulk(owner)
     if not answer.endswith(end):
@@ -102,7 +108,8 @@ def script_packet(commands: Sequence[tuple[Any, ...]], owner: bytes) -> bytes:
 def are_numbers(answer: bytes, count: int, owner: bytes) -> bool:
     """Whether ``answer`` is ``count`` numbers, followed by ``owner``.
 
-    So all commands of :func:`finish_packet` were executed, by a server that has not lost its data.
+    If so, the server has executed all commands of :func:`finish_packet`, and has not lost its data:
+    a command that fails has an error as its reply, and a server with other data has another owner.
     """
     end = _bulk(owner)
     if not answer.endswith(end):
