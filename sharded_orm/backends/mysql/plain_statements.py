@@ -6,6 +6,7 @@ For a small statement, the objects and calls of a cursor take a tenth of the pro
 from __future__ import annotations
 
 from asyncio import _get_running_loop
+from contextlib import suppress
 from threading import get_ident
 from typing import Any
 
@@ -85,13 +86,13 @@ class PlainStatementMixin(ShardConnectionMixin):
 
         :param sql: one UPDATE that leaves nothing in its session.
         """
-        group = self.group_wrapper
-        if group is None or self.connection is None or not self._needs_no_cursor(group):
+        connection, group = self.connection, self.group_wrapper
+        if group is None or connection is None or not self._needs_no_cursor(group):
             return None
         self._prepare_statement(group)
-        connection = self.connection
         if (
-            connection is None
+            # The shard has connected again, and a receiver of connection_created may observe it now.
+            connection is not self.connection
             or connection.mode > _HELD
             or connection.default_cursor is not LeasedCursor
             or connection.collects
@@ -105,7 +106,9 @@ class PlainStatementMixin(ShardConnectionMixin):
         try:
             changed: int = run(writer, connection, _WRITE, sql, params)
             if writer._session is not None:
-                writer.close()  # More results are left to read.
+                # More results are left to read. A "with" statement of a cursor suppresses errors of close().
+                with suppress(self.Database.Error):
+                    writer.close()
             return changed
         except (self.Database.Error, Error) as exc:
             error: BaseException | None = exc

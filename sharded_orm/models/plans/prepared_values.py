@@ -6,6 +6,7 @@ A plan need not call the field's methods for such values, which saves time.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from django.db import models
@@ -25,8 +26,6 @@ _CONVERT = frozenset({
     models.TextField.to_python, models.BooleanField.to_python,
 })  # fmt: skip
 _METHODS = frozenset({"get_db_prep_save", "get_db_prep_value", "get_prep_value", "to_python"})
-
-
 # Those of a DateTimeField. A datetime with a time zone is returned unchanged until the backend adapts it.
 _PREPARE_DATETIME = {
     "get_db_prep_save": models.Field.get_db_prep_save,
@@ -42,8 +41,13 @@ def only_adapts_datetimes(field: Any) -> bool:
 
     False if the field has a method of its own for it.
     """
-    return _METHODS.isdisjoint(field.__dict__) and all(
-        getattr(type(field), name, None) is method for name, method in _PREPARE_DATETIME.items()
+    field_class: Any = type(field)
+    return (
+        _METHODS.isdisjoint(field.__dict__)
+        and all(
+            getattr(field_class, name, None) is method for name, method in _PREPARE_DATETIME.items()
+        )
+        and _has_only_djangos_methods(field_class)
     )
 
 
@@ -56,7 +60,7 @@ def is_sent_unchanged(field: Any, kind: type, connection: Any) -> bool:
     if type(field) in (models.ForeignKey, models.OneToOneField):
         # Django lets the field to which a foreign key refers prepare the value.
         field = field.target_field
-    field_class = type(field)
+    field_class: Any = type(field)
     prepared_type = _PREPARE.get(field_class.get_prep_value)
     if (
         prepared_type is None
@@ -64,9 +68,24 @@ def is_sent_unchanged(field: Any, kind: type, connection: Any) -> bool:
         or field_class.to_python not in _CONVERT
         or field_class.get_db_prep_save is not models.Field.get_db_prep_save
         or not _METHODS.isdisjoint(field.__dict__)
+        or not _has_only_djangos_methods(field_class)
     ):
         return False
     if field_class.get_db_prep_value is models.IntegerField.get_db_prep_value:
         adapt = type(connection.ops).adapt_integerfield_value
         return adapt is BaseDatabaseOperations.adapt_integerfield_value
     return field_class.get_db_prep_value is models.Field.get_db_prep_value
+
+
+@cache
+def _has_only_djangos_methods(field_class: Any) -> bool:
+    """Whether all methods that prepare a value, also those that are called by ``super()``, are in classes
+    of Django.
+
+    If a field inherits from a field of Django and then from another class, Django's method calls that of
+    the other class.
+    """
+    return all(
+        _METHODS.isdisjoint(vars(base)) or base.__module__.startswith("django.")
+        for base in field_class.__mro__
+    )

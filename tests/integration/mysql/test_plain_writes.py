@@ -17,12 +17,15 @@ from django.db import (
     transaction,
 )
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.signals import connection_created
 from django.db.backends.utils import CursorWrapper
 from django.db.transaction import TransactionManagementError
 from django.test.utils import CaptureQueriesContext
 
 from sharded_orm import runtime
-from sharded_orm.backends.mysql.leased_cursor import RowWriter
+from sharded_orm.backends.group import relocation
+from sharded_orm.backends.mysql.leased_cursor import LeasedCursor, RowWriter
+from sharded_orm.backends.write_hooks import compiled_update
 from sharded_orm.exceptions import ShardDatabaseMissing
 from tests.integration.mysql.test_plain_reads import (
     OF_CONNECTIONS,
@@ -210,6 +213,39 @@ def test_event_loops_are_not_blocked(plain: list[bool]) -> None:
     asyncio.run(save_by_twin())
 
 
+def test_a_wrapper_of_a_new_connection_sees_the_write_that_has_opened_it(
+    shard: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group, seen = shard.group_wrapper, []
+    connect = group.connect
+
+    def publish() -> None:
+        # As if another thread publishes other settings just before the shard joins the transaction.
+        monkeypatch.setattr(group, "connect", connect)
+        shard.settings_dict = {**shard.settings_dict, "CONN_MAX_AGE": 77}
+        monkeypatch.setattr(relocation, "generation", relocation.generation + 1)
+        connect()
+
+    def wrapper(execute: Any, sql: str, *args: Any) -> Any:
+        seen.append(sql)
+        return execute(sql, *args)
+
+    def observe(connection: Any, **kwargs: Any) -> None:
+        connection.execute_wrappers.append(wrapper)
+
+    connection_created.connect(observe)
+    try:
+        with transaction.atomic(using="photos"):
+            monkeypatch.setattr(group, "connect", publish)
+            assert compiled_update.send(shard, UPDATE, ("x", 1)) == 1
+        assert seen == [UPDATE]
+    finally:
+        connection_created.disconnect(observe)
+        if wrapper in shard.execute_wrappers:
+            shard.execute_wrappers.remove(wrapper)
+    assert Sample.objects.get(owner=1, pk=1).name == "x"
+
+
 def by_cursor(shard: Any, sql: str, params: tuple[Any, ...]) -> int:
     with shard.cursor() as cursor:
         cursor.execute(sql, params)
@@ -298,6 +334,35 @@ def test_a_session_that_the_server_has_closed(shard: Any, in_block: bool) -> Non
         row.save()
         kill()
         row.save()
+    assert saved() == NAMES
+
+
+@pytest.mark.parametrize("in_block", [False, True])
+def test_an_error_of_results_that_nobody_reads_is_not_raised(
+    shard: Any, in_block: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CursorWrapper.__exit__() suppresses such an error, too."""
+
+    def fetch(self: Any, session: Any) -> None:
+        # No server answers an UPDATE by several results. Let the session have others to read.
+        session.store_result()
+        self.rowcount = session.affected_rows()
+        session.raw.query(b"SELECT 1; SELECT nothing")
+        session.store_result()
+        session.stored = True
+
+    def write(way: Callable[[], Any]) -> None:
+        if not in_block:
+            assert way() == 1
+            return
+        with transaction.atomic(using=shard.alias):
+            assert way() == 1
+
+    for kind in (LeasedCursor, RowWriter):
+        monkeypatch.setattr(kind, "_fetch_result", fetch)
+    write(lambda: by_cursor(shard, UPDATE, ("by cursor", 1)))
+    write(lambda: shard.write_rows(UPDATE, ("without", 1)))
+    monkeypatch.undo()
     assert saved() == NAMES
 
 

@@ -6,9 +6,9 @@ from datetime import datetime
 from typing import Any
 
 import pytest
-from django.db import models
+from django.db import connection, models
 
-from sharded_orm.models.plans.prepared_values import only_adapts_datetimes
+from sharded_orm.models.plans.prepared_values import is_sent_unchanged, only_adapts_datetimes
 
 
 class OwnTime(models.DateTimeField):  # type: ignore[type-arg]  # generic in the stubs only
@@ -38,3 +38,20 @@ def test_a_field_with_a_method_of_its_own_prepares_them(name: str, place: str) -
     else:
         setattr(field, name, method.__get__(field))
     assert not only_adapts_datetimes(field)
+
+
+def test_a_method_that_djangos_methods_call_by_super_prepares_them() -> None:
+    class Changed(models.Field):  # type: ignore[type-arg]  # generic in the stubs only
+        def get_prep_value(self, value: Any) -> Any:
+            return f"changed {super().get_prep_value(value)}"
+
+    class ChangedTime(models.DateTimeField, Changed):  # type: ignore[type-arg]
+        pass
+
+    class ChangedText(models.TextField, Changed):  # type: ignore[type-arg]
+        pass
+
+    assert ChangedText().get_prep_value("text") == "changed text"
+    assert not only_adapts_datetimes(ChangedTime())
+    assert is_sent_unchanged(models.TextField(), str, connection)
+    assert not is_sent_unchanged(ChangedText(), str, connection)
