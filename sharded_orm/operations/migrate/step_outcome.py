@@ -71,8 +71,9 @@ class RecoveryCheck:
     def raw(self, checkpoint: Checkpoint, label: str, sql: str, effect: Effect) -> bool:
         """Whether a statement of ``RunSQL`` took effect.
 
-        It can only be seen whether the schema has changed. The schema after the statement is not
-        known, because ``RunSQL`` was not run on an empty copy first.
+        For a statement that changes the schema, this can be seen only if the schema is not the one
+        before the statement. The schema after it is not known, because ``RunSQL`` was not run on an
+        empty copy first.
 
         :param label: a description of the operation for people.
         :param effect: what the statement changes: rows or the schema.

@@ -281,7 +281,7 @@ class _Run:
         failures = self.report.failures
         if record.in_flight(self._group).exists():
             # A fence of an unfinished move may still refuse writes. Leave the run unfinished, so
-            # that no migration begins: it could fail at the fence.
+            # that no migration of the group begins meanwhile.
             return
         if failures:
             self._run.finish("failed", f"{len(failures)} keys were not moved")

@@ -8,8 +8,8 @@ becomes the active side, and the other side gets the new schema.
 While only one side has the new schema, rows may be executed on this side only: rows of the old
 schema fit into the new one, but not the other way round. So before the switch, the new side
 receives and executes rows of the old side. After the switch, the old side only receives rows, and
-executes them when it has the new schema, too. During the upgrade, only changes of rows are replicated,
-and no statements that change a schema.
+executes them when it has the new schema, too. During the upgrade, only changes of rows are
+replicated, and no statements that change a schema.
 
 A round can also stop the writes of its shards. Both sides then refuse writes until both have the
 new schema and were compared.

@@ -94,8 +94,8 @@ class SideSwitch:
         self._record.prepare()
         self._refuse_prepared()
         self._record.enter(FENCING)
-        # In this block, a process whose write is refused can wait on the server that refused it, until
-        # the new side takes writes.
+        # In this block, a process whose write is refused can wait on the server that refused it,
+        # until the new side takes writes.
         with self.new.switching(), self._old.switching():
             began = time.monotonic()
             self._pause()
