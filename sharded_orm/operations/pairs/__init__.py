@@ -10,7 +10,7 @@ servers have work.
 - ``side_switch`` makes the passive side of a shard the active one.
 - ``forced_switch`` does so if the server of the active side is down, and ``rejoin`` brings this
   server back later.
-- ``rolling_upgrade`` gives a new schema to one server at a time, while the other takes all writes.
+- ``rolling_upgrade`` gives shards a new schema on their passive side first, and then on the other.
 """
 
 from typing import Final
