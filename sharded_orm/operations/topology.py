@@ -58,8 +58,8 @@ def change(edit: Callable[[Document], Document], comment: str = "") -> Document:
         with the newer document.
     :param comment: a text that is stored in the history of the topology.
     :return: the published document, or the current document if nothing was published.
-    :raises InvalidTopology: the changed document is not valid, or must not follow the topology that
-        this process uses, for example because it lacks shards.
+    :raises InvalidTopology: the changed document is not valid, or must not replace the topology
+        that this process uses, for example because it lacks shards.
     :raises TopologyReadOnly: this process cannot write to the source. The message lists the changes
         that somebody has to make there by hand.
     :raises TopologyConflict: other processes have published first, again and again.
@@ -102,8 +102,8 @@ class PreparedChange:
 def prepare(edit: Callable[[Document], Document]) -> PreparedChange:
     """Make and check a change as :func:`change` does, but do not publish it.
 
-    Call :func:`publish_prepared` later. It takes less time, so that statements that wait for the
-    publication wait for a shorter time.
+    Use this if statements must wait for the publication: make the change before, so that they wait
+    only for :func:`publish_prepared`.
 
     :raises: the errors of :func:`change`.
     """
@@ -193,7 +193,7 @@ def rollback(version: int, comment: str = "", *, expected: int | None = None) ->
 
     :param version: the earlier version.
     :param expected: the newest version when the caller decided to roll back; 0 if the source was
-        empty. With it, a change that somebody else has published since is not lost unseen. By
+        empty. So a change that somebody else has published since is not undone by mistake. By
         default, this is not checked.
     :raises LookupError: the source does not have ``version``.
     :raises TopologyConflict: the newest version is not ``expected``.

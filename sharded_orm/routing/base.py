@@ -31,7 +31,7 @@ BUILT_IN = {
     "embedded": "sharded_orm.routing.embedded.EmbeddedStrategy",
 }
 
-# Take random numbers from the operating system. With a seeded generator, forked processes would
+# Take random numbers from the operating system. With a seeded generator, forked processes could
 # draw the same shards in the same order.
 _random = random.SystemRandom()
 
