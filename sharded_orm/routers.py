@@ -1,8 +1,7 @@
-"""The database router. It finds the database for Django's queries by means of the topology, the map
-of shards to nodes.
+"""The database router: it tells Django on which shard a row is, and where each table belongs.
 
-Put the router last in ``DATABASE_ROUTERS``. For models that are not sharded, it leaves the choice
-of the database to the other routers.
+Put it last in ``DATABASE_ROUTERS``. For most models that are not sharded, it has no opinion, so
+that the other routers choose the database.
 """
 
 from __future__ import annotations
@@ -33,29 +32,31 @@ from sharded_orm.models.sharding.row_placement import colocated_alias
 from sharded_orm.models.sharding.same_key import relates_one_key
 
 APP_LABEL = "sharded_orm"
-#: The app whose table records the decisions (commit or not) about two-phase transactions. This
-#: table is on every shard, and on no other database.
+#: The app whose table records for each transaction in two phases whether it is committed. This
+#: table is on every shard, and in no other database.
 APP_OF_DECISIONS = "sharded_orm_two_phase"
-#: The names of the models whose tables are in the database of the directory (the table that records
-#: the shard of each key).
+#: The names of the models whose tables are in the database of the directory, the table that maps
+#: each shard key to its shard.
 TABLES_OF_THE_DIRECTORY = frozenset({"placement", "keymove"})
 
-# The alias that standing_on() has set: the router returns it if Django passes no instance. If it is
-# None, the router raises ShardKeyRequired instead. Querysets do not use it.
+# The alias that standing_on() has set. If Django asks for the database of a sharded model without
+# an instance, the router returns this alias. If it is None, the router raises ShardKeyRequired.
+# Querysets do not use it.
 _default_alias: ContextVar[str | None] = ContextVar("sharded_orm_standing", default=None)
 
 
 @contextmanager
 def standing_on(alias: str | None) -> Iterator[None]:
-    """Within the ``with`` block, make the router return ``alias`` if Django passes no instance.
+    """A context manager in which the router returns ``alias`` if Django passes no instance.
 
-    The router also returns ``alias`` for a new row of an automatic many-to-many table. The function
-    affects only models of the alias's group, and only the current context (:mod:`contextvars`).
+    The views of Django's admin need this. Before they know the row, they call
+    ``router.db_for_write(model)`` and open a transaction on the result. Without an instance, the
+    router could not know the shard.
 
-    The views of Django's admin need this: they open their transaction on the database that
-    ``router.db_for_write(model)`` returns, before they know the rows.
+    The router also returns ``alias`` for a new row of an automatic many-to-many table. Only models
+    of the alias's group are affected, and only the current context (:mod:`contextvars`).
 
-    :param alias: the alias of a shard or of a whole group; None to undo an outer block.
+    :param alias: the alias of a shard or of a whole group; None ends the effect of an outer block.
     """
     token = _default_alias.set(alias)
     try:
@@ -65,7 +66,7 @@ def standing_on(alias: str | None) -> Iterator[None]:
 
 
 class ShardRouter:
-    """The database router. It finds the shard of a row, and the databases of a model's table."""
+    """The database router, for the setting ``DATABASE_ROUTERS``."""
 
     def db_for_read(self, model: type[Model], **hints: Any) -> str | None:
         return self._db(model, hints, write=False)
@@ -77,13 +78,14 @@ class ShardRouter:
         instance = hints.get("instance")
         options = shard_options(model)
         if options is None:
-            # ``model`` is not sharded. If ``instance`` is sharded, do not return None: Django would
-            # then use the shard of ``instance`` (ConnectionRouter._router_func in db/utils.py).
+            # ``model`` is not sharded, but ``instance`` may be, as in ``photo.author`` with a
+            # global model for authors. If no router has an opinion, Django uses the database of
+            # ``instance`` (ConnectionRouter._router_func), which would be its shard.
             if instance is not None and options_of(instance) is not None:
                 return DEFAULT_DB_ALIAS
             if has_copies(model):
-                # The original rows of ``model`` are in the global database, and shards have copies.
-                # Return the global database, even if ``instance`` was read from a copy.
+                # ``model`` is a reference model: its rows are in the global database, and shards
+                # have copies. Return the global database even if ``instance`` was read from a copy.
                 return DEFAULT_DB_ALIAS
             if model._meta.app_label == APP_LABEL and (instance is None or not instance._state.db):
                 return _alias_of_library_table(model)
@@ -116,16 +118,16 @@ class ShardRouter:
     def _alias_from_other_model(self, options: ShardOptions, instance: Any, *, write: bool) -> str:
         """Return the alias for rows that are related to ``instance``, an instance of another model.
 
-        The rows belong to the sharded model of ``options``, and ``instance`` is on no shard of that
-        model's group. The router does not learn which relation Django follows. So it cannot know
-        whether a value of ``instance`` is the shard key of the rows. (The library's own descriptors
-        know the relation, and do not call the router.)
+        The rows belong to the sharded model of ``options``, and ``instance`` is not on a shard of
+        that group: it is new, or in another database. Django does not say which relation it
+        follows. So the router cannot know whether a value of ``instance`` is the shard key of the
+        rows. (The library's descriptors of relations know it, and do not call the router.)
 
-        The result may be the alias of the whole group. Then the shard is determined when the row is
+        The result may be the alias of the whole group. Then the shard is found when the row is
         saved.
 
-        :raises ShardKeyRequired: the rows are to be read, and ``instance`` does not determine their
-            shard.
+        :raises ShardKeyRequired: Django wants to read the rows, and ``instance`` does not determine
+            their shard.
         """
         instance_options = options_of(instance)
         if (
@@ -136,13 +138,13 @@ class ShardRouter:
             if instance_options.awaits_key(instance):
                 shard = row_placement.locate(instance_options, instance)
                 return shard.alias if shard is not None else options.group
-            # The shard is not known yet, so return the alias of the whole group. Django calls the
-            # router again when the instance is saved.
+            # ``instance`` is not saved, and has no shard yet. Return the alias of the whole group,
+            # because Django calls the router again when the row is saved.
             return options.group
         if write:
-            # Do not return the shard of the related row, because the new row may belong on another
-            # shard: for example, Comment(author=person) may get its shard key by another field
-            # later. Return the alias of the whole group.
+            # Return the alias of the whole group, because ``instance`` need not determine the
+            # shard: for example, Comment(author=person) may get its shard key from the field
+            # ``photo``, which is assigned later.
             return options.group
         raise shard_key_required(options, f"{describe(instance)} does not tell the shard")
 
@@ -152,15 +154,15 @@ class ShardRouter:
         Two rows of the same group may be related only if they are on the same shard. A row that is
         on no shard yet may be related to any row.
 
-        :raises CrossShardRelation: the rows are on two shards of one group. It is
-            :exc:`CrossKeyRelation` if the relation needs rows of one shard key.
+        :raises CrossShardRelation: the rows are on two shards of one group. The error is its
+            subclass :exc:`CrossKeyRelation` if related rows must even have the same shard key.
         """
         options1, options2 = options_of(obj1), options_of(obj2)
         if options1 is None and options2 is None:
             return None
         if options1 is None or options2 is None or options1.group != options2.group:
-            # The rows are in different groups. Allow the relation: system checks make sure that the
-            # foreign key between them has no constraint.
+            # The rows are in different groups, or one is in the global database. Allow the
+            # relation: system checks make sure that the foreign key between them has no constraint.
             return True
         aliases = [colocated_alias(options1, obj1), colocated_alias(options2, obj2)]
         if None not in aliases and aliases[0] != aliases[1]:
@@ -168,8 +170,8 @@ class ShardRouter:
             if any(
                 not options.key and relates_one_key(options) for options in (options1, options2)
             ):
-                # One of the rows is of an automatic many-to-many table, so it has no shard key. (If
-                # both rows had a key, their keys would have been compared before this call.)
+                # A row of an automatic many-to-many table has no shard key, so the keys could not
+                # be compared before this call. But the related rows must have the same key.
                 error = CrossKeyRelation
             raise error(
                 f"{describe(obj1)} is on shard {aliases[0]!r} and {describe(obj2)} on {aliases[1]!r}: rows of one"
@@ -180,11 +182,11 @@ class ShardRouter:
     def allow_migrate(
         self, db: str, app_label: str, model_name: str | None = None, **hints: Any
     ) -> bool | None:
-        """Return whether the table of a model belongs on the database ``db``; None for no opinion.
+        """Return whether the table of a model belongs in the database ``db``; None for no opinion.
 
-        Tables of a sharded model belong on the shards of its group and on no other database. Tables
-        of other models do not belong on shards. Without ``model_name``, return whether an operation
-        such as ``RunPython`` without hints runs on ``db``.
+        The table of a sharded model belongs on the shards of its group and in no other database.
+        The tables of most other models do not belong on shards. Without ``model_name``, return
+        whether an operation without hints, such as ``RunPython``, is executed on ``db``.
         """
         topology = runtime.topology()
         shard = topology.resolve(db)
@@ -198,18 +200,18 @@ class ShardRouter:
         if db != DEFAULT_DB_ALIAS and (
             db in runtime.config().tickets or db == runtime.config().directory
         ):
-            # Ticket servers and the directory's server have only tables of the library.
+            # The databases of ticket servers and of the directory have only tables of this library.
             return False
         if getattr(apps.app_configs.get(app_label), "tables_on_shards", False):
-            # The app declares that each shard of every group has tables of the app.
+            # The app's configuration says that all its tables are on each shard of every group.
             return group is not None
         if model_name is not None:
             belongs = self._group_of_model(app_label, model_name)
             if group is not None and named_model_has_copies(app_label, model_name):
                 return True
             return belongs == group if belongs is not None or group is not None else None
-        # No model is named, so the operation is RunPython or RunSQL without hints. Such an
-        # operation runs on every database that has tables of the app.
+        # Without a model, this is about a RunPython or RunSQL without hints. Execute it on every
+        # database that has tables of the app.
         groups = groups_of_app(app_label)
         if group is not None:
             return group in groups
@@ -224,19 +226,19 @@ class ShardRouter:
         if model_name in ("operationrun", "operationstep", "operationscript"):
             return db == DEFAULT_DB_ALIAS
         if model_name in ("shardmap", "topologyversion"):
-            # These models have no tables. Return False and not None (no opinion): with None,
-            # dumpdata would query the tables, which do not exist.
+            # These models have no tables. With None (no opinion) instead of False, dumpdata would
+            # query the tables, and fail.
             return False
         return None
 
     def _group_of_model(self, app_label: str, model_name: str) -> str | None:
         if app_label not in apps.app_configs:
-            # The app is not installed. For example, the table of Django's database cache belongs to
-            # no app.
+            # No app is installed with this label. For example, Django asks with the label
+            # "django_cache" for the table of its database cache.
             return None
-        # Migrations use historical models, which do not derive from ShardedModel. So look up the
-        # current model with the same name. If the model was renamed or removed,
-        # group_of_historical_model() finds the group.
+        # Migrations use historical models, which do not derive from ShardedModel and do not know
+        # their group. So look up the current model with the same name. If it was renamed or removed
+        # since, group_of_historical_model() finds the group.
         try:
             options = shard_options(apps.get_model(app_label, model_name))
         except LookupError:
@@ -247,9 +249,10 @@ class ShardRouter:
 def _alias_of_library_table(model: type[Model]) -> str | None:
     """Return the alias of the database that has the table of ``model``, a model of this library.
 
-    Return None if other routers may choose the database, or if the model has no table.
+    Return None if other routers may choose the database, or if no database has the table.
 
-    :raises TicketServerRequired: several ticket servers have the table, each with rows of its own.
+    :raises TicketServerRequired: several ticket servers have the table, each with different rows.
+        So the caller must name one by ``using()``.
     """
     config = runtime.config()
     if model._meta.model_name in TABLES_OF_THE_DIRECTORY:
@@ -265,19 +268,16 @@ def _alias_of_library_table(model: type[Model]) -> str | None:
 
 
 def _is_new_link_row(instance: Model) -> bool:
-    """Whether ``instance`` is a new row of an automatic many-to-many table.
-
-    Such a table has no shard key.
-    """
+    """Return whether ``instance`` is a new row of an automatic many-to-many table."""
     options = options_of(instance)
     return options is not None and options.key is None and instance._state.adding
 
 
 def _refuse_links_to_other_shards(options: ShardOptions, row: Any, alias: str) -> None:
-    """Raise :exc:`CrossShardRelation` if ``row`` refers to an instance on another shard.
+    """Raise :exc:`CrossShardRelation` if a new many-to-many row refers to a row on another shard.
 
-    :param row: the row to be written.
-    :param alias: the alias of the shard to which the row will be written.
+    :param row: the new row of the many-to-many table.
+    :param alias: the alias of the shard on which it will be written.
     """
     if alias == options.group:
         return

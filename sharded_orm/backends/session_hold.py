@@ -1,6 +1,8 @@
-"""Decide how long the virtual connection of an alias keeps a physical session of its node.
+"""Decide how long the virtual connection of an alias keeps a session (server connection) of its
+node. Only for backends whose databases are servers.
 
-Only for backends whose databases are servers.
+Thousands of aliases share few sessions. So an alias leases a session from the pool of its node, and
+normally returns the session after each statement or transaction.
 """
 
 from __future__ import annotations
@@ -18,10 +20,11 @@ logger = logging.getLogger("sharded_orm.backends")
 
 
 class SessionHold(Generic[S]):
-    """Base class of virtual connections: keeps the leased session as long as the session is needed.
+    """Base class of virtual connections: leases a session from a pool, and keeps it as long as this
+    is necessary.
 
-    A virtual connection is the ``connection`` of a Django alias. Not thread-safe, like Django's
-    connections.
+    A virtual connection is the ``connection`` attribute of an alias's ``DatabaseWrapper``. Not
+    thread-safe, like Django's connections.
 
     :param alias: the Django alias, for logs and errors.
     """
@@ -33,59 +36,71 @@ class SessionHold(Generic[S]):
     def __init__(self, pool: SessionPool[S], alias: str) -> None:
         self.pool = pool
         self.alias = alias
-        #: The session that is leased now; None if there is none.
+        #: The leased session; None if this connection holds none now.
         self.session: S | None = None
         self.mode = SessionMode.FREE
         #: Whether Django has switched autocommit on.
         self.autocommitted = True
-        #: Whether the session is kept because hold() was called, and release() was not called yet.
+        #: Whether hold() was called, and release() was not called since. The session is kept
+        #: meanwhile.
         self.is_held = False
-        #: Whether one_session() is active: several statements must run on one session.
+        #: Whether the code is in a one_session() block, whose statements must all run on the same
+        #: session.
         self.in_batch = False
-        #: Whether hold_after_commit() was called: the session is then kept when its transaction ends.
+        #: Whether hold_after_commit() was called, so that the session is kept when its transaction
+        #: ends.
         self.held_after_commit = False
-        #: Whether the session is to be closed when one_session() ends.
+        #: Whether discard_after_commit() was called in a one_session() block. The session is closed
+        #: at the end of the block.
         self.awaits_discard = False
 
     def __del__(self) -> None:
-        # Close the leased session. This method runs when the connection is dropped without close(),
-        # for example when its thread ends, and the session must not stay leased.
+        # This object was dropped without close(), for example because its thread has ended. Close
+        # the session, because nobody else would ever return it to the pool.
         session = getattr(self, "session", None)
         if session is not None:
             self.pool.discard(session)
 
     @property
     def has_state(self) -> bool:
-        """Whether closing the session would lose a transaction or other state."""
+        """Whether the session has a transaction or other state that would be lost if the session
+        were closed.
+        """
         raise NotImplementedError
 
     def lease_session(self) -> S:
-        """Lease a session of the pool for this connection."""
+        """Take a session from the pool for this connection."""
         raise NotImplementedError
 
     def settle(self) -> None:
-        """Set ``mode`` from the other attributes. Return the session to the pool if it is not needed
-        any more.
+        """Compute ``mode`` anew, and return the session to the pool if this connection does not
+        need it any more.
 
-        Does nothing if the session is pinned (kept until close()) or lost, or if the connection is
-        closed.
+        Called after each change of the attributes on which ``mode`` depends. Does nothing if the
+        session is pinned (kept until close()) or lost, or if the connection is closed.
         """
         raise NotImplementedError
 
     @property
     def is_idle(self) -> bool:
-        """Whether no session is leased, no cursor has unread results, and no transaction has begun."""
+        """Whether this connection can be closed without any loss: no session is leased, no cursor
+        has unread results, and no transaction has begun.
+        """
         raise NotImplementedError
 
     def check(self) -> None:
-        """Check that the held session is alive or, if none is held, that a session can be leased.
+        """Check that this connection can run a statement.
 
-        The driver's error is raised if the session is dead, or if no session can be leased.
+        If it holds a session, this must be alive. Otherwise it must be possible to lease one.
+
+        :raises: the driver's error, if the session is dead or none can be leased.
         """
         raise NotImplementedError
 
     def session_id(self) -> SessionID:
-        """Return the identity of the held session on its server; empty if no session is held."""
+        """Return the identity of the leased session on its server. The identity is empty if no
+        session is leased.
+        """
         raise NotImplementedError
 
     @contextmanager
@@ -105,32 +120,36 @@ class SessionHold(Generic[S]):
             self.settle()
 
     def limit_writes(self, seconds: float | None) -> None:
-        """Limit the time that the server may take for each later write, until the next call.
+        """Limit the time that each later write may take on the server, until the next call.
 
-        A shorter limit of the session stays in force.
+        If the session has a shorter limit of its own, that limit stays in force.
 
-        :param seconds: the limit; None for that of the server.
+        :param seconds: the limit; None for the limit of the server.
         """
         raise NotImplementedError
 
     def begin_branch(self, branch: Any = None) -> None:
-        """Make the next transaction follow the rules of a two-phase commit. Sends nothing.
+        """Make the next transaction a part of a two-phase commit. Sends nothing to the server.
 
-        :param branch: the name of the branch (the part of the two-phase commit on this shard) that
-            the next transaction becomes. Left out for the ordinary transaction that stores the
-            decision to commit.
+        :param branch: the name of the branch (this shard's part of the two-phase commit). Left out
+            on the decider, the shard whose commit decides for all branches: its transaction is an
+            ordinary one.
         """
         raise NotImplementedError
 
     def prepare_branch(self) -> None:
-        """Prepare the transaction for a two-phase commit, so that it survives the end of its session.
-        One round trip.
+        """Make the server store this shard's part of a two-phase commit, so that it survives the
+        end of its session. One round trip.
+
+        Only a commit or a rollback of the transaction may follow.
         """
         raise NotImplementedError
 
     def leave_branch(self) -> None:
-        """Close the session. If its transaction is prepared for a two-phase commit, the transaction
-        stays on the server.
+        """Close the session without a commit or rollback of a two-phase commit.
+
+        If the server has prepared this shard's part of it, the part stays on the server until a
+        recovery ends it.
         """
         raise NotImplementedError
 
@@ -139,37 +158,41 @@ class SessionHold(Generic[S]):
         return self.mode is SessionMode.CLOSED
 
     def ensure_session(self) -> None:
-        """Lease a session if none is held. Does nothing if the session is pinned (kept until close())
-        or lost.
+        """Lease a session if this connection holds none. Does nothing if it has pinned its session
+        (keeps it until close()), or has lost it.
         """
         if self.mode <= SessionMode.HELD and self.session is None:
             self.session = self.lease_session()
 
     def hold(self) -> None:
-        """Keep one session until release(), so that the caller can leave state in the session.
+        """Keep one session until release(), because the caller wants to leave state in it, such as
+        switched-off foreign key checks.
 
-        Repeated calls change nothing. The state is gone after close(), or if the session is lost.
+        Further calls change nothing. The state is gone after close(), or if the session is lost.
         """
         self.ensure_session()
         self.is_held = True
         self.settle()
 
     def release(self) -> None:
-        """Undo hold(). The caller must have removed the state that it left in the session.
+        """Undo hold(). The caller must have removed the state that it had left in the session.
 
-        A session that is also pinned is kept until close().
+        If the session is also pinned, it is kept until close().
         """
         self.is_held = False
         self.settle()
 
     def hold_after_commit(self) -> None:
-        """Keep the session after commit, until release_after_commit() or discard_after_commit() is
-        called.
+        """Keep the session when its transaction ends.
+
+        Meanwhile, no other alias can lease the session. Call release_after_commit() or
+        discard_after_commit() afterwards.
         """
         self.held_after_commit = self.session is not None
 
     def release_after_commit(self) -> None:
-        """Undo hold_after_commit(). The session returns to the pool, unless it is still needed.
+        """Undo hold_after_commit(). The session returns to the pool, unless this connection needs
+        it for another reason.
 
         Further calls do nothing.
         """
@@ -177,11 +200,12 @@ class SessionHold(Generic[S]):
         self.settle()
 
     def discard_after_commit(self) -> None:
-        """Close the session that hold_after_commit() kept, so that its id no longer exists on the
-        server.
+        """Close the session that hold_after_commit() has kept, so that no other process finds the
+        session's id on the server any more.
 
-        The session stays open if other state of this connection would be lost with it. During
-        one_session(), it is closed at the end, because other statements must run on it, too.
+        The session stays open if other state of this connection would be lost with it. In a
+        one_session() block, it is closed at the end of the block, because later statements of the
+        block need it.
         """
         if not self.held_after_commit:
             return
@@ -197,9 +221,9 @@ class SessionHold(Generic[S]):
                 self.pool.discard(session)
 
     def record_pin(self, reason: str) -> None:
-        """Record that the session is kept until close(), and log the reason.
+        """Note that the session is pinned (kept until close()), and log the reason.
 
-        :param reason: the operation that leaves state in the session.
+        :param reason: the operation that has left state in the session.
         """
         self.mode = SessionMode.PINNED
         stats = self.pool.stats
@@ -211,8 +235,8 @@ class SessionHold(Generic[S]):
         )  # fmt: skip
 
     def record_loss(self, exc: BaseException) -> None:
-        """Record that a session was lost with a transaction or other state, because of the error
-        ``exc``.
+        """Note that the error ``exc`` has ended the session, and that a transaction or other state
+        was lost with it.
         """
         self.mode = SessionMode.LOST
         logger.warning(

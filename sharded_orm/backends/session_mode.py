@@ -1,13 +1,13 @@
-"""The states of a virtual connection (the ``connection`` of a Django alias), by how long it keeps a
-leased session.
+"""The modes of a virtual connection, which say how long it keeps the session that it has leased. (A
+virtual connection is the ``connection`` attribute of an alias's ``DatabaseWrapper``.)
 """
 
 from enum import IntEnum
 
 
 class SessionMode(IntEnum):
-    """How long a virtual connection (the ``connection`` of a Django alias) keeps a leased session
-    before other aliases may use it.
+    """How long a virtual connection keeps a leased session before other aliases may use the
+    session.
     """
 
     FREE = 0

@@ -28,13 +28,15 @@ if TYPE_CHECKING:
 
 
 class ShardDatabaseMixin:
-    """The methods that a backend's connection object must have so that its aliases can be shards.
+    """The methods that the connection object of a backend must have, so that its aliases can be
+    shards.
 
-    As with any Django connection object, only the thread that owns the object may call these methods.
+    As with any connection object of Django, only the thread that owns the object may call these
+    methods.
     """
 
-    #: A method that reads the rows of a query without a cursor object, where this makes no difference. None
-    #: if the backend has no such method.
+    #: A method that runs a query and returns its rows without a cursor object, which is faster.
+    #: Used where the caller cannot notice the difference. None if the backend has no such method.
     read_rows: Callable[[str, tuple[Any, ...]], Any] | None = None
     #: The same for an UPDATE: the method returns the number of rows that matched.
     write_rows: Callable[[str, tuple[Any, ...]], int | None] | None = None
@@ -47,19 +49,20 @@ class ShardDatabaseMixin:
         return True
 
     def check_without_server(self) -> None:
-        """Check the connection settings of this alias as far as that is possible without a server.
+        """Check the connection settings of this alias as far as possible without connecting.
 
-        :raises ImproperlyConfigured: Django or the driver refuses them. For example, the driver does not
-            know an option in ``OPTIONS``.
+        :raises ImproperlyConfigured: Django or the driver refuses a setting. For example, the
+            driver does not know an option in ``OPTIONS``.
         """
         wrapper = cast("BaseDatabaseWrapper", self)
         wrapper.check_settings()
         self.check_parameters(wrapper.get_connection_params())
 
     def check_parameters(self, params: dict[str, Any]) -> None:
-        """Check that the driver accepts ``params``, the arguments for a new connection. Asks no server.
+        """Check that the driver accepts ``params``, the arguments for a new connection. Does not
+        connect.
 
-        :raises ImproperlyConfigured: it refuses them.
+        :raises ImproperlyConfigured: the driver refuses them.
         """
         raise NotImplementedError
 
@@ -78,12 +81,12 @@ class ShardDatabaseMixin:
         raise NotImplementedError
 
     def schema_glance(self, known: SchemaSnapshot, tables: Sequence[str]) -> SchemaSnapshot:
-        """Return the present definitions of ``tables``; the other objects of the schema are taken
-        from ``known``.
+        """Read the definitions of ``tables`` again, and return ``known`` with these changes.
 
-        New tables are included, and dropped tables are left out. The definition of a new table that
-        is not in ``tables`` may be "". Triggers, routines and AUTO_INCREMENT counters are also
-        taken from ``known``. One round trip; :meth:`schema_snapshot` takes two.
+        This is a cheap check of whether a statement has changed the schema: one round trip, where
+        :meth:`schema_snapshot` takes two. New tables are included, and dropped tables are left out.
+        But the definition of a new table that is not in ``tables`` may be "", and changes of
+        triggers, routines and AUTO_INCREMENT counters are not noticed.
 
         :param known: an earlier result of :meth:`schema_snapshot` or of this method.
         :raises django.db.Error: one of ``tables`` does not exist.
@@ -91,20 +94,22 @@ class ShardDatabaseMixin:
         return self.schema_snapshot()
 
     def build_schema(self, definitions: SchemaSnapshot) -> None:
-        """Create the tables, views, … of ``definitions`` that this alias's schema lacks.
+        """Create those tables, views, … of ``definitions`` that the schema of this alias does not
+        have yet.
 
-        The schema must exist. Existing tables are not changed, so the call can be repeated. Must not be
-        called in a transaction.
+        The schema must exist. Existing tables are not changed, so the call can be repeated. Must
+        not be called in a transaction.
         """
         raise NotImplementedError
 
     def applied_digests(self, shards: Sequence[Shard]) -> dict[str, str | None]:
-        """Return a digest of each shard's applied migrations, keyed by shard alias.
+        """Return a digest of the applied migrations of each shard, keyed by shard alias.
 
-        Equal digests mean equal sets of migrations. The digest is "" if the schema has no table
-        ``django_migrations``, and None if the schema does not exist.
+        Two shards with equal digests have applied the same migrations. The digest is "" if the
+        schema has no table ``django_migrations``, and None if the schema does not exist.
 
-        :param shards: shards on the node of this alias. Their connection objects are not used.
+        :param shards: shards on the node of this alias. One query reads all of them, without their
+            own connection objects.
         """
         raise NotImplementedError
 
@@ -117,7 +122,7 @@ class ShardDatabaseMixin:
 
         The size of a schema that does not exist is 0 bytes.
 
-        :param shards: shards on the node of this alias. Their connection objects are not used.
+        :param shards: shards on the node of this alias. Their own connection objects are not used.
         """
         raise NotImplementedError
 
@@ -133,25 +138,26 @@ class ShardDatabaseMixin:
     def column_types(
         self, shards: Sequence[Shard], tables: Sequence[str], columns: Sequence[str]
     ) -> ColumnTypes:
-        """Return the types of ``columns`` in ``tables`` of ``shards``. One query per 500 shards.
+        """Return the types of ``columns`` in ``tables`` on ``shards``. One query per 500 shards.
 
-        In the result, names of tables and columns are in lower case, and columns that do not exist
-        are left out. The queries are not added to the query log. May be called only if
+        In the result, the names of tables and columns are in lower case. Columns that do not exist
+        are left out. The query log does not get the queries. May be called only if
         ``features.can_introspect_collations`` is true.
 
         :param shards: shards on the node of this alias. If this alias's own shard is the only one,
-            the query is part of the alias's open transaction. Otherwise, no shard's connection
-            object is used.
+            the query is part of an open transaction of the alias. Otherwise, no transaction is
+            used.
         """
         raise NotImplementedError
 
     def node_failure(self) -> Exception | None:
-        """Return the error of this process's last attempt to open a session of this alias's node.
+        """Return the error of the last attempt of this process to open a session on the node of
+        this alias.
 
-        Return None if the attempt succeeded, if there was none, or if there is no server (SQLite).
-        Older sessions may still work after an error. This method does not connect the alias. But
-        while the node counts as failed, one caller every few seconds opens a session as a test, and
-        waits for the result.
+        Return None if the attempt has succeeded, if there was none, or if there is no server
+        (SQLite). Sessions that were opened earlier may still work in spite of an error. This method
+        does not connect the alias. But while the node counts as failed, every few seconds one
+        caller opens a session as a test, and waits for the result.
         """
         return None
 
@@ -163,48 +169,48 @@ class ShardDatabaseMixin:
         return None
 
     def effect_of(self, sql: str) -> Effect:
-        """Return what the statement ``sql`` changes: nothing, rows or the schema.
-
-        Only its text is examined.
+        """Return what the statement ``sql`` changes: nothing, rows or the schema. Only its text is
+        examined.
         """
         raise NotImplementedError
 
     def may_change_schema(self, sql: str) -> bool:
-        """Whether the statement ``sql`` may change the schema, even by a function that it calls.
+        """Whether the statement ``sql`` may change the schema, perhaps by a function that it calls.
 
-        Only its text is examined. Triggers are not considered.
+        Only the text of the statement is examined. What its triggers do is not considered.
         """
         return self.effect_of(sql) is Effect.SCHEMA
 
     def statements_sent(self) -> int | None:
         """Return how many statements the connection has sent while it held a session.
 
-        A difference between two calls shows statements that no ``execute_wrapper()`` sees: those of
-        ``callproc()`` and of the driver's cursors. The caller then reads the schema again. A
-        backend may leave out statements that cannot change the schema. None means that the caller
-        must always read the schema again: the number is unknown, or the schema is cheap to read.
+        If the number has grown by more statements than the caller has seen, some may have changed
+        the schema: ``callproc()`` and the driver's own cursors send statements that no
+        ``execute_wrapper()`` sees. The caller then reads the schema again. A backend may leave out
+        statements that cannot change the schema. None means that the caller must always read the
+        schema again, because the number is unknown or reading is cheap.
         """
         return 0
 
     def undo_unfinished(self, sql: str) -> bool:
-        """Remove what an interrupted or failed statement has left half done.
+        """Remove what a statement has left half done because it was interrupted or has failed.
 
-        On PostgreSQL, ``CREATE INDEX CONCURRENTLY`` and ``DROP INDEX CONCURRENTLY`` may leave an index
-        that is not valid. Such an index is dropped. Must not be called in a transaction, and only by
-        the session that has locked the schema.
+        For example, on PostgreSQL, ``CREATE INDEX CONCURRENTLY`` and ``DROP INDEX CONCURRENTLY``
+        may leave an index that is not valid. Such an index is dropped. Must not be called in a
+        transaction, and only by the session that has locked the schema.
 
-        :param sql: the statement, or several statements separated by semicolons.
+        :param sql: the interrupted statement, or several statements separated by semicolons.
         :return: whether anything was removed.
         """
         return False
 
     def lock_schema(self, seconds: float) -> bool:
-        """Take the lock that prevents other sessions from migrating this schema.
+        """Take the lock that keeps other sessions from migrating this schema.
 
         Return False if the lock did not become free within ``seconds``. :meth:`unlock_schema`
-        releases the lock, and so does :meth:`close`, which ends the session. If the client process
-        dies, the server keeps the lock until the client's last statement has ended. Without a
-        server (SQLite), nothing is locked, and True is returned.
+        releases the lock. The lock also ends with the session: at :meth:`close`, or if the process
+        dies, when the server has finished the session's last statement. Without a server (SQLite),
+        nothing is locked, and True is returned.
 
         :param seconds: seconds to wait for the lock.
         """
@@ -216,21 +222,24 @@ class ShardDatabaseMixin:
     def structural_copy(
         self, definitions: SchemaSnapshot, schema: str
     ) -> AbstractContextManager[Self]:
-        """Return a context manager that builds a temporary schema without rows, and connects to it.
+        """Return a context manager that builds a temporary schema without rows, for the rehearsal
+        of a migration.
 
-        The schema has the given definitions, and is on the server of this alias's schema (SQLite:
-        in memory). It is dropped at the end of the ``with`` block. The context manager yields a
-        connection object that has this alias, but belongs to no shard group.
+        The schema has the given definitions, and is on the server of this alias (SQLite: in
+        memory). The context manager yields a connection object for the schema, which has the name
+        of this alias but belongs to no shard group. The schema is dropped at the end of the block.
 
-        :param schema: name of the temporary schema; ignored if schemas have no names (SQLite). If a
-            schema of that name exists, it is dropped first.
-        :raises RehearsalFailed: the existing schema of that name has rows (MySQL).
+        :param schema: name of the temporary schema; ignored on SQLite, where schemas have no names.
+            If a schema of this name exists, it is dropped first.
+        :raises RehearsalFailed: the existing schema of this name has rows (MySQL).
         """
         raise NotImplementedError
 
     def change_capture(self, account: Mapping[str, Any] | None = None) -> ChangeCapture:
-        """Open a separate session on this schema, for the journal of changed rows and for fences,
-        which refuse writes of moving keys.
+        """Open a separate session on this schema that changes its fences and its journal.
+
+        While a shard key moves, the journal is a table in which triggers record the changed rows,
+        and a fence refuses writes of the key.
 
         :param account: ``USER`` and ``PASSWORD`` of the account that creates the triggers; by
             default the account of this alias.
@@ -247,8 +256,8 @@ class ShardDatabaseMixin:
     def schema_move(
         self, confirm: Callable[[], None], account: Mapping[str, Any] | None = None
     ) -> SchemaMove:
-        """Open a separate session on this schema, to read its definition and to hide its tables while
-        it moves.
+        """Open a separate session on this schema, for a move of the shard to another node: to read
+        the definitions of its tables, and to hide (rename) the tables.
 
         :param confirm: called before each change; raises an error if the change must not be made.
         :param account: ``USER`` and ``PASSWORD`` of another account; by default that of this alias.
@@ -261,21 +270,26 @@ class ShardDatabaseMixin:
         account: Mapping[str, Any] | None = None,
         answer_within: int | None = None,
     ) -> SideFence:
-        """Open a separate session on this schema, to let the passive side of a pair of servers refuse
-        the writes of this shard. Only for backends with the feature ``has_side_fences``.
+        """Open a separate session on this schema, for the fence of a shard that is on a pair of
+        servers. The fence refuses the writes of the shard on the passive server.
+
+        Only for backends with the feature ``has_side_fences``.
 
         :param confirm: called before each change; raises an error if the change must not be made.
         :param account: ``USER`` and ``PASSWORD`` of another account; by default that of this alias.
-        :param answer_within: seconds in which the server must answer each statement; None for no limit.
+        :param answer_within: seconds in which the server must answer each statement; None for no
+            limit.
         """
         raise NotImplementedError
 
     def wait_for_side_switch(self, seconds: float) -> None:
-        """Wait, for at most ``seconds``, until a change of the active side of this shard's pair ends.
+        """Wait, for at most ``seconds``, until the other server of this shard's pair has become the
+        active one.
 
-        Returns at once if the present node takes part in no such change. Call it outside of
-        transactions. Leases a session for the wait. One query, which the server answers at the end of
-        the change. Only for backends with the feature ``has_side_fences``.
+        A write that was refused during such a change can then be repeated. Returns at once if no
+        change is under way on the present node. Call this outside of transactions. It sends one
+        query on a leased session, which the server answers at the end of the change. Only for
+        backends with the feature ``has_side_fences``.
 
         :raises django.db.Error: the server does not answer, or has a shorter limit for statements.
         """
@@ -283,14 +297,15 @@ class ShardDatabaseMixin:
 
     @classmethod
     def server_settings(cls, settings_dict: dict[str, Any]) -> dict[str, Any]:
-        """Return a copy of ``settings_dict`` that connects to the same node, but to no shard's
-        database.
+        """Return a copy of ``settings_dict`` with which one can connect to the node without
+        choosing the database of a shard.
         """
         return {**settings_dict, "NAME": ""}
 
     @classmethod
     def database_of(cls, node: Mapping[str, Any], schema: str) -> dict[str, Any]:
-        """Return the settings that name the database of a shard, to be added to those of its node.
+        """Return the settings that choose the database of a shard, such as ``{"NAME":
+        "photos_00042"}`` on MySQL. They are merged into the settings of the shard's node.
 
         :param node: the settings of the shard's node.
         :param schema: name of the shard's schema.

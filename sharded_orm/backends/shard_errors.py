@@ -32,8 +32,8 @@ class ShardErrorWrapper(DatabaseErrorWrapper):
         if isinstance(exc_value, BaseException):
             refusal = self._refusal(exc_value)
             if refusal is not None:
-                # Set errors_occurred, as Django's method does. It makes Django test the connection
-                # later.
+                # Make Django test the connection later, as Django's own __exit__() does after an
+                # error.
                 self._wrapper.errors_occurred = True
                 raise refusal from exc_value
         try:
@@ -44,7 +44,9 @@ class ShardErrorWrapper(DatabaseErrorWrapper):
             raise
 
     def _refusal(self, error: BaseException) -> KeyFenced | SideFenced | None:
-        """Return the error for callers if a fence has refused the write; None for any other error."""
+        """Return KeyFenced or SideFenced if ``error`` says that a fence has refused the write;
+        otherwise None.
+        """
         shard = self._wrapper.shard
         if is_refusal(error):
             return KeyFenced(
@@ -66,7 +68,8 @@ class SessionErrorWrapper(DatabaseErrorWrapper):
     """Turns the driver's errors into Django's errors, with a note that names the alias and the
     database.
 
-    For sessions that do not belong to a connection of a shard, such as the two of a move.
+    For sessions that the library opens for itself, outside of a shard's connection object. For
+    example, a move of a key has one session on each of the two shards.
 
     :param wrapper: a connection object of Django's own backend.
     """
@@ -88,7 +91,9 @@ class SessionErrorWrapper(DatabaseErrorWrapper):
 
 
 def _add_note_of_locked_file(error: Error, wrapper: Any) -> None:
-    """If SQLite has waited in vain for a lock, add a note that names the file and the remedy."""
+    """If ``error`` says that SQLite did not get a lock in time, add a note that names the file and
+    the remedy.
+    """
     if getattr(error.__cause__, "sqlite_errorname", "").startswith("SQLITE_BUSY"):
         error.add_note(
             f"Another process, or another connection, has locked the file {str(wrapper.settings_dict['NAME'])!r}"

@@ -1,10 +1,11 @@
-"""The fence of a pair of servers: the database refuses the writes of a shard on one of the servers.
+"""The fence of a shard on a pair of servers: it makes the database refuse the shard's writes on the
+passive server.
 
-The servers of a *pair* replicate from each other (Yupoo, Y9). For each shard, the *active* side
-takes writes, and the other is *passive*. If both took writes of the same rows, changes would be
-lost without an error. So triggers refuse writes on the passive side, also those of raw SQL and of
-programs without a topology. Replicated changes call no triggers. Other schemas of the server are
-not affected.
+The servers of a *pair* replicate from each other (Yupoo, Y9). For each shard, one server is the
+*active* side, which takes the shard's writes. The other is the *passive* side. If both took writes
+of the same rows, changes would be lost without an error. So triggers refuse writes on the passive
+side. They also refuse raw SQL and the writes of programs that do not know the topology. Replicated
+changes call no triggers. Other schemas of the server are not affected.
 
 Fences are not replicated: each server has its own. ``connection.side_fence()`` returns an object
 with a session of its own.
@@ -21,22 +22,24 @@ from typing import Any, Final
 from sharded_orm.backends.own_session import OwnSession
 from sharded_orm.backends.snapshot import OWN_PREFIX
 
-#: The function that the triggers of a fence call. It returns 1 if writes are refused.
+#: The SQL function that the fence's triggers call. It returns 1 if they must refuse writes.
 FUNCTION: Final = f"{OWN_PREFIX}side"
-#: The SQL function that returns the last epoch in which this side was active or followed the active
-#: side. Each time that a dead active side is given up, a new epoch begins.
+#: The SQL function that returns the epoch of the shard that this server has stored. A new epoch
+#: begins when the active side is dead, and an operator makes the passive side active without it. A
+#: server with an older epoch was the dead side. It may have other rows, so it must not become
+#: active again before it has rejoined the pair.
 EPOCH: Final = f"{OWN_PREFIX}epoch"
-#: The beginning of the names of the triggers of a fence.
+#: How the names of the fence's triggers begin.
 TRIGGER_PREFIX: Final = f"{OWN_PREFIX}side_"
 
 
 @dataclass(frozen=True)
 class FenceState:
-    """State of the fence of one shard on one server of a pair: triggers that refuse writes.
+    """The state of the fence of one shard on one server of a pair.
 
-    :param is_closed: whether the triggers refuse writes.
-    :param open_tables: the tables that lack these triggers, and so accept writes in any case.
-        Tables that this library keeps for its own operations are not listed.
+    :param is_closed: whether the fence's triggers refuse writes.
+    :param open_tables: the tables without such triggers. They accept writes even if the fence is
+        closed. The tables that this library creates for its own operations are not listed.
     """
 
     is_closed: bool
@@ -44,18 +47,18 @@ class FenceState:
 
     @property
     def accepts_writes(self) -> bool:
-        """Whether writes are accepted, if only to some of the tables."""
+        """Whether this server accepts writes of the shard, to all of the tables or to some of them."""
         return not self.is_closed or bool(self.open_tables)
 
 
 class SideFence(OwnSession, ABC):
     """The fence of one shard on one server of a pair. For one thread only.
 
-    Each change is made under a lock: no other session of the library changes tables or triggers of the
-    schema meanwhile. All changes can be repeated.
+    Each change is made under a lock, so that no other session of the library changes tables or
+    triggers of the schema meanwhile. All changes can be repeated.
 
-    :param confirm: called under the lock, before each change. Raises an error if this process must not
-        make the change.
+    :param confirm: called under the lock, before each change. Raises an error if this process must
+        not make the change.
     """
 
     def __init__(self, connection: Any, confirm: Callable[[], None]) -> None:
@@ -64,16 +67,16 @@ class SideFence(OwnSession, ABC):
 
     @abstractmethod
     def is_closed(self) -> bool:
-        """Whether the triggers of the fence refuse writes. One query.
+        """Whether the fence's triggers refuse writes. One query.
 
-        Tables without triggers accept writes in any case, see :meth:`open_tables`.
+        Tables without such triggers accept writes in any case, see :meth:`open_tables`.
         """
 
     @abstractmethod
     def open_tables(self) -> list[str]:
-        """Return the names of the tables that lack triggers of the fence. One query.
+        """Return the names of the tables that have no triggers of the fence. One query.
 
-        Tables that this library keeps for its own operations are left out.
+        The tables that this library creates for its own operations are left out.
         """
 
     @abstractmethod
@@ -85,15 +88,19 @@ class SideFence(OwnSession, ABC):
 
     @abstractmethod
     def obstacles(self) -> list[str]:
-        """Return texts with the reasons why triggers could miss a write, or could refuse only a
-        part of it. Empty if there is no such reason.
+        """Return the reasons why the triggers could miss a write, or could refuse only a part of
+        it.
+
+        The list is empty if there is none.
         """
 
     @abstractmethod
     def prepare(self, patience: float) -> None:
-        """Create the fence's triggers on all tables. If the fence is new, its triggers accept writes.
+        """Create the fence's triggers on all tables. A new fence is open: its triggers accept
+        writes.
 
-        Later, :meth:`close` lets the triggers of all tables refuse writes from the same moment on.
+        With the triggers in place, :meth:`close` needs to change only one value: from then on, the
+        triggers of all tables refuse writes.
 
         :param patience: seconds to wait for transactions that use the tables.
         :raises django.db.OperationalError: the transactions took longer than ``patience``.
@@ -101,7 +108,8 @@ class SideFence(OwnSession, ABC):
 
     @abstractmethod
     def close(self, patience: float) -> None:
-        """Let the triggers refuse writes. When this returns, every transaction that has written is over.
+        """Close the fence: its triggers refuse writes from now on. When this method returns, all
+        transactions that have written to the shard are over.
 
         :raises django.db.OperationalError: a transaction took longer than ``patience`` seconds. The
             fence is as before.
@@ -109,21 +117,25 @@ class SideFence(OwnSession, ABC):
 
     @abstractmethod
     def open(self, patience: float) -> None:
-        """Let the triggers accept writes again. If they accept writes already, no write is blocked."""
+        """Open the fence: its triggers accept writes from now on. If the fence is open already, no
+        write has to wait.
+        """
 
     @abstractmethod
     def switching(self) -> AbstractContextManager[None]:
-        """Return a context manager for a change of the active side. Writes that the fence refuses
-        meanwhile wait until the context manager or this session ends.
+        """Return a context manager for a change of the active side.
 
-        They wait by calling ``connection.wait_for_side_switch()`` on this server. The context
-        manager sends two statements.
+        Meanwhile, the fence refuses writes. Instead of failing, a refused write can wait on this
+        server by ``connection.wait_for_side_switch()``, until the context manager or its session
+        ends. The context manager sends two statements.
         """
 
     @abstractmethod
     def store_epoch(self, epoch: int) -> None:
-        """Store ``epoch`` on this server as the number of the shard's epoch. Each time that a dead
-        active side is given up, a new epoch begins.
+        """Store ``epoch`` on this server as the shard's epoch.
+
+        A new epoch begins when the active side is dead, and an operator makes the passive side
+        active without it.
         """
 
     @abstractmethod

@@ -8,7 +8,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class ShardSize:
-    """The size of one shard, as far as the server knows it without counting rows."""
+    """The size of one shard, as the server reports it without counting rows."""
 
     #: Total bytes of the shard's tables and indexes (SQLite: of its file).
     bytes: int
@@ -18,7 +18,7 @@ class ShardSize:
 
 @dataclass(frozen=True, slots=True)
 class TableSize:
-    """The size of one table, as far as the server can report it quickly."""
+    """The size of one table, as the server reports it without a long search."""
 
     name: str
     rows: int

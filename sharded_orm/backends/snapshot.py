@@ -1,7 +1,8 @@
-"""The definitions of a schema, as a value that can be compared with others.
+"""The definitions of all tables of a schema, as a value that can be compared with that of another
+schema.
 
-This module sends no queries. A backend's ``schema_snapshot`` reads the value from a schema, and its
-``build_schema`` creates a schema from such a value.
+The module itself sends no queries. The connection object of each backend reads the value with
+``schema_snapshot()``, and creates a schema from it with ``build_schema()``.
 """
 
 from __future__ import annotations
@@ -12,15 +13,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-#: A marker row in the table ``django_migrations`` has this value of ``app`` and this beginning of
-#: ``name``. A marker is written in the transaction of one operation of a migration. It proves that the
-#: transaction was committed. Django ignores markers, because they belong to no existing migration.
+#: Marker rows in the table ``django_migrations`` have this ``app``, and a ``name`` that begins with
+#: "run ". The transaction of each operation of a migration writes one. If a migration was
+#: interrupted, the marker proves that the operation was committed. Django ignores markers, because
+#: they belong to no existing migration.
 MARKER_APP = "sharded_orm"
 MARKER_PREFIX = "run "
 
-#: Beginning of the names of tables and triggers that the library keeps on shards for a while, such
-#: as a journal of changed rows. Comparisons of schemas leave them out, because migrations do not
-#: create them.
+#: How the names of tables and triggers begin that the library creates on shards for a while, such
+#: as the journal of changed rows. Migrations do not create them, so comparisons of schemas leave
+#: them out.
 OWN_PREFIX = "sharded_orm_capture_"
 
 _KIND = re.compile(
@@ -39,16 +41,16 @@ _KEY = re.compile(
 class SchemaSnapshot:
     """The definitions of all tables, views, … of one schema, without rows.
 
-    :param definitions: name of each table, view, … -> the statement that creates it, as the server
-        shows it, but without AUTO_INCREMENT. The name of a trigger or routine begins with its kind
-        (``trigger x``), because a table of MySQL may have the same name.
+    :param definitions: maps the name of each table, view, … to its ``CREATE`` statement, as the
+        server shows it, but without AUTO_INCREMENT. The name of a trigger or routine begins with
+        its kind (``trigger x``), because on MySQL a table may have the same name.
     :param defaults: SQL for the character set and collation of new tables; "" if the database has
         no such defaults for a schema.
-    :param counters: name of each table -> its next AUTO_INCREMENT value. Tables for which the
-        server shows no value are left out.
-    :param shard_numbers: name of each function that makes timestamped ids -> the number of the
-        shard in these ids. The definitions do not contain this number, so that shards can be
-        compared.
+    :param counters: maps the name of each table to its next AUTO_INCREMENT value. Tables for which
+        the server shows no value are left out.
+    :param shard_numbers: maps the name of each function that makes timestamped ids to the number of
+        the shard in these ids. The definitions leave this number out, so that the schemas of two
+        shards can be equal.
     """
 
     definitions: Mapping[str, str] = field(repr=False)
@@ -67,14 +69,16 @@ class SchemaSnapshot:
         return digest.hexdigest()
 
     def looks_like(self, other: SchemaSnapshot) -> bool:
-        """Whether both schemas have the same fingerprint (digest of the definitions). Compares the
-        definitions and computes no fingerprint, so it is cheap.
+        """Whether both schemas have the same definitions, except for the order of columns and keys.
+        Cheaper than a comparison of fingerprints, because it computes no digest.
         """
         return self.changed_tables(other) == []
 
     @cached_property
     def is_transactional(self) -> bool:
-        """Whether a rollback restores the rows of every table in the schema."""
+        """Whether a rollback undoes changes of rows in every table of the schema. False if a table
+        has another engine than InnoDB, such as MyISAM.
+        """
         tails = (_split(definition)[2] for definition in self.definitions.values())
         return all("ENGINE=" not in tail or "ENGINE=InnoDB" in tail for tail in tails)
 
@@ -94,7 +98,8 @@ class SchemaSnapshot:
         return changed if all(_IS_TABLE.match(theirs[name]) for name in changed) else None
 
     def differences(self, other: SchemaSnapshot) -> list[str]:
-        """Return the differences between this schema and ``other``, the expected schema, as sentences.
+        """Return sentences that describe how this schema differs from ``other``, the expected
+        schema.
 
         The list is empty if both have the same fingerprint.
         """
@@ -123,22 +128,26 @@ def kind_of(definition: str) -> str:
 
 
 def table_parts(definition: str) -> tuple[dict[str, str], str]:
-    """Return a dict of the columns, keys and constraints of a ``CREATE TABLE``, and the text after them.
+    """Split a ``CREATE TABLE`` statement into its columns, keys and constraints, and the text after
+    them.
 
-    The dict is keyed by kind and name.
+    The first value is a dict that maps a kind and name, such as ``column 'title'``, to the
+    definition.
     """
     _, elements, tail = _split(definition)
     return {_element_name(element): element for element in elements}, tail
 
 
 def applied_digest(applied: Iterable[tuple[str, str]]) -> str:
-    """Return a digest of a set of applied migrations. Their order does not matter.
+    """Return a digest of a set of applied migrations. Two shards with the same migrations have the
+    same digest, whatever the order.
 
-    The digest has two parts: how many migrations there are, and the XOR of the first halves of
-    their MD5 sums. On MySQL, ``applied_digests`` lets the server compute the same digest. With
-    whole MD5 sums, the server would take twice as long.
+    The digest consists of the number of migrations, and the XOR of the first halves of their MD5
+    sums. On MySQL, ``applied_digests`` lets the server compute the same digest. With whole MD5
+    sums, the server would take twice as long.
 
-    :param applied: app and name of each migration. Marker rows of running migrations are ignored.
+    :param applied: pairs (app, name), one for each migration. Marker rows of running migrations are
+        ignored.
     """
     count = digest = 0
     for app, name in applied:
@@ -191,14 +200,15 @@ def _element_name(element: str) -> str:
 
 
 def _split(definition: str) -> tuple[str, list[str], str]:
-    """Split a ``CREATE TABLE`` statement into its head, a list of its columns and keys, and its tail.
+    """Split a ``CREATE TABLE`` statement into three parts: the text before the columns, a list of
+    the columns and keys, and the text after them.
 
-    For any other statement, the head is the whole text, and the list and the tail are empty.
+    For any other statement, the first part is the whole text, and the others are empty.
     """
     if not _IS_TABLE.match(definition):
         return definition, [], ""
-    # MySQL and MariaDB show each column or key on a line of its own, and escape line ends inside names
-    # or values. So the statement can be split at its line ends.
+    # MySQL and MariaDB show each column or key on a line of its own. They escape line ends inside
+    # names and values. So the statement can be split at its line ends.
     head, lines, remainder = definition.partition("(\n  ")
     if lines:
         body, _, tail = remainder.partition("\n)")
@@ -211,10 +221,11 @@ def _split(definition: str) -> tuple[str, list[str], str]:
 
 
 def _by_commas(text: str) -> tuple[list[str], str]:
-    """Split the inside of a list in parentheses into its elements, at the commas.
+    """Split the inside of a list in parentheses at its commas. Return its elements, and the text
+    after the closing parenthesis.
 
-    Commas in quotes or in inner parentheses do not count. Return the elements, and the text after the
-    closing parenthesis.
+    Commas in quotes or in inner parentheses do not count. For example, ``a int, b decimal(5, 2))
+    STRICT`` has two elements, and the text after them is ``STRICT``.
 
     :param text: begins after the opening parenthesis, and goes beyond the closing one.
     """

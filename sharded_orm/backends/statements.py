@@ -1,19 +1,21 @@
-"""Find out what a statement changes, and whether it may be run again after an interruption."""
+"""Find out from its text what a statement changes, and whether it may be run again after it was
+interrupted.
+"""
 
 from __future__ import annotations
 
 import re
 from enum import Enum
 
-# Matches statements that change only the schema. If such a statement was interrupted and the schema is
-# unchanged, the statement has had no effect, so it may be sent again. Some statements that change rows
-# match, too. is_repeatable() excludes these by the patterns _MOVES_ROWS and _SEVERAL.
+# Matches statements that change the schema. If such a statement was interrupted, and the schema is
+# as before, the statement has had no effect and may be sent again. Some of the matched statements
+# also change rows. is_repeatable() excludes these with the next two patterns.
 _REPEATABLE = re.compile(
     r"\s*(ALTER\s+TABLE|CREATE|DROP|ANALYZE|OPTIMIZE|COMMENT)\b", re.IGNORECASE
 )
 _MOVES_ROWS = re.compile(r"\b(PARTITION|TABLESPACE|SELECT)\b", re.IGNORECASE)
-# A text with several statements must not be sent again, because some of them may already have run.
-# This pattern finds such texts.
+# Finds a text with several statements. Such a text must not be sent again after an interruption,
+# because its first statements may already have run.
 _SEVERAL = re.compile(r";\s*\S")
 
 
@@ -29,11 +31,10 @@ class Effect(Enum):
 
 
 def is_repeatable(sql: str) -> bool:
-    """Whether ``sql`` may be run a second time if it was interrupted and has not changed the
-    schema.
+    """Whether ``sql`` may be sent again after it was interrupted, if the schema is as before.
 
-    False if ``sql`` has several statements. Also False if the statement can move or remove rows and
-    leave the schema as it was (``TRUNCATE``, ``RENAME``, …).
+    False if ``sql`` has several statements. Also False if it may have changed rows without changing
+    the schema, as ``TRUNCATE`` does.
     """
     return _REPEATABLE.match(sql) is not None and not (
         _MOVES_ROWS.search(sql) or _SEVERAL.search(sql)

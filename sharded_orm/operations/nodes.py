@@ -1,6 +1,6 @@
 """Query several nodes (the database servers in ``NODES``) in parallel.
 
-A node that is down does not delay the others.
+If a node is down, the others are queried without delay.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ T = TypeVar("T")
 TROUBLE = (Error, ShardedOrmError, ImproperlyConfigured, OSError)
 
 #: The largest number of abandoned threads per node. An abandoned thread still waits for the node's
-#: answer, although its caller has given up. Without a limit, each query to a hanging node would
-#: leave one more thread.
+#: answer, but its caller has given up. Each query to a hanging node leaves one more such thread. If
+#: a node has this many, it is not queried again.
 MAX_ABANDONED = 20
 
 Alive = Callable[[], None]
 _ALIVE: Any = object()
-# The abandoned threads, which wait for a node or service although their callers have given up. They
-# are keyed by kind ("node" or "service") and name. The key contains the kind, because a node and a
-# service may have the same name.
+# Threads whose callers have given up, and that still wait for a node or service. The keys are pairs
+# (kind, name), such as ("node", "db1"), because a node and a service may have the same name.
 _abandoned: dict[tuple[str, str], set[threading.Thread]] = {}
 
 
 class NoAnswer(OperationalError):
     """A node or service has not answered in time.
 
-    The statement that was sent may still take effect there.
+    A statement that was sent to it may still take effect.
     """
 
 
 def ignore_answer() -> None:
-    """Do nothing. Code that queries a node calls a function ``alive`` after each answer, which
-    extends the time limit. Pass this function instead if the limit must not be extended.
+    """Do nothing. Pass this function as ``alive`` if an answer must not extend the time limit.
+
+    Code that queries a node calls ``alive`` after each answer. Usually, the call extends the limit.
     """
 
 
@@ -57,13 +57,13 @@ def ignore_answer() -> None:
 def node_connection(name: str) -> Iterator[ShardConnectionMixin]:
     """A context manager that yields a connection object of node ``name``, and closes it at the end.
 
-    The connection object belongs to no shard. Only the thread that created the object may use it.
-    The object connects to the node when it is first used.
+    The connection belongs to no shard. Only the thread that has created it may use it. The node is
+    contacted at the first query.
 
     :raises ImproperlyConfigured: the driver refuses the settings of the node.
     """
-    # Make the settings of the node from those of an invented shard without a schema. On SQLite,
-    # NAME is then a file in the node's folder, and no shard uses that file.
+    # Invent a shard without a schema on this node, and use its settings. On SQLite, NAME is then a
+    # file in the node's folder that no shard uses.
     settings = database_settings.shard_settings(Shard("", 0, name, None, ""))
     del settings["SHARD"]
     wrapper: ShardConnectionMixin = load_backend(settings["ENGINE"]).DatabaseWrapper(
@@ -89,15 +89,15 @@ def ask_nodes(
 
     Each call runs in a new thread. When the thread ends, its Django connections are closed. ``ask``
     must call ``alive()`` each time its node has answered. If a node is silent for too long, its
-    thread is abandoned: it may go on, but its result is ignored. For a node with
-    :data:`MAX_ABANDONED` abandoned threads, ``ask`` is not called.
+    thread is abandoned: the thread may go on, but its result is ignored. If a node already has
+    :data:`MAX_ABANDONED` abandoned threads, ``ask`` is not called for it.
 
     :param nodes: names of nodes, of services, or of pairs of servers.
     :param patience: seconds to wait for a node's first answer.
     :param silence: seconds to wait for each later answer; None for no limit.
     :param kind: what ``nodes`` are: "node", "service" or "pair".
-    :return: for each node, the result of ``ask`` or the exception that the node caused (one of
-        :data:`TROUBLE`; :class:`NoAnswer` if the node was silent for too long).
+    :return: maps each node to the result of ``ask``, or to the exception that the node has caused:
+        one of :data:`TROUBLE`, or :class:`NoAnswer` if the node was silent for too long.
     :raises: any other exception of ``ask``.
     """
     events: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
@@ -106,8 +106,8 @@ def ask_nodes(
         try:
             outcome: Any = ask(node, lambda: events.put((node, _ALIVE)))
         except Exception as exc:
-            # Pass the exception to the thread that waits for the results. That thread raises the
-            # exception, unless the node has caused it (TROUBLE).
+            # Hand the exception to the thread that waits for the results. That thread raises it,
+            # unless the node has caused it (TROUBLE).
             outcome = exc
         finally:
             connections.close_all()
@@ -124,8 +124,8 @@ def ask_nodes(
                 (node, OperationalError(f"{MAX_ABANDONED} earlier questions have no answer yet"))
             )
             continue
-        # Do not use a thread pool: at its exit, the process would wait for the pool's threads, even for
-        # abandoned ones.
+        # Do not use a thread pool: at its exit, the process waits for all threads of a pool, also
+        # for abandoned ones.
         threads[node] = threading.Thread(
             target=run, args=(node,), name=f"{kind} {node}", daemon=True
         )
@@ -173,10 +173,10 @@ def _count_abandoned(kind: str, name: str) -> int:
     """Return how many abandoned threads of the node or service ``name`` still run.
 
     An abandoned thread waits for an answer although its caller has given up. Threads that have
-    ended are removed from the record.
+    ended meanwhile are forgotten.
     """
     threads = _abandoned.get((kind, name), set())
-    # tuple() makes an atomic copy, because other threads may add to the set meanwhile.
+    # tuple() makes a copy at one stroke, because other threads may add to the set meanwhile.
     for thread in tuple(threads):
         if not thread.is_alive():
             threads.discard(thread)

@@ -1,10 +1,9 @@
 """Split a server: move some of its shards to another server (Pinterest, P10).
 
-On MariaDB, the shards move to a replica of the server, because replication has copied their rows
-already. On other databases, the rows are copied, because a replica cannot take writes while it
-still replicates. In both cases, each shard is moved separately
-(:mod:`sharded_orm.operations.shard_moves`). If the move of a shard fails, the shard stays where it
-is, and the command can be run again.
+On MariaDB, the shards move to a replica of the server, which has their rows already. There, a
+replica can take writes while it still replicates. On other databases, the rows are copied. In both
+cases, each shard is moved separately (:mod:`sharded_orm.operations.shard_moves`). If the move of a
+shard fails, the shard stays where it is, and the command can be run again.
 """
 
 from __future__ import annotations
@@ -114,10 +113,10 @@ def split(
 
 
 def _end_broken_moves(groups: Iterable[str], tell: Tell) -> Iterator[shard_moves.ShardMoveReport]:
-    """End the moves of shards that an earlier process was killed in.
+    """Complete or undo the moves of shards that an earlier process has left unfinished.
 
-    Such a move leaves a copy of the shard's tables, because of which the checks would refuse the
-    split. Yield a report for each group in which a shard has thereby moved to its new node.
+    Such a move may leave a copy of the shard's tables, and then the checks would refuse the split.
+    Yield a report for each group in which a move was completed.
     """
     for group in groups:
         if leases.runs().filter(kind=shard_moves.KIND, subject=group, unfinished=True).exists():

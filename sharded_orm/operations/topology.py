@@ -1,7 +1,8 @@
-"""Read and change the topology, for all commands that do so.
+"""Read and change the topology. All commands that change it do so here.
 
-The *topology* is a versioned document of nodes, groups and ranges of shards. The *source*, such as a
-file or ZooKeeper, stores the topology for all processes.
+The *topology* says which nodes and groups exist, and which range of shards is on which node. It is
+a document with a version number. The *source*, such as a file or ZooKeeper, stores the document for
+all processes.
 """
 
 from __future__ import annotations
@@ -22,19 +23,18 @@ from sharded_orm.exceptions import (
 from sharded_orm.topology.document import Document
 from sharded_orm.topology.sources.base import Process
 
-# The largest number of attempts to publish. An attempt fails if another process has published a
-# change since the document was read.
+# The largest number of attempts to publish a change. An attempt fails if another process has
+# published after this process had read the document.
 _ATTEMPTS = 20
-# Seconds. Before attempt number n to publish, counted from 0, the process waits for a random time
-# between 0 and n times this value.
+# The second attempt begins after a random time of 0 to this number of seconds, the third after 0 to
+# twice this number, and so on.
 _BACKOFF = 0.02
-# The number of seconds between two checks whether all processes use a certain version of the
-# topology.
+# The number of seconds between two queries which version of the topology the processes use.
 _INTERVAL = 0.05
 
 
 def current() -> Document:
-    """Return the document that the source holds now. This process may still use an older one.
+    """Read the topology document from its source. This process may still use an older one.
 
     Costs one round trip.
 
@@ -48,34 +48,34 @@ def current() -> Document:
 
 
 def change(edit: Callable[[Document], Document], comment: str = "") -> Document:
-    """Edit the current document and publish the result. On return, this process uses the result.
+    """Change the topology document and publish it. On return, this process uses the new document.
 
-    The result first passes the same checks as in every process that loads a topology. If ``edit``
-    changes nothing, nothing is published.
+    Before it is published, the new document is checked as in every process that loads it. If
+    ``edit`` changes nothing, nothing is published.
 
-    :param edit: a function that gets the current document and returns the changed document, whose
-        version is ignored. ``edit`` is called again, with the newer document, each time another
-        process has published meanwhile.
-    :param comment: a text to be stored in the history of the topology.
+    :param edit: a function that gets the current document and returns the changed document. Its
+        version number is ignored. If another process publishes meanwhile, ``edit`` is called again
+        with the newer document.
+    :param comment: a text that is stored in the history of the topology.
     :return: the published document, or the current document if nothing was published.
-    :raises InvalidTopology: the result is not valid, or is not a permitted successor of the
-        topology that this process uses.
+    :raises InvalidTopology: the changed document is not valid, or must not replace the topology
+        that this process uses, for example because it lacks shards.
     :raises TopologyReadOnly: this process cannot write to the source. The message lists the changes
-        to make there by hand.
-    :raises TopologyConflict: each attempt failed, because another process had published first.
+        that somebody has to make there by hand.
+    :raises TopologyConflict: other processes have published first, again and again.
     :raises TopologyUnavailable: the source does not answer.
     """
     for attempt in range(_ATTEMPTS):
-        # The wait is random, so that two processes in conflict do not publish at the same moment
-        # again.
+        # If two processes have published at the same moment, they must not do so again. So the wait
+        # is random.
         time.sleep(random.uniform(0, _BACKOFF * attempt))
         before = current()
         edited = edit(before)
         if edited.same_content(before):
             return before
-        # refresh() raises an error if the source's document is older than the topology in use, such
-        # as after a restore from a backup. Without this call, the old content would be published as
-        # the newest version.
+        # If somebody has restored the source from a backup, its document may be older than the
+        # topology in use. Then refresh() raises an error. Otherwise the old content would now be
+        # published as the newest version.
         runtime.refresh()
         try:
             return _publish(before, edited.at_version(_next(before)), comment)
@@ -91,8 +91,8 @@ def change(edit: Callable[[Document], Document], comment: str = "") -> Document:
 class PreparedChange:
     """A change of the topology that was made and checked, but not published; see :func:`prepare`.
 
-    :param before: the document that the source of the topology held.
-    :param after: the document to publish.
+    :param before: the document that the change is based on.
+    :param after: the changed document, which can be published.
     """
 
     before: Document
@@ -100,7 +100,10 @@ class PreparedChange:
 
 
 def prepare(edit: Callable[[Document], Document]) -> PreparedChange:
-    """Make and check a change as :func:`change` does, for :func:`publish_prepared`. Publishes nothing.
+    """Make and check a change as :func:`change` does, but do not publish it.
+
+    Use this if statements must wait for the publication: make the change before, so that they wait
+    only for :func:`publish_prepared`.
 
     :raises: the errors of :func:`change`.
     """
@@ -115,7 +118,7 @@ def publish_prepared(prepared: PreparedChange, comment: str = "") -> None:
     """Publish the change ``prepared``. Afterwards this process still uses its old topology.
 
     :param prepared: the result of :func:`prepare`.
-    :raises TopologyConflict: another process has published since the change was prepared.
+    :raises TopologyConflict: another process has published after the change was prepared.
     :raises TopologyUnavailable: the source does not answer.
     """
     source, version = runtime.source(), prepared.before.version
@@ -123,14 +126,14 @@ def publish_prepared(prepared: PreparedChange, comment: str = "") -> None:
 
 
 def rule_out(is_published: Callable[[Document], bool], comment: str = "") -> bool:
-    """Ensure that a change which a process may have sent just now will never be published.
+    """Ensure that a change which another process may have sent just now will never be published.
 
-    Publish the present topology as a new version. The publication of the change then fails, because
-    it names the version that it replaces, and the source accepts only one publication for each
-    version.
+    The present topology is published as a new version. A publication always names the version that
+    it replaces, and the source refuses it if that is not the newest version. So the other process's
+    publication fails.
 
-    :param is_published: a function that returns whether a document has the change.
-    :return: True if the change is ruled out, False if it is published already.
+    :param is_published: a function that gets a document and returns whether it has the change.
+    :return: True if the change will never be published, False if it is published already.
     :raises TopologyUnavailable: the source of the topology does not answer.
     """
     source = runtime.source()
@@ -165,8 +168,10 @@ def push(document: Document, comment: str = "") -> Pushed:
     If the source has the same content, and this process uses it, nothing is published. Otherwise
     ``document`` becomes the next version, or version ``document.version`` if that number is higher.
 
-    :param document: the document to publish. Its ``version`` is the version that it was made from.
-    :raises TopologyConflict: the source holds a later version than ``document.version``.
+    :param document: the document to publish, usually an edited copy of a document from the source.
+        Its ``version`` is the version of that document.
+    :raises TopologyConflict: the source has a later version than ``document.version``: somebody has
+        published since the copy was made.
     :raises: the errors of :func:`change`.
     """
     before = held()
@@ -187,10 +192,11 @@ def rollback(version: int, comment: str = "", *, expected: int | None = None) ->
     """Publish the content of an earlier version again, as the next version.
 
     :param version: the earlier version.
-    :param expected: the version that the source held when the caller decided to roll back; 0 if the
-        source was empty. By default, the source may hold any version.
-    :raises LookupError: the source does not keep ``version``.
-    :raises TopologyConflict: the version that the source holds now is not ``expected``.
+    :param expected: the newest version when the caller decided to roll back; 0 if the source was
+        empty. So a change that somebody else has published since is not undone by mistake. By
+        default, this is not checked.
+    :raises LookupError: the source does not have ``version``.
+    :raises TopologyConflict: the newest version is not ``expected``.
     :raises InvalidTopology: shards were added since ``version``; they cannot be removed.
     :raises: the other errors of :func:`push`.
     """
@@ -213,16 +219,16 @@ def held() -> Document | None:
     try:
         return runtime.source().load()
     except InvalidTopology:
-        # The stored topology is not valid: somebody may have edited it by hand. Return None, as if
-        # there were no topology, so that a valid document can be published over it.
+        # The stored document is not valid, for example because somebody has edited it by hand.
+        # Return None, as if there were no document, so that a valid one can be published in its
+        # place.
         return None
 
 
 def _is_used(document: Document) -> bool:
-    """Return whether this process uses ``document``, the topology that is published now.
+    """Load the topology from its source. Return whether this process uses ``document`` then.
 
-    First load the topology from its source. Return False if the process refuses that topology, or
-    if the source does not answer.
+    Return False if the process refuses the topology, or if the source does not answer.
     """
     try:
         runtime.refresh()
@@ -232,12 +238,13 @@ def _is_used(document: Document) -> bool:
 
 
 def _next(before: Document | None) -> int:
-    """Return the version number for the next topology document to publish.
+    """Return the version number of the next topology document.
 
-    It is 1 more than the version that is published, or than the version that this process uses if
-    that is higher, as after the source was set up again.
+    It is 1 more than the version in the source. If the source was emptied and set up again, this
+    process may use a higher version. Then it is 1 more than that, because processes refuse to go
+    back to a lower version.
 
-    :param before: the published document; None if the source is empty.
+    :param before: the document in the source; None if the source is empty.
     """
     return max(_version_in_use(), 0 if before is None else before.version) + 1
 
@@ -259,14 +266,14 @@ def _publish(before: Document | None, after: Document, comment: str) -> Document
 
 def _check(before: Document | None, after: Document) -> None:
     source = runtime.source()
-    # Check only the new document. This process may refuse the published one, and it must be
-    # possible to replace it.
+    # Do not check ``before``. It may not be valid, and then ``after`` must be able to replace it.
     try:
         runtime.check_document(after)
     except InvalidTopology as exc:
         if _version_in_use() < after.version:
             raise
-        # Another process has published this version meanwhile, and this process has received it.
+        # ``after`` was refused because this process uses its version or a later one already:
+        # another process has published it meanwhile.
         raise TopologyConflict(
             f"{source.describe()} was changed by others meanwhile, to version {_version_in_use()};"
             " repeat the change."
@@ -288,11 +295,10 @@ def _manual_change(source_name: str, before: Document, after: Document) -> str:
 
 @dataclass(frozen=True)
 class Reach:
-    """The other processes that are connected to the source of the topology, by the version they
-    use.
+    """Which other processes use a new version of the topology already, and which do not.
 
-    :param using: processes that use the version that the caller waits for, or a later version.
-    :param behind: processes that use an earlier version.
+    :param using: processes that use the version for which the caller waits, or a later one.
+    :param behind: processes that still use an earlier version.
     """
 
     using: tuple[Process, ...]
@@ -302,13 +308,13 @@ class Reach:
 def wait_until_used(version: int, timeout: float, *, interval: float = _INTERVAL) -> Reach | None:
     """Wait until all other processes use ``version`` of the topology or a later one.
 
-    The other processes are those that are connected to the topology's source (its store). This
-    process is left out, because it already uses the version that it has published.
+    Only processes that are connected to the source of the topology are known. This process is left
+    out, because it uses the version that it has published.
 
     :param timeout: the largest number of seconds to wait.
-    :param interval: the number of seconds between two checks.
-    :return: the other processes, as they are at the end of the wait; None if the source does not
-        record which processes are connected to it.
+    :param interval: the number of seconds between two queries of the source.
+    :return: which processes use the version when the wait ends; None if the source does not record
+        which processes are connected to it.
     """
     source = runtime.source()
     deadline = time.monotonic() + timeout

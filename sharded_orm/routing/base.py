@@ -31,13 +31,13 @@ BUILT_IN = {
     "embedded": "sharded_orm.routing.embedded.EmbeddedStrategy",
 }
 
-# The random numbers come from the operating system and have no seed, so that two processes do not
+# Take random numbers from the operating system. With a seeded generator, forked processes could
 # draw the same shards in the same order.
 _random = random.SystemRandom()
 
 
 class Strategy(ABC):
-    """A routing strategy finds the shard of a key. All threads of a process share one instance.
+    """Finds the shard of a key. All threads of a process share one instance for each group.
 
     :param group: the group that uses the strategy; its shards are numbered from 0.
     :param options: ``STRATEGY_OPTIONS`` of the group.
@@ -45,14 +45,15 @@ class Strategy(ABC):
 
     #: Names of the ``STRATEGY_OPTIONS`` that the strategy accepts.
     option_names: ClassVar[frozenset[str]] = frozenset()
-    #: Whether a key must be placed (its shard chosen and recorded) before :meth:`locate` finds its
-    #: shard.
+    #: Whether the strategy records the shard of each key. Then a new key must be placed by
+    #: :meth:`place`, before :meth:`locate` can find its shard. False if it computes the shard.
     places: ClassVar[bool] = False
-    #: The position of the shard number in the bits of a key, as ``(shift, number of bits)``; None
-    #: if keys do not contain a shard number.
+    #: Which bits of a key are the shard number, as ``(shift, number of bits)``: for example,
+    #: ``(46, 16)`` means bits 46 to 61. None if keys do not contain a shard number.
     embedded: tuple[int, int] | None = None
-    #: What determines the shard of a key. Changes of the group's topology must keep every key on
-    #: its shard, so this says which of them are allowed. The default is ``PLACED`` if ``places`` is
+    #: What determines the shard of a key, for example the number of shards. A change of the group's
+    #: topology must not change the shard of a key, so this says which changes are allowed: with
+    #: ``COMPUTED``, the number of shards must stay. The default is ``PLACED`` if ``places`` is
     #: true, else ``EMBEDDED`` if a subclass sets ``embedded``, else ``COMPUTED``.
     key_routing: ClassVar[KeyRouting] = KeyRouting.COMPUTED
 
@@ -67,8 +68,8 @@ class Strategy(ABC):
     def __init__(self, group: ShardGroup, options: Mapping[str, Any]) -> None:
         self.group = group
         self.options = options
-        #: A function that returns an exception if the node (database server) of a shard is known to
-        #: be down, otherwise None. ``runtime`` sets this attribute.
+        #: A function that gets a shard. It returns an exception if this process knows that the
+        #: shard's node is down, otherwise None. ``runtime`` sets this attribute.
         self.node_failure: Callable[[Shard], Exception | None] = lambda shard: None
         problems = [
             f"group {group.name!r}: unknown strategy option {name!r}; {group.strategy!r} takes"
@@ -81,10 +82,10 @@ class Strategy(ABC):
 
     @property
     def moves_keys(self) -> bool:
-        """Whether a key with rows may move to another shard.
+        """Whether a key that has rows may move to another shard, as by ``manage.py keys move``.
 
-        If so, the strategy records each key that it looks up, so that a move during an operation is
-        noticed; see :mod:`sharded_orm.routing.placement_uses`.
+        If so, an operation records each key whose shard it uses. At its end, it can check whether
+        one of them has moved meanwhile; see :mod:`sharded_orm.routing.placement_uses`.
         """
         return False
 
@@ -92,23 +93,24 @@ class Strategy(ABC):
     def locate(self, key: Any) -> int | None:
         """Return the number of the shard of ``key``; None if the key has no shard. Never writes.
 
-        None means that no row has the key: it is not placed yet, or :meth:`place` refuses it, such
-        as a negative id. So a query for it finds nothing, as in an unsharded database.
+        A key without a shard has no rows: it is not placed yet, or it can never have rows, such as
+        a negative id. So a query for it finds nothing, as in an unsharded database.
 
         :raises InvalidShardKey: the key is of a type that the strategy does not accept.
         """
 
     def locate_many(self, keys: Iterable[Any]) -> dict[Any, int | None]:
-        """Return the results of :meth:`locate` for many keys: a dict from key to shard number or None.
+        """Do the same as :meth:`locate` for many keys. A strategy with a table needs few queries.
 
-        A strategy that uses a database looks up hundreds of keys with one query.
+        Return a dict that maps each key to the number of its shard, or to None.
         """
         return {key: self.locate(key) for key in keys}
 
     def place(self, key: Any) -> int:
         """Return the number of the shard of ``key``; if it has none yet, choose and record a shard.
 
-        May be called concurrently, by threads and by processes.
+        Call this before the first row of the key is written. If several threads or processes place
+        the same key at the same time, all get the same shard.
 
         :raises InvalidShardKey: no row can have the key.
         """
@@ -117,9 +119,9 @@ class Strategy(ABC):
         return self.place_many([key])[key]
 
     def place_many(self, keys: Iterable[Any]) -> dict[Any, int]:
-        """Return the results of :meth:`place` for many keys, as a dict from key to shard number.
+        """Do the same as :meth:`place` for many keys. Return a dict from key to shard number.
 
-        :raises InvalidShardKey: at least one of the keys is a key that no row can have.
+        :raises InvalidShardKey: no row can have one of the keys.
         """
         numbers: dict[Any, int] = {}
         for key, number in self.locate_many(keys).items():
@@ -129,10 +131,9 @@ class Strategy(ABC):
         return numbers
 
     def place_new(self, keys: Iterable[Any]) -> dict[Any, int]:
-        """Return the results of :meth:`place_many` for keys that have no shard yet.
+        """Do the same as :meth:`place_many`, for keys for which :meth:`locate` has returned None.
 
-        :meth:`locate` has returned None for each of ``keys``. So a strategy that uses a database
-        need not look them up once more.
+        A strategy with a table can save the query that would look them up again.
         """
         return self.place_many(keys)
 
@@ -144,10 +145,11 @@ class Strategy(ABC):
         return None
 
     def has_moved_keys(self) -> bool:
-        """Whether any key may ever have moved to another shard.
+        """Return whether any key of the group may ever have moved to another shard.
 
-        The result is False in an event loop, where Django refuses queries. A queryset that is built
-        there is evaluated in another thread, and calls this method again in that thread.
+        In an event loop, Django refuses queries, so the result is False there. No harm is done: a
+        queryset that is built in an event loop is evaluated in another thread, and calls this
+        again.
         """
         return False
 
@@ -156,10 +158,10 @@ class Strategy(ABC):
         return 0
 
     def draw(self) -> int:
-        """Return the number of a shard that is open for new keys, drawn at random.
+        """Return the number of a random shard that is open for new keys.
 
-        The probability of a shard is proportional to the weight of its range of shards in the
-        topology. Nodes that this process knows to be down are left out.
+        A shard in a range of weight 2 is drawn twice as often as a shard in a range of weight 1.
+        Nodes that this process knows to be down are left out.
 
         :raises NoOpenShard: no range is open.
         :raises NoReachableShard: all nodes with open ranges are known to be down.
@@ -177,8 +179,7 @@ class Strategy(ABC):
             weights = [r.weight * (r.last - r.first + 1) for r in ranges]
             chosen = _random.choices(ranges, weights=weights)[0]
             number = _random.randint(chosen.first, chosen.last)
-            # Call node_failure() only for the node that was drawn, because the call may try to
-            # connect to the node.
+            # Do not call node_failure() for all nodes, because it may try to connect to a node.
             failure = self.node_failure(self.group.shard(number))
             if failure is None:
                 return number
@@ -187,24 +188,28 @@ class Strategy(ABC):
         raise NoReachableShard(self.group.name, dict(sorted(failures.items())))
 
     def succeed(self, former: Strategy) -> None:  # noqa: B027  # most strategies have no state
-        """Take over what the strategy ``former`` remembers. The group used it before the topology
-        changed.
+        """Take over what another strategy remembers, so that it need not be queried again.
+
+        :param former: the strategy that the group used before the topology changed.
         """
 
     def explain(self, key: Any) -> str:
-        """Return the reason why ``key`` is on its shard, as text to be read by people."""
+        """Return why ``key`` is on its shard, as a text for people, such as "7 % 4"."""
         return f"{self.group.strategy} of {key!r}"
 
     def refusal(self, key: Any) -> InvalidShardKey:
-        """Return the error to raise when a row is written whose ``key`` has no shard.
+        """Return the error to raise when a row is written with a key that can have no shard.
 
-        Called if :meth:`locate` has returned None for ``key``, and the strategy cannot choose
-        shards for keys.
+        Called for strategies that compute the shard, after :meth:`locate` has returned None.
         """
         return self.invalid(key, "keys that it gives a shard")
 
     def invalid(self, key: Any, expected: str) -> InvalidShardKey:
-        """Return the error for an invalid ``key``; ``expected`` describes the keys that are valid."""
+        """Return the error for a key that the strategy does not accept.
+
+        :param expected: which keys it accepts, as the end of a sentence, such as "integers and
+            text".
+        """
         return InvalidShardKey(
             f"{key!r} ({type(key).__name__}) cannot be a shard key of group {self.group.name!r}:"
             f" its strategy {self.group.strategy!r} takes {expected}."
@@ -212,11 +217,12 @@ class Strategy(ABC):
 
 
 def exact_text(key: str, strategy: Strategy) -> str:
-    """Return ``key`` if every database driver sends the same text for it.
+    """Return ``key``, after checking that every database driver sends the same text for it.
 
-    :raises InvalidShardKey: ``str(key)`` differs from the characters of ``key``, for example if
-        ``key`` is an instance of ``class Kind(str, Enum)``. The drivers of MariaDB and MySQL would
-        send ``str(key)``; the driver of SQLite would send the characters.
+    :raises InvalidShardKey: ``key`` is of a subclass of str whose ``str(key)`` is a different text.
+        For example, with ``class Kind(str, Enum)``, the member ``Kind.A = "a"`` has the characters
+        "a", but ``str(Kind.A)`` is "Kind.A". The drivers of MariaDB and MySQL would send "Kind.A",
+        the driver of SQLite "a".
     """
     if type(key) is not str and str(key) != key:
         raise strategy.invalid(
@@ -228,8 +234,8 @@ def exact_text(key: str, strategy: Strategy) -> str:
 def utf8_bytes(key: str, strategy: Strategy) -> bytes:
     """Return ``key`` encoded as UTF-8.
 
-    :raises InvalidShardKey: the key contains a lone surrogate, which no database would store; or
-        :func:`exact_text` refuses the key.
+    :raises InvalidShardKey: UTF-8 cannot encode the key, because it has a lone surrogate such as
+        "\\ud800"; or :func:`exact_text` refuses it.
     """
     try:
         return exact_text(key, strategy).encode()
@@ -240,8 +246,8 @@ def utf8_bytes(key: str, strategy: Strategy) -> bytes:
 def strategy_class(group: ShardGroup) -> type[Strategy]:
     """Return the class of the strategy whose name is in the settings of ``group``.
 
-    :raises InvalidConfiguration: the name cannot be imported (the message lists the built-in
-        strategies), or it is not the name of a subclass of :class:`Strategy`.
+    :raises InvalidConfiguration: the name is neither that of a built-in strategy nor a path that
+        can be imported, or it is not the path of a subclass of :class:`Strategy`.
     """
     path = BUILT_IN.get(group.strategy, group.strategy)
     try:
@@ -269,9 +275,9 @@ def make_strategy(group: ShardGroup) -> Strategy:
 
 
 def key_routing_of(group: ShardGroup) -> KeyRouting:
-    """Return the attribute ``key_routing`` of the strategy class in the settings of ``group``.
+    """Return what determines the shard of a key in ``group``; see :attr:`Strategy.key_routing`.
 
-    The attribute says what determines the shard of a key. No instance of the class is created.
+    No instance of the strategy is created.
 
     :raises InvalidConfiguration: the settings of ``group`` do not contain a valid strategy class.
     """

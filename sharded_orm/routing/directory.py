@@ -20,65 +20,67 @@ from sharded_orm.routing.placement_uses import KnownPlacement, current_uses
 from sharded_orm.routing.transaction_uses import check_use
 from sharded_orm.topology.model import ShardGroup
 
-#: Keys that match _PLAIN are stored as they are, others as a digest. Otherwise a collation of the
-#: global database might treat two keys as equal, such as "alice" and "Alice".
+#: A key that matches _PLAIN is stored as it is. Any other key, such as "Alice", is stored as a
+#: digest, because a collation of the global database might treat "alice" and "Alice" as equal.
 _LONGEST_PLAIN = 64
 _PLAIN = re.compile(rf"[a-z0-9_.:-]{{1,{_LONGEST_PLAIN}}}")
 
 
 class StoredPlacement(NamedTuple):
-    """A row of the directory: the shard of a key, and the number of the key's last move."""
+    """The shard of a key, as a row of the directory has it."""
 
     shard: int
-    #: Whether this row of the directory is committed. If not, the open transaction, such as that of
-    #: Django's ``TestCase``, may still roll it back.
+    #: Whether the row is committed. If not, the open transaction may still be rolled back, as that
+    #: of Django's ``TestCase`` is. Then the key has no shard again.
     committed: bool
-    #: The number of the last move of the key; 0 if the key has never moved.
+    #: The number of the last move of the key, by which a process notices that it has moved; 0 if it
+    #: has never moved.
     version: int = 0
 
 
 class DirectoryStore(MoveStore, Protocol):
-    """A store of placements. A placement is a shard key, as text, with the number of its shard.
+    """Stores the placement of each shard key, as text: the number of its shard.
 
     The implementation is in ``models/tables/directory.py``.
     """
 
     def find(self, group: str, keys: Iterable[str]) -> dict[str, StoredPlacement]:
-        """Return the placements (shards) of ``keys``, keyed by key; keys without one are left out."""
+        """Return a dict that maps each of ``keys`` to its placement; it lacks keys that have none."""
 
     def place(self, group: str, placements: Mapping[str, int]) -> dict[str, StoredPlacement]:
-        """Store the shard number in ``placements`` for each key that has no placement yet.
+        """Store the shard of each key that has no shard yet. Other keys keep their shard.
 
-        A key that was placed before keeps its shard. The caller's transaction can neither hide nor
-        roll back the placements.
+        The rows are no part of the caller's transaction, except inside Django's ``TestCase``.
 
-        :return: the placements of all keys in ``placements``, in the form that :meth:`find`
-            returns.
+        :param placements: maps each key to the number of the shard that it gets.
+        :return: a dict as :meth:`find` returns it, with all keys in ``placements``. A key that was
+            placed before has its former shard there.
         """
 
 
 class DirectoryStrategy(Strategy):
     """A strategy that places each new key on a random open shard, and looks up all other keys.
 
-    The placements (the shards of keys) are stored in the directory, a table in the global database.
+    The directory is a table, usually in the global database. It has one row for each key with the
+    number of its shard, the *placement* of the key.
 
     - If a key has no placement, :meth:`locate` returns None and stores nothing.
-    - A placement is committed before the key's first row is written, outside of the caller's
-      transaction. So a rollback of the caller never moves a key that has rows. If two processes
+    - The placement of a new key is committed before the key's first row is written, outside of the
+      caller's transaction. So it stays even if that transaction is rolled back. If two processes
       place the same key at once, the first insert wins, and both use its shard.
-    - Each process remembers committed placements, at most as many as the option ``CACHE_SIZE`` says
-      (100,000 by default), under a lease (:mod:`sharded_orm.routing.placement_lease`). A key that
-      is moving to another shard is looked up each time.
+    - Each process remembers up to 100,000 committed placements (option ``CACHE_SIZE``). It may use
+      them as long as it has a lease (:mod:`sharded_orm.routing.placement_lease`). A key that is
+      moving to another shard is looked up each time.
 
-    Cost: a remembered key costs no query. Up to 500 other keys cost one query. If some of them are
-    new, placing them costs two more round trips. To renew the lease, each process sends two queries
-    in ``PLACEMENT_LEASE`` seconds.
+    Cost: a remembered key costs no query. Up to 500 other keys cost one query together. If some of
+    them are new, placing them costs two more round trips. To renew the lease, each process sends
+    two queries in ``PLACEMENT_LEASE`` seconds.
     """
 
     option_names = frozenset({"CACHE_SIZE"})
     places = True
-    #: The store of placements (shards of keys), and the lease under which they are remembered.
-    #: ``runtime`` sets both.
+    #: ``store`` reads and writes the directory. ``lease`` says whether this process may use the
+    #: placements that it remembers. ``runtime`` sets both.
     store: DirectoryStore
     lease: PlacementLease | PermanentLease
 
@@ -90,8 +92,9 @@ class DirectoryStrategy(Strategy):
                 [f"group {group.name!r}: CACHE_SIZE must be 0 or more, not {size!r}"]
             )
         self._cache_size = size
-        # Use the dict without a lock. Single operations of a dict are atomic, and a fork could copy
-        # a lock while it is held.
+        # This dict needs no lock, because each use is a single operation, which is atomic. A lock
+        # would be dangerous: if a process forks while a thread holds it, it stays locked in the
+        # child.
         self._placements: OrderedDict[str, KnownPlacement] = OrderedDict()
 
     @property
@@ -155,9 +158,9 @@ class DirectoryStrategy(Strategy):
     def _moved(self, key: Any) -> KnownPlacement | None:
         text = self.entry(key)
         if _refuses_queries():
-            # A queryset is being built in an event loop, where no query may be sent. So use only
-            # what this process remembers. The shard is looked up again when another thread
-            # evaluates the queryset.
+            # A queryset is being built in an event loop, where Django refuses queries. So use only
+            # what this process remembers. When another thread evaluates the queryset, the shard is
+            # looked up again.
             known = self._remembered(text, self.lease.valid())
             return known if known is not None and known.version else None
         poll = self.lease.current()
@@ -174,9 +177,9 @@ class DirectoryStrategy(Strategy):
         return known if known is not None and known.version else None
 
     def forget(self, key: Any | None = None) -> None:
-        """Make this process forget the shard of ``key``.
+        """Make this process forget the shard of ``key``, so that it looks the key up again.
 
-        Call this after the directory's table was changed by hand. After a move by ``manage.py keys
+        Call this after somebody has changed the directory's table by hand. After ``manage.py keys
         move``, no call is needed.
 
         :param key: a shard key. With None, the default, the process forgets the shards of all keys.
@@ -187,9 +190,9 @@ class DirectoryStrategy(Strategy):
             self._placements.pop(self.entry(key), None)
 
     def succeed(self, former: Strategy) -> None:
-        # Keep the remembered placements, which do not depend on the topology. The dict is shared
-        # with the strategy ``former``, which other threads may still use: a placement that one
-        # forgets is forgotten by both.
+        # A new topology does not change placements, so go on with those that ``former`` remembers.
+        # Use the same dict, because other threads may still use ``former``. So what one strategy
+        # forgets, the other forgets, too.
         if (
             isinstance(former, DirectoryStrategy)
             and type(former) is type(self)
@@ -204,11 +207,13 @@ class DirectoryStrategy(Strategy):
         return f"the directory places {key!r} on shard {number}"
 
     def holds(self, placements: Mapping[str, KnownPlacement]) -> bool:
-        """Whether all keys have stayed on the same shards since ``placements`` were looked up.
+        """Return whether no key in ``placements`` has moved since it was looked up.
 
-        Sends no query for a key if the lease (the right to remember shards) shows that it has not
-        moved. Other keys are looked up again. A key that has moved away and come back counts as
-        moved, because its number of moves has changed.
+        For most keys, the lease shows this without a query. The others are looked up again. A key
+        that has moved away and come back counts as moved, because the number of its last move is
+        different.
+
+        :param placements: maps keys, as text, to the placements that an operation has used.
         """
         poll, name = self.lease.valid(), self.group.name
         uncovered = [
@@ -231,19 +236,19 @@ class DirectoryStrategy(Strategy):
         return known
 
     def _look_up(self, texts: list[str], poll: Poll | None) -> dict[str, KnownPlacement]:
-        """Look up the placements (shards) of keys in the directory, the table of keys.
+        """Look up keys in the directory, and remember their placements.
 
-        :param poll: the last poll (the query for moving keys) before this look-up. The placements
-            are recorded with this poll even if a newer poll arrives during the look-up, because
-            they may be older than the newer poll.
+        :param poll: the last query for moving keys before this look-up. The placements are
+            remembered with its number, even if another thread has sent a newer query meanwhile:
+            they may have been read before a move that only the newer query shows.
         """
         return self._remember(self.store.find(self.group.name, texts), poll)
 
     def _remember(
         self, stored: Mapping[str, StoredPlacement], poll: Poll | None
     ) -> dict[str, KnownPlacement]:
-        # Invariant: _placements contains only committed placements. An uncommitted placement may be
-        # rolled back with the caller's transaction; then its key would have no shard.
+        # Remember only committed placements. Another one may be rolled back with the caller's
+        # transaction, and then this process would write rows of a key that has no shard.
         placements = {}
         for text, (shard, committed, version) in stored.items():
             known = KnownPlacement(shard, version, 0 if poll is None else poll.number)
@@ -259,9 +264,9 @@ class DirectoryStrategy(Strategy):
         return placements
 
     def _use(self, text: str, known: KnownPlacement) -> None:
-        """Record that the current operation relies on the placement (the shard) of a key.
+        """Record that the current operation, and an open transaction, use the shard of a key.
 
-        If a transaction is open, the transaction records the placement, too.
+        So a move of the key in the meantime can be noticed.
         """
         if (uses := current_uses()) is not None:
             uses.record(self, text, known)
@@ -274,11 +279,12 @@ class DirectoryStrategy(Strategy):
         return None if known is None else known.shard
 
     def entry(self, key: Any) -> str:
-        """Return the text under which the directory stores ``key``. Equal keys have equal texts.
+        """Return the text under which the directory stores ``key``.
 
-        The key's type does not matter: the integer 7 and the text "7" have the same text.
+        The type of the key does not matter: the integer 7 and the text "7" are stored under the
+        same text. For some keys, the text is a digest; see :func:`is_digest`.
 
-        :raises InvalidShardKey: the value of ``key`` cannot be a shard key.
+        :raises InvalidShardKey: ``key`` cannot be a shard key, for example because it is a float.
         """
         if isinstance(key, str):
             text = exact_text(key, self)
@@ -298,14 +304,17 @@ class DirectoryStrategy(Strategy):
 
 
 def is_digest(entry: str) -> bool:
-    """Whether an :meth:`~DirectoryStrategy.entry` is a digest, from which the key cannot be read."""
+    """Return whether a text from :meth:`DirectoryStrategy.entry` is a digest (a hash) of the key.
+
+    The key cannot be read from a digest.
+    """
     return entry.startswith("#")
 
 
 def _refuses_queries() -> bool:
-    """Whether Django refuses queries in this thread, because an event loop runs in it.
+    """Return whether Django refuses queries in this thread, because an event loop runs in it.
 
-    If DJANGO_ALLOW_ASYNC_UNSAFE is set in the environment, Django permits queries all the same.
+    If the environment variable DJANGO_ALLOW_ASYNC_UNSAFE is set, Django permits them.
     """
     try:
         asyncio.get_running_loop()

@@ -17,10 +17,10 @@ _INTEGERS = frozenset({int})
 class EmbeddedStrategy(Strategy):
     """A strategy that reads the shard number from bits of the key.
 
-    The shard is ``(key >> SHIFT) & (2**BITS - 1)``; by default bits 46 to 61 (Pinterest, P1). The
-    shard key is an id that contains its shard number, or a foreign key to such an id. The strategy
-    needs no query, and a row never moves to another shard. Example: 241294492511762325 is on shard
-    3429.
+    The shard is ``(key >> SHIFT) & (2**BITS - 1)``. By default, SHIFT is 46 and BITS is 16, so bits
+    46 to 61 are the shard number (Pinterest, P1). For example, 241294492511762325 is on shard 3429.
+    The shard key is an id that contains its shard number, or a foreign key to such an id. The
+    strategy needs no query, and a row can never move to a shard with another number.
     """
 
     option_names = frozenset({"SHIFT", "BITS"})
@@ -50,8 +50,9 @@ class EmbeddedStrategy(Strategy):
         return number if number is not None and number < self.group.count else None
 
     def locate_many(self, keys: Iterable[Any]) -> dict[Any, int | None]:
-        # If all keys are ids of shards that the group has, compute the numbers in a fifth of the
-        # time of locate(). A subclass may have a locate() of its own.
+        # This shortcut takes a fifth of the time of calling locate() for each key. It needs keys
+        # that are all ids of existing shards, and this class itself: a subclass may have another
+        # locate().
         keys = list(keys)
         is_own = type(self) is EmbeddedStrategy
         if is_own and keys and _INTEGERS.issuperset(map(type, keys)) and min(keys) >= 0:

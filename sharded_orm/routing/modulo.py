@@ -1,4 +1,7 @@
-"""The modulo strategy (Instagram, I4). Text is hashed with md5 (Pinterest's mod shard, P11)."""
+"""The modulo strategy: the key modulo the number of shards is the shard (Instagram, I4).
+
+A text is hashed with md5 first (Pinterest's mod shard, P11).
+"""
 
 from __future__ import annotations
 
@@ -11,15 +14,16 @@ from sharded_orm.routing.base import Strategy, utf8_bytes
 
 
 class ModuloStrategy(Strategy):
-    """A strategy that divides the key by the number of shards; the remainder is the shard.
+    """A strategy that computes the shard as the key modulo the number of shards.
 
     The shard is ``key % shards`` for integers, and ``md5(key) % shards`` for text, bytes and UUIDs.
-    The strategy stores nothing and sends no query. The number of shards can never change, because
-    nearly every key would then belong on another shard.
+    For example, with 4 shards, key 7 is on shard 3. The strategy stores nothing and sends no query.
+    The number of shards can never change, because nearly every key would then belong on another
+    shard.
     """
 
     def locate(self, key: Any) -> int:
-        # Of most keys, the rule of stable_hash() takes longer to call than to apply.
+        # Most keys are integers, which stable_hash() returns unchanged. Save the call for them.
         number = key if type(key) is int else stable_hash(key, self)
         return number % self.group.count
 
@@ -33,8 +37,8 @@ def stable_hash(key: Any, strategy: Strategy) -> int:
 
     An integer, or a decimal without a fraction, is returned as an integer of the same value. For
     text, the result is the md5 of its UTF-8 bytes, read as a big-endian integer. This is the
-    published rule of Pinterest (P11): ``"1.2.3.4"`` belongs to shard 1537 of 4096. For bytes and
-    UUIDs, the result is the md5 of their bytes, read in the same way.
+    published rule of Pinterest (P11): ``"1.2.3.4"`` belongs to shard 1537 of 4096. Bytes and the 16
+    bytes of a UUID are hashed in the same way.
 
     :raises InvalidShardKey: the key is of another type, or :func:`utf8_bytes` refuses its text.
     """

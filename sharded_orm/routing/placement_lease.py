@@ -1,11 +1,14 @@
 """The lease under which a process remembers the shards of keys (docs/decisions/0028-key-moves.md).
 
-The placement of a key is the shard that has its rows. Before a key moves to another shard, every
-process must stop using the placement that it remembers, even a process that cannot be reached. So a
-process remembers placements only under a lease, which is valid for a short time. To renew the
-lease, the process queries which keys are *in flight*: their move was announced and has not ended.
-After its announcement, a move waits for longer than a lease is valid. Then each process knows of
-the move, or has no lease.
+A process remembers on which shard the rows of a key are, so that it need not query the directory
+each time. But when a key moves to another shard, every process must stop using what it remembers,
+even a process that cannot be reached. So a process may remember shards only while it has a *lease*,
+which ends after some seconds.
+
+To renew its lease, the process sends a query, the *poll*: which keys are *in flight*? These are the
+keys whose move was announced and has not ended. A process looks up such a key each time. After its
+announcement, a move waits for longer than a lease is valid. Then each process knows of the move, or
+has no lease.
 """
 
 from __future__ import annotations
@@ -20,18 +23,18 @@ from functools import cached_property
 from typing import NamedTuple, Protocol
 from weakref import WeakSet
 
-# The maximum number of keys that a process remembers as having been in flight (moving to another
-# shard). If there are more, the process forgets the shards of all keys once.
+# A process also remembers which keys were in flight, in order not to trust older look-ups of them.
+# If there are more than this number of such keys, it forgets them, and the shards of all keys.
 _MOST_SEEN = 10_000
-#: The id of a clock that also counts the time while the machine is suspended; None if the system
-#: has no such clock.
+#: The id of a clock that goes on while the machine is suspended; None if the system has no such
+#: clock.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", None)
 
 
 def now() -> float:
     """Return the time of a clock that never goes back, in seconds.
 
-    On Linux, the clock also runs while the machine is suspended.
+    On Linux, the clock goes on while the machine is suspended, so that a lease ends meanwhile.
     """
     return time.monotonic() if _CLOCK is None else time.clock_gettime(_CLOCK)
 
@@ -40,13 +43,12 @@ class KeyInFlight(NamedTuple):
     """A key that is moving to another shard."""
 
     group: str
-    #: The text under which the directory, the table with the shard of each key, stores the key.
+    #: The text under which the directory stores the key. For some keys, this is a digest.
     key: str
-    #: The key itself, as text. It can differ from ``key``, because the directory stores some keys
-    #: as a digest.
+    #: The key itself, as text.
     value: str
-    #: The number of the move. The next two fields are shard numbers: the key moves from the shard
-    #: ``source`` to the shard ``target``.
+    #: The number of the move. The key moves from the shard with the number ``source`` to the shard
+    #: with the number ``target``.
     number: int
     source: int
     target: int
@@ -54,18 +56,17 @@ class KeyInFlight(NamedTuple):
 
 
 class MoveList(NamedTuple):
-    """A list of moves of keys, as recorded in the directory."""
+    """The moves of keys that :meth:`MoveStore.moves` has found."""
 
     in_flight: tuple[KeyInFlight, ...]
     #: The number of the move that was announced last; 0 if there was none.
     last: int
-    #: Moves that have ended: those that the argument ``since`` of :meth:`MoveStore.moves` has
-    #: selected.
+    #: Moves that have ended; see the argument ``since`` of :meth:`MoveStore.moves`.
     ended: tuple[KeyInFlight, ...] = ()
 
 
 class MoveStore(Protocol):
-    """A store that knows which keys are in flight: moving to another shard."""
+    """Knows which keys are moving to another shard. The directory implements this."""
 
     def moves(self, since: int | None = None) -> MoveList | None:
         """Return which keys are in flight: their move was announced and has not ended.
@@ -73,30 +74,33 @@ class MoveStore(Protocol):
         Sends one query, which is not logged. Return None inside Django's ``TestCase``, whose
         transaction hides what other processes do.
 
-        :param since: the number of a move. The result then also has all later moves that have
-            ended. By default (None), it has only the latest move, if that has ended.
+        :param since: the number of a move. Then ``ended`` in the result has all later moves that
+            have ended. By default (None), it has at most one move: the latest, if it has ended.
         """
 
 
 @dataclass(frozen=True)
 class Poll:
-    """The result of one query for the keys in flight (keys that are moving). Immutable.
+    """The answer to one query for the keys in flight, which gives a new lease. Immutable.
 
-    While the lease of a poll is valid, the process may remember the shards of keys. ``since`` is
-    the number of the first poll in an unbroken series. In such a series, each poll was received
-    before the lease of the previous poll ended. A move takes longer than a lease, so it cannot
-    begin and end between two polls: the series has seen every move.
+    The polls of a process are numbered. They form a series as long as each answer arrives before
+    the lease of the previous poll has ended. Within a series, the process learns of every move: a
+    move takes longer than a lease, so it cannot begin and end between two polls.
+
+    :param number: the number of this poll.
+    :param since: the number of the first poll in its series.
+    :param moves: the answer.
     """
 
     number: int
     since: int
-    #: ``renew_at``: the time from which the process renews the lease (its right to remember the
-    #: shards of keys). ``valid_until``: the time at which the lease ends.
+    #: ``renew_at``: the first operation after this time renews the lease. ``valid_until``: the time
+    #: at which the lease ends.
     renew_at: float
     valid_until: float
     moves: MoveList
-    #: For each key that was in flight (moving) during the series of polls: the number of the last
-    #: poll that reported it. The keys of the dict are pairs of group and key.
+    #: Maps each key that was in flight during the series, as a pair ``(group, key)``, to the number
+    #: of the last poll that reported it.
     seen: Mapping[tuple[str, str], int] = field(repr=False)
 
     @cached_property
@@ -107,34 +111,32 @@ class Poll:
         return latest
 
     def is_quiet(self, group: str, number: int) -> bool:
-        """Whether no key of ``group`` was moving from poll ``number`` to this poll.
+        """Return whether no key of ``group`` was moving at any time since poll ``number``.
 
-        A poll is a query for the keys that are moving.
-
-        Correct only while the lease of this poll is valid.
+        The result is reliable only while the lease of this poll is valid.
         """
         return number >= self.since and self._seen_in_groups.get(group, 0) < number
 
     def covers(self, group: str, key: str, number: int) -> bool:
-        """Whether the shard of ``key``, looked up after poll ``number``, is still correct.
+        """Return whether the shard of ``key`` is still right, if it was looked up after poll
+        ``number``.
 
-        False for a key in flight (a key that is moving). The result is reliable only while the
-        lease of this poll is valid.
+        The result is False if the key was in flight in that poll or a later one. It is reliable
+        only while the lease of this poll is valid.
         """
         return number >= self.since and self.seen.get((group, key), 0) < number
 
 
 class PlacementLease:
-    """The right of this process to remember placements (shards of keys) for some seconds.
+    """The right of this process to use the shards of keys that it remembers. Thread-safe.
 
-    Thread-safe.
+    A lease is valid for ``seconds`` seconds. When half of this time is over, the next operation
+    renews the lease with one query; there is no background thread. If the directory does not
+    answer, the process goes on until the lease ends. After that, each look-up raises the
+    directory's error.
 
-    The first operation after half of a lease's time renews the lease, with one query. There is no
-    background thread. If the directory does not answer, the process continues until the lease ends.
-    After that, each look-up raises the error of the directory.
-
-    :param store: the object that knows which keys are in flight.
-    :param seconds: how long a lease is valid, counted from the time at which the query is sent.
+    :param store: knows which keys are in flight.
+    :param seconds: how long a lease is valid, counted from the time at which its query is sent.
     """
 
     _instances: WeakSet[PlacementLease] = WeakSet()
@@ -143,21 +145,19 @@ class PlacementLease:
         self._store = store
         self.seconds = seconds
         self._poll: Poll | None = None
-        #: Whether the lease is not needed now: its last query was sent inside Django's
-        #: ``TestCase``, where no key moves.
+        #: Whether the last query was sent inside Django's ``TestCase``. There, no key moves, so no
+        #: lease is needed.
         self.is_suspended = False
-        # The lock is reentrant. The thread that holds the lock may open the connection of the
-        # directory. A receiver of connection_created may then use sharded models, which take the
-        # lock again.
+        # The lock must be reentrant: the query may open the connection to the directory, and a
+        # receiver of connection_created may use sharded models, which take the lock in the same
+        # thread again.
         self._lock = threading.RLock()
         self._instances.add(self)
 
     def current(self) -> Poll | None:
-        """Return the poll of a lease that is valid now. If half of its time is over, renew the
-        lease.
+        """Return the last poll, whose lease is valid. If half of its time is over, renew it first.
 
-        The poll is the result of the last query for the keys in flight (keys that are moving).
-        Return None if the process must not remember the shards of keys: inside Django's
+        Return None if the process must not use the shards that it remembers: inside Django's
         ``TestCase``, or if the query took longer than a lease is valid.
 
         :raises django.db.Error: the lease has ended, and the directory does not answer.
@@ -166,15 +166,12 @@ class PlacementLease:
         return poll if poll is not None and now() < poll.renew_at else self._renew()
 
     def valid(self) -> Poll | None:
-        """Return the poll (the latest list of moving keys) while its lease is valid, else None.
-
-        Sends nothing.
-        """
+        """Return the last poll if its lease is still valid, else None. Sends no query."""
         poll = self._poll
         return poll if poll is not None and now() < poll.valid_until else None
 
     def renew(self) -> Poll | None:
-        """Query which keys are in flight (moving) now, and return the result as a poll.
+        """Query at once which keys are in flight, and return the poll.
 
         Return None in the same cases as :meth:`current`.
         """
@@ -183,8 +180,8 @@ class PlacementLease:
 
     def _renew(self) -> Poll | None:
         poll = self.valid()
-        # While one thread sends the query that renews the lease, the others continue if the lease
-        # is still valid. Otherwise they wait for the lock.
+        # Only one thread renews the lease. The others go on with the old lease, and wait for the
+        # lock only if it has ended.
         if not self._lock.acquire(blocking=poll is None):
             return poll
         try:
@@ -193,13 +190,13 @@ class PlacementLease:
                 return known  # Another thread has renewed the lease meanwhile, so send no query.
             try:
                 return self._ask()
-            # The query failed. Continue without an error while the lease is valid. Catch
-            # ``Exception``, because each driver has exceptions of its own.
+            # The directory does not answer. Go on as long as the lease is valid. Catch every
+            # exception, because each driver raises different ones.
             except Exception:
                 if (known := self.valid()) is None:
                     raise
-                # Send the next query that renews the lease a little later, so that not every
-                # operation waits for the directory.
+                # Do not try again at the next operation but a little later. Otherwise every
+                # operation would wait for the silent directory.
                 self._poll = replace(known, renew_at=now() + self.seconds / 10)
                 return known
         finally:
@@ -216,9 +213,9 @@ class PlacementLease:
         since = None
         if before is not None:
             number = before.number + 1
-            # Compare the end of the previous lease with the time at which the answer arrived. If
-            # the lease had ended by then, a key may have moved unseen, so a new series of polls
-            # begins.
+            # If the previous lease had ended when the answer arrived, a key may have moved unseen
+            # in between. So a new series of polls begins, and all that was remembered before is
+            # void.
             if now() < before.valid_until and len(before.seen) < _MOST_SEEN:
                 since, seen = before.since, dict(before.seen)
         for key in moves.in_flight:
@@ -235,8 +232,8 @@ class PlacementLease:
 
     @classmethod
     def _after_fork(cls) -> None:
-        # Replace the lock, because another thread of the parent may have held it at the fork. The
-        # lease is as valid in the child as in the parent.
+        # If another thread held the lock at the fork, it would stay locked in the child. So make
+        # new locks. The leases are as valid in the child as in the parent.
         for lease in list(cls._instances):
             lease._lock = threading.RLock()
 
@@ -245,10 +242,7 @@ os.register_at_fork(after_in_child=PlacementLease._after_fork)
 
 
 class PermanentLease:
-    """A lease (the right to remember the shards of keys) that is always valid, because keys never move.
-
-    Sends no query.
-    """
+    """A lease that never ends, for projects in which keys never move. Sends no query."""
 
     seconds = None
     is_suspended = False

@@ -1,8 +1,8 @@
-"""Django's SQLite backend, with one file for each shard in the folder of the shard's node.
+"""Django's SQLite backend, with one file for each shard.
 
-With SQLite, a node is a folder. (With the other backends, a node is a database server.) Unlike with
-Django's backend, connecting to a shard never creates its file. Only
-:meth:`DatabaseWrapper.create_shard_database` does.
+With SQLite, a node is a folder, which contains the files of its shards. (With the other backends, a
+node is a database server.) Connecting to a shard never creates its file, unlike with Django's
+backend: only :meth:`DatabaseWrapper.create_shard_database` does.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from sharded_orm.exceptions import ShardDatabaseMissing
 if TYPE_CHECKING:
     from sharded_orm.topology.model import Shard
 
-# Query string of the URI with which a shard's file is opened: for reading and writing, without creating
-# it.
+# The end of the URI with which a shard's file is opened. In this mode, SQLite reads and writes the
+# file, but does not create it.
 _EXISTING_ONLY = "?mode=rw"
 
 
 class _Immediate(Atomic):
     """An atomic block that locks the file for writing from the start (``BEGIN IMMEDIATE``).
 
-    A usual transaction that begins with a read requests the write lock at its first write. If another
-    connection is writing at that moment, SQLite refuses the lock at once, without waiting.
+    An ordinary transaction that begins with a read asks for the write lock only at its first write.
+    If another connection is writing then, SQLite refuses the lock at once, without waiting.
     """
 
     def __init__(self, wrapper: DatabaseWrapper) -> None:
@@ -77,9 +77,8 @@ class DatabaseWrapper(ShardConnectionMixin, base.DatabaseWrapper):
         " process dies. Use MariaDB, MySQL or PostgreSQL"
     )
     transaction_mode: str | None
-    # The number of references to the driver's connection object while no cursor is open, as returned
-    # by sys.getrefcount(). It includes references from inside the driver. is_idle() compares with it
-    # to detect open cursors.
+    # How many references (sys.getrefcount()) the driver's connection object has while no cursor is
+    # open. is_idle() compares with this number to find out whether a cursor is open now.
     _references = 0
 
     def get_connection_params(self) -> dict[str, Any]:
@@ -111,14 +110,15 @@ class DatabaseWrapper(ShardConnectionMixin, base.DatabaseWrapper):
                 # need not survive a power cut.
                 connection.execute("PRAGMA synchronous = OFF")
                 connection.execute("PRAGMA journal_mode = MEMORY")
-            # Empty the list, because its reference to the connection must not be counted below.
+            # Drop the reference to the connection in this list, so that sys.getrefcount() below
+            # does not count it.
             made.clear()
         except TypeError:
             self.check_parameters(conn_params)
             raise
         except sqlite3.DatabaseError as exc:
-            # Close the connection: the file was opened, and then a statement failed, for example
-            # because the file is no database.
+            # The file was opened, but then a statement failed, for example because the file is no
+            # database. Close the connection.
             for opened in made:
                 opened.close()
             if not isinstance(exc, sqlite3.OperationalError):
@@ -178,7 +178,7 @@ class DatabaseWrapper(ShardConnectionMixin, base.DatabaseWrapper):
     def shard_sizes(self, shards: Sequence[Shard]) -> dict[str, ShardSize]:
         folder = Path(self.settings_dict["NAME"]).parent
         paths = {shard.alias: folder / f"{shard.schema}{snapshot.SUFFIX}" for shard in shards}
-        # The number of rows is None, because SQLite would have to count the rows.
+        # None stands for the number of rows: SQLite would have to count them.
         return {
             alias: ShardSize(path.stat().st_size if path.exists() else 0, None)
             for alias, path in paths.items()
@@ -203,8 +203,8 @@ class DatabaseWrapper(ShardConnectionMixin, base.DatabaseWrapper):
             copy.build_schema(definitions)
             yield copy
         finally:
-            # Call close() of the base class. The close() of Django's SQLite backend leaves a
-            # database in memory open.
+            # Call close() of the base class, because close() of Django's SQLite backend never
+            # closes a database in memory.
             BaseDatabaseWrapper.close(copy)
 
     def change_capture(self, account: Mapping[str, Any] | None = None) -> SQLiteChangeCapture:
@@ -219,21 +219,20 @@ class DatabaseWrapper(ShardConnectionMixin, base.DatabaseWrapper):
         return SQLiteSchemaMove(self._stock_wrapper(), confirm)
 
     def _stock_wrapper(self) -> base.DatabaseWrapper:
-        """Return a connection object of Django's own backend for this alias."""
         settings = {k: v for k, v in self.settings_dict.items() if k not in ("SHARD", "GENERATION")}
         return base.DatabaseWrapper(deepcopy(settings), self.alias)
 
     def is_idle(self) -> bool:
-        # Each cursor with unread rows holds a reference to the driver's connection object.
-        # ``_references`` is the number of references to that object before any cursor was opened. If
-        # there are no more now, no cursor has unread rows, and the connection is idle.
+        # Each cursor with unread rows holds a reference to the driver's connection object. If there
+        # are not more references than without a cursor, no cursor has unread rows.
         return self.connection is None or sys.getrefcount(self.connection) <= self._references
 
     def holds_session(self) -> bool:
         return self.connection is not None and self.connection.in_transaction
 
     def write_transaction(self) -> Atomic:
-        # Call the base class, which raises an error if this connection object is a copy.
+        # Call the base class only for its check: it raises an error if this object is not the
+        # thread's connection of the alias.
         super().write_transaction()
         return _Immediate(self)
 

@@ -1,5 +1,5 @@
-"""Change capture of a shard in an SQLite file: triggers that record changed rows of a moving key in a
-journal, and fences that refuse writes to the key.
+"""Triggers of a shard in an SQLite file that a move of a shard key needs: they record changed rows
+of the key in a journal (a table), and refuse writes of the key while its fence is closed.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from sharded_orm.backends.change_capture import (
 )
 from sharded_orm.exceptions import MoveRefused
 
-# Seconds to wait for other writers when this module checks whether the file can be written.
+# Seconds to wait for other writers in the check whether this process can write to the file.
 _PROBE = 10.0
 
 
 class SQLiteChangeCapture(ChangeCapture):
-    """Change capture of one shard in an SQLite file: triggers, fences (rows that name the keys
-    whose changes the triggers refuse), and the journal of changed rows.
+    """Change capture of one shard in an SQLite file.
 
-    SQLite allows one writer in the file at a time. So a write to the table of fences waits for all
-    other writers. Triggers see that ``REPLACE`` deletes a row only with ``recursive_triggers`` on.
+    SQLite allows one writer in the file at a time. So when a fence was closed, which is a write,
+    all earlier writes of other sessions are over. Triggers notice that ``REPLACE`` deletes a row
+    only if the setting ``recursive_triggers`` is on.
     """
 
     _all_triggers = "SELECT name FROM sqlite_master WHERE type = 'trigger'"
@@ -84,12 +84,14 @@ class SQLiteChangeCapture(ChangeCapture):
         return bool(self._rows("SELECT 1 FROM sqlite_master WHERE name = %s", FENCES))
 
     def _wait_for_others(self, patience: float) -> None:
-        """Make each later statement wait for other writers, for at most ``patience`` seconds."""
+        """From now on, let each statement wait for other writers of the file, for at most
+        ``patience`` seconds.
+        """
         self._rows(f"PRAGMA busy_timeout = {max(1, int(patience * 1000)):d}")
 
     def _table_statements(self) -> Iterator[str]:
-        # Declare no type for the column ``value``. So when SQLite compares a value with the shard
-        # key, it follows the rules for the type of the shard key's column.
+        # The column ``value`` has no declared type. So when SQLite compares it with the shard key
+        # of a row, the type of the shard key's column decides how.
         yield (
             f"CREATE TABLE IF NOT EXISTS {self._quote(FENCES)}"
             " (id INTEGER PRIMARY KEY, value NOT NULL, state TEXT NOT NULL)"

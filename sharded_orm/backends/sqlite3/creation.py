@@ -1,4 +1,6 @@
-"""Create SQLite test databases. Their cached rows have keys that no other database uses."""
+"""Create test databases with SQLite. The keys of their cached rows differ from those of all other
+databases.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +13,19 @@ from sharded_orm.backends.creation import IsolatedCacheCreation
 
 
 class DatabaseCreation(IsolatedCacheCreation, stock.DatabaseCreation):
-    """Creates test databases like Django's class, but also works with pytest-xdist.
+    """Creates test databases as Django's class does, but also under pytest-xdist.
 
-    Rows of a test database are cached under separate keys.
+    The cache entries of a test database have a prefix of their own.
     """
 
     def _get_test_db_name(self) -> str:
-        # Ignore a TEST["NAME"] that pytest-django has set. With xdist, pytest-django sets this name
-        # for every engine except Django's own SQLite engine: "test_", then NAME, then a suffix.
-        # Here NAME is a path, so no file with that name can be created.
+        # Ignore a TEST["NAME"] that pytest-django has set for xdist, such as "test_", NAME and
+        # "_gw0". Here NAME is the path of a file, so no file with this name can be created.
+        # (pytest-django recognizes only Django's own SQLite engine.)
         settings = self.connection.settings_dict
         prefix = f"{TEST_DATABASE_PREFIX}{settings['NAME']}_"
         if str(settings["TEST"]["NAME"] or "").startswith(prefix):
             settings["TEST"]["NAME"] = None
-        # The variable has the type Any, because Django's type stubs leave out the method.
+        # Django's type stubs do not know the method, so use the type Any.
         creation: Any = super()
         return str(creation._get_test_db_name())

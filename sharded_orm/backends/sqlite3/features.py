@@ -8,4 +8,6 @@ from sharded_orm.backends.features import SQLiteFeatures
 
 
 class DatabaseFeatures(SQLiteFeatures, features.DatabaseFeatures):
-    """Django's flags and those of :class:`~sharded_orm.backends.features.ShardFeatures`."""
+    """The feature flags of Django, and those of
+    :class:`~sharded_orm.backends.features.ShardFeatures`.
+    """

@@ -1,5 +1,5 @@
-"""Copy the rows of a shard key between SQLite files, and compare the copies by hashes of the values
-and of their types.
+"""Copy the rows of a shard key between SQLite files. Compare rows by digests of their values and of
+the types of these values.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from sharded_orm.backends.change_capture import FENCES, CapturedTable
 from sharded_orm.backends.row_access import CopiedColumn, RowDigests
 from sharded_orm.backends.row_copy import COPY, DELETED, SIDE_PREFIX, RowCopy
 
-# The largest number of arguments that this module passes to an SQL function. SQLite allows at least 100.
+# How many arguments this module passes to an SQL function at most. Every build of SQLite allows at
+# least 100.
 _ARGUMENTS = 50
 
 
@@ -28,8 +29,8 @@ class SQLiteRowCopy(RowCopy):
 
     @contextmanager
     def _passing(self, number: int) -> Iterator[None]:
-        # The state "passes" of the fence lets this session's changes pass the triggers. The fence
-        # is closed again before the commit, so no other session ever sees this state.
+        # With the state "passes", the fence lets all writes pass its triggers. The transaction
+        # closes the fence again before it commits, so other sessions never see this state.
         fence = f"UPDATE {self._quote(FENCES)} SET state = %s WHERE id = %s"
         with self._transaction():
             if self._count_changed(f"{fence} AND state = 'closed'", "passes", number) != 1:
@@ -51,8 +52,8 @@ class SQLiteRowCopy(RowCopy):
         return self._count_changed(f"DELETE FROM {side} WHERE rowid IN ({rows})", number)
 
     def _side_statements(self, table: CapturedTable) -> Iterator[str]:
-        # With CREATE TABLE … AS SELECT, the new columns get the type affinities of the selected
-        # columns. So copied values keep their types.
+        # CREATE TABLE … AS SELECT gives each column the type affinity of the selected column. So
+        # the side table stores copied values with their old types.
         yield (
             f"CREATE TABLE IF NOT EXISTS {self._side(table)} AS SELECT CAST(0 AS INTEGER)"
             f" {self._quote(COPY)}, {self._names(self.columns(table))} FROM {self._quote(table.name)} WHERE 0"
@@ -83,8 +84,8 @@ class SQLiteRowCopy(RowCopy):
 
     def _exact(self, column: CopiedColumn) -> str:
         return (
-            # Read the column as an expression. It then has no declared type by which Python would
-            # convert the value.
+            # The "+" makes the column an expression, which has no declared type. Otherwise, Python
+            # would convert the value by the declared type.
             f"+{self._quote(column.name)}"
         )
 

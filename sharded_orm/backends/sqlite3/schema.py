@@ -1,4 +1,4 @@
-"""Django's schema editor for SQLite. The connection object counts how many editors are open."""
+"""Django's schema editor for SQLite. It counts its open editors in the connection object."""
 
 from __future__ import annotations
 
@@ -8,4 +8,6 @@ from sharded_orm.backends.schema import EditorMixin
 
 
 class DatabaseSchemaEditor(EditorMixin, schema.DatabaseSchemaEditor):
-    """Django's schema editor, counted in ``connection.open_editors`` while it is open."""
+    """Django's schema editor. While it is open, ``connection.open_editors`` counts it, which shows
+    that a migration is running.
+    """

@@ -1,7 +1,8 @@
-"""The work on one shard's SQLite file while the shard moves to another folder.
+"""Move a shard that is an SQLite file to another folder.
 
-In each file, the tables of the shard can be created, hidden (renamed, so that other processes do
-not find them), and given their real names again.
+The shard has a file in the old folder and one in the new folder. In each, its tables can be
+created, hidden (renamed, so that other processes do not find them) and shown (given their real
+names again).
 """
 
 from __future__ import annotations
@@ -16,25 +17,25 @@ from sharded_orm.backends.change_capture import CapturedTable
 from sharded_orm.backends.schema_move import NAMES, SchemaDefinition, SchemaMove, hidden_name
 from sharded_orm.backends.snapshot import OWN_PREFIX
 
-# The time that Python's driver waits for a lock if OPTIONS has no "timeout", in seconds.
+# Seconds for which Python's driver waits for a lock, unless OPTIONS has a "timeout".
 _DRIVERS_TIMEOUT = 5.0
-# A trigger can write primary keys of these declared types to the journal, the table of changed rows,
-# without changing the values.
+# Parts of the declared types of primary keys with which a table can be moved. A trigger can write
+# values of these types to the journal (the table of changed rows) without any loss.
 _RECORDABLE = ("int", "char", "text", "clob", "date", "time")
 _QUOTED = re.compile(r'"(\w+)"')
 
 
 class SQLiteSchemaMove(SchemaMove):
-    """Moves a shard's SQLite file. To hide its tables, one transaction renames all of them."""
+    """The tables of one shard's SQLite file. To hide them, one transaction renames all of them."""
 
-    # False, because REPLACE removes rows without calling triggers.
+    # REPLACE removes rows without calling the triggers of DELETE.
     triggers_see_all = False
 
     def __init__(self, connection: Any, confirm: Callable[[], None]) -> None:
         super().__init__(connection, confirm)
         self._rows("PRAGMA foreign_keys = OFF")
-        # Seconds to wait for other writers of the target's file. The site does not write there, so
-        # nobody has to be given more time than the operator has set.
+        # Seconds to wait for other writers of the new file. The application does not use this file
+        # yet, so the usual timeout is enough.
         self._patience = float(connection.settings_dict["OPTIONS"].get("timeout", _DRIVERS_TIMEOUT))
 
     # ##### Definitions of the schema #####
@@ -90,17 +91,16 @@ class SQLiteSchemaMove(SchemaMove):
         return SchemaDefinition(statements)
 
     def layout(self) -> Mapping[str, tuple[str, ...]]:
-        # Remove quotes, so that definitions can be compared: SQLite quotes a name when it renames a
-        # table.
+        # Remove the quotes around names. SQLite adds quotes when it renames a table, so a table
+        # that was hidden and shown again would otherwise seem to differ.
         return {
             name: tuple(_QUOTED.sub(r"\1", statement) for statement in statements)
             for name, statements in self.definition().statements.items()
         }
 
     def identities(self) -> frozenset[str]:
-        # The returned value of a table must change if a statement empties the table without calling
-        # its triggers, as TRUNCATE does. SQLite has no such statement, so the table's definition is
-        # enough.
+        # An identity shows that a table was emptied without calling its triggers, as by TRUNCATE.
+        # SQLite has no such statement, so the definition of the table is enough.
         return frozenset(map(repr, self.layout().items()))
 
     # ##### Hiding #####
@@ -131,8 +131,8 @@ class SQLiteSchemaMove(SchemaMove):
     def discard(self) -> None:
         with self._exclusively(self._patience):
             self._discard()
-            # Create the table with the names of hidden tables, even if no table is hidden. Its
-            # existence shows that the shard is not in this file.
+            # Create the table of hidden names, even without any name in it. It tells other
+            # processes that the shard is not in this file.
             self._hide([], "")
 
     def _hide(self, names: Sequence[str], tag: str) -> None:

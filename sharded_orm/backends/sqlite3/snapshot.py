@@ -1,4 +1,6 @@
-"""Read the definitions and sizes of the tables in an SQLite file, and create tables from definitions."""
+"""Read the definitions and the sizes of the tables in an SQLite file. Create tables from such
+definitions.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ from sharded_orm.backends.snapshot import OWN_PREFIX, SchemaSnapshot, applied_di
 from sharded_orm.backends.statements import Effect
 
 SUFFIX = ".sqlite3"
-#: The largest number of rows that are counted in a table. SQLite has to read every row that it
-#: counts, so a full count of a large table would take too long.
+#: How many rows of a table are counted at most. SQLite has to read every row that it counts, so a
+#: full count of a large table would take too long.
 COUNTED = 100_000
 _RECORDS = "django_migrations"
 _ORDER = ("table", "index", "view", "trigger")
@@ -34,10 +36,10 @@ _VIRTUAL = re.compile(r"CREATE\s+VIRTUAL\s+TABLE\b", re.IGNORECASE)
 
 
 def read(connection: sqlite3.Connection) -> SchemaSnapshot:
-    """Return the SQL definitions of all tables, indexes, views and triggers in an SQLite file.
+    """Return the definitions of all tables, indexes, views and triggers in an SQLite file.
 
-    Indexes that SQLite creates for constraints are left out, because the definition of the table
-    implies them. This library's own tables and triggers are left out as well.
+    Left out are the indexes that SQLite creates for constraints, because the definition of the
+    table includes the constraints, and this library's own tables and triggers.
     """
     rows = connection.execute(
         "SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite\\_%'"
@@ -47,7 +49,9 @@ def read(connection: sqlite3.Connection) -> SchemaSnapshot:
 
 
 def build(connection: sqlite3.Connection, snapshot: SchemaSnapshot) -> None:
-    """Create the tables, indexes, … of ``snapshot`` that the SQLite file lacks, in one transaction."""
+    """Create the tables, indexes, … of ``snapshot`` that the file does not have yet, in one
+    transaction.
+    """
     present = set(read(connection).definitions)
     missing = [
         definition for name, definition in snapshot.definitions.items() if name not in present
@@ -64,11 +68,11 @@ def build(connection: sqlite3.Connection, snapshot: SchemaSnapshot) -> None:
 
 
 def digests(paths: Iterable[tuple[str, Path]]) -> dict[str, str | None]:
-    """Return a digest of the applied migrations in each file, keyed by alias.
+    """Return a dict that maps each alias to a digest of the applied migrations in its file.
 
     The digest is "" if the file has no table ``django_migrations``, and None if there is no file.
 
-    :param paths: alias and path of each file.
+    :param paths: pairs (alias, path of the file).
     """
     return {alias: _digest(path) for alias, path in paths}
 
@@ -79,9 +83,8 @@ def names(folder: Path) -> set[str]:
 
 
 def effect_of(sql: str) -> Effect:
-    """Return what the statement ``sql`` changes: nothing, rows or the schema.
-
-    Only the first word of the statement is examined.
+    """Return what the statement ``sql`` changes: nothing, rows or the schema. Only its first word
+    is examined.
     """
     match = _WORD.match(sql)
     word = match[1].upper() if match else ""
@@ -108,7 +111,7 @@ def _digest(path: Path) -> str | None:
 def table_sizes(path: Path) -> list[TableSize]:
     """Return the number of rows of each table in an SQLite file, sorted by the table's name.
 
-    At most :data:`COUNTED` rows of a table are counted. The list is empty if there is no file.
+    Counting stops at :data:`COUNTED` rows. The list is empty if there is no file.
     """
     if not path.exists():
         return []
@@ -134,6 +137,6 @@ def _table_size(connection: sqlite3.Connection, name: str) -> TableSize:
 
 
 def _rank(definition: str) -> int:
-    # Create virtual tables before other tables. Each virtual table creates its own shadow tables,
-    # which must not exist yet.
+    # Create virtual tables before ordinary ones. A virtual table creates its shadow tables by
+    # itself, and fails if they exist already.
     return _ORDER.index(kind_of(definition)) - bool(_VIRTUAL.match(definition))

@@ -1,7 +1,8 @@
-"""Names of transactions that are committed in two phases, and of their branches.
+"""The names of two-phase transactions and of their branches.
 
-A branch is the part of such a transaction on one shard. The servers keep the name of each prepared
-branch. From the name alone, any process can find the shard on which the decision to commit is stored.
+A branch is the part of such a transaction on one shard. The server keeps the name of each prepared
+branch. The name contains the alias of the shard that stores the decision to commit. So any process
+that finds a prepared branch can ask this shard whether to commit the branch.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from typing import Final
 
 from django.db import DatabaseError
 
-#: The table with the decisions of two-phase commits, on each shard. Each row is the decision to commit
-#: one transaction.
+#: The table for the decisions of two-phase commits. Every shard has it. A row means that the
+#: transaction with this name is committed.
 TABLE: Final = "sharded_orm_decision"
-#: The largest length of the name of a transaction or branch. Servers with XA allow 64 bytes for each.
+#: The largest length of the name of a transaction, in bytes, and of the name of a branch. Servers
+#: with XA allow 64 bytes for each.
 MAX_BYTES: Final = 64
 _RANDOM_BYTES = 8
 _SEPARATOR = "."
@@ -25,12 +27,13 @@ _PG_UNKNOWN_TABLE, _MYSQL_UNKNOWN_TABLE = "42P01", 1146
 
 @dataclass(frozen=True, order=True)
 class BranchName:
-    """The name of the part of a transaction that is on one shard.
+    """The name of a branch, the part of a two-phase transaction on one shard.
 
-    :param transaction: the result of :func:`new_transaction`, the same for all branches of the
+    :param transaction: the result of :func:`new_transaction`, the same for all branches of a
         transaction.
-    :param schema: name of the shard's schema. It also shows the project of the branch: two projects
-        on one server (on PostgreSQL: in one database) cannot have schemas of the same name.
+    :param schema: name of the shard's schema. The schema also tells the projects on a server apart,
+        because two projects cannot have a schema of the same name on one server (on PostgreSQL: in
+        one database).
     """
 
     transaction: str
@@ -38,8 +41,8 @@ class BranchName:
 
     @property
     def decider(self) -> str:
-        """The alias of the shard that stores the decision to commit; "" if the name is not one of this
-        library's names.
+        """The alias of the decider, the shard that stores the decision to commit. "" if the library
+        has not made this name.
         """
         return self.transaction.partition(_SEPARATOR)[2]
 
@@ -48,7 +51,7 @@ class BranchName:
 
 
 class Fate(Enum):
-    """Whether a two-phase transaction has committed, as far as that can be known."""
+    """Whether a two-phase transaction is committed, as far as the shard with the decision can tell."""
 
     COMMITTED = auto()
     """The decision to commit is stored, for good."""
@@ -70,7 +73,9 @@ class Completion(Enum):
 
 
 def note_missing_table(error: DatabaseError, alias: str) -> None:
-    """Add the remedy to ``error`` if it says that the shard ``alias`` has no table of decisions."""
+    """If ``error`` says that the shard ``alias`` has no table of decisions, add a note with the
+    remedy.
+    """
     cause = error.__cause__
     if (
         getattr(cause, "sqlstate", None) == _PG_UNKNOWN_TABLE
@@ -84,15 +89,16 @@ def note_missing_table(error: DatabaseError, alias: str) -> None:
 
 
 def new_transaction(decider: str) -> str:
-    """Return a new, random name for a transaction that is committed in two phases.
+    """Return a new, random name for a two-phase transaction.
 
-    The name ends with the alias of the decider, the shard whose commit decides for all shards.
+    The name ends with the alias of the decider, the shard whose commit decides for all shards. For
+    example, ``0f3c9a5b2e7d4816.photos_00042``.
 
-    :param decider: alias of the shard on which the decision to commit will be stored.
+    :param decider: the alias of this shard.
     """
     return f"{secrets.token_hex(_RANDOM_BYTES)}{_SEPARATOR}{decider}"
 
 
 def fits(alias: str) -> bool:
-    """Whether the alias of a shard is short enough to be part of a transaction's name."""
+    """Whether the alias of a shard is short enough for a transaction whose name contains it."""
     return 2 * _RANDOM_BYTES + len(_SEPARATOR) + len(alias.encode()) <= MAX_BYTES

@@ -1,9 +1,10 @@
-"""Commit the transaction of a group in two phases: all shards that it wrote to commit, or none.
+"""Commit the transaction of a group in two phases: either all shards to which it wrote commit, or
+none.
 
-The first shard that the transaction uses is the decider. Its transaction is an ordinary one. At the
-commit, the decider inserts the decision, every other shard prepares its branch (its part of the
-transaction), and then the decider commits. That commit decides for all shards.
-docs/decisions/0041-two-phase-commit.md explains why this holds if a process dies at any point.
+The first shard that the transaction uses is the decider, whose transaction is an ordinary one. At
+the commit, the decider inserts a row: the decision to commit. Then every other shard prepares its
+branch (its part of the transaction). Then the decider commits. This commit decides for all shards.
+docs/decisions/0041-two-phase-commit.md explains why this is safe if a process dies at any point.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from sharded_orm.exceptions import (
 )
 from sharded_orm.topology.model import Shard
 
-#: The largest number of shards in one two-phase transaction. For each shard, a server must keep a
-#: session and a prepared transaction.
+#: The largest number of shards in one two-phase transaction, because each needs a session and a
+#: prepared transaction on its server.
 MAX_SHARDS: Final = 64
 
 
 class Participant(Protocol):
-    """The connection object of one shard in the transaction, as the coordinator uses it."""
+    """What the coordinator uses of the connection object of each shard in the transaction."""
 
     alias: str
     shard: Shard | None
@@ -52,10 +53,11 @@ class Participant(Protocol):
 
 
 class Coordinator:
-    """Commits one transaction of a group in two phases. Only the thread of the transaction may use it.
+    """Commits one transaction of a group in two phases. Only the thread of the transaction may use
+    it.
 
-    :param report: called when a transaction in two phases is over, with the shards of the transaction
-        and whether a branch (its part on one shard) was left to a recovery.
+    :param report: called at the end of a two-phase commit with the shards of the transaction, and
+        with True if a branch (the part on one shard) was left for a recovery to end.
     """
 
     def __init__(self, report: Callable[[Sequence[Shard], bool], None]) -> None:
@@ -65,14 +67,14 @@ class Coordinator:
         self._count = 0
 
     def join(self, member: Participant) -> None:
-        """Make the transaction of a shard part of this two-phase commit.
+        """Make the transaction on one more shard a part of this two-phase commit.
 
-        Called before the first statement of the shard's transaction is sent.
+        Called before the first statement of the transaction on this shard is sent.
 
         :param member: the shard's connection object.
         :raises TwoPhaseUnavailable: the server of the shard cannot prepare a branch.
-        :raises TwoPhaseMisused: the transaction has too many shards, or the session has state or is not
-            in autocommit.
+        :raises TwoPhaseMisused: the transaction has too many shards. Or the session of the shard
+            has state, or is not in autocommit.
         """
         if obstacle := member.two_phase_obstacle():
             raise TwoPhaseUnavailable(
@@ -83,7 +85,8 @@ class Coordinator:
                 f"Shard {member.alias!r} has autocommit switched off, so a block does not commit there."
                 " Leave 'AUTOCOMMIT': False out of the settings of its node."
             )
-        # Reset these attributes, because the end of the last transaction may have been interrupted.
+        # Reset these attributes here, because the last transaction may have been interrupted before
+        # it did.
         member.is_bound = member.left_branch = False
         if self._count == MAX_SHARDS:
             raise TwoPhaseMisused(
@@ -107,17 +110,17 @@ class Coordinator:
     def commit(self, members: Sequence[Participant]) -> None:
         """Commit the transaction on all of ``members``, or on none.
 
-        If several shards were written to, the commit costs two round trips for each shard:
+        If the transaction wrote to several shards, the commit costs two round trips for each of
+        them:
 
-        - on the decider, the shard that stores the decision to commit: the insertion of the
-          decision, and the commit;
-        - on any other shard: the preparation, and the commit.
+        - The decider, the shard that stores the decision, inserts the decision, and later commits.
+        - Every other shard prepares its branch, and later commits it.
 
-        If only one shard was written to, all shards commit as usual.
+        If the transaction wrote to one shard only, all shards commit as usual.
 
         :param members: the connection objects of the shards, in the order of their first use.
         :raises CommitOutcomeUnknown: the connection to the decider was lost during its commit. A
-            recovery later finds the decision, and commits or rolls back the branches accordingly.
+            recovery later looks for the decision, and commits the branches or rolls them back.
         :raises: any other error means that nothing is committed. The caller then rolls back.
         """
         decider = self._decider
@@ -141,9 +144,9 @@ class Coordinator:
                     " still open. Nothing is committed: end the inner block first."
                 )
         branches = [member for member in writers if member is not decider]
-        # First commit the shards from which the transaction has only read. If one of these commits
-        # fails, the whole transaction can still be rolled back, because the decision to commit is
-        # not stored yet.
+        # First commit on the shards from which the transaction has only read. If one of these
+        # commits fails, the whole transaction can still be rolled back, because no decision is
+        # stored yet.
         for member in members:
             if member not in writers and member is not decider:
                 member.leave_group_levels(0, commit=True)
@@ -152,8 +155,8 @@ class Coordinator:
             for member in branches:
                 member.prepare_branch()
         except BaseException:
-            # If a session was lost, its branch (its part of the transaction) may be prepared. So
-            # report that a branch may be left to a recovery.
+            # If the session was lost, its server may have prepared the branch nevertheless. So
+            # report that a branch may be left for a recovery to end.
             self._report(_shards([decider, *branches]), True)
             raise
         self._decide(decider, branches)
@@ -179,8 +182,8 @@ class Coordinator:
                 for member in branches:
                     member.is_bound = False
                 raise
-            # The decision to commit may be stored. So the branches (the parts on the other shards)
-            # stay prepared when the caller rolls back, and a recovery ends them.
+            # The decision to commit may be stored. So when the caller rolls back, the branches (the
+            # parts on the other shards) must stay prepared. A recovery ends them later.
             self._report(_shards([decider, *branches]), True)
             if not isinstance(exc, Exception):
                 raise
@@ -188,19 +191,19 @@ class Coordinator:
             raise CommitOutcomeUnknown(aliases, exc) from exc
 
     def _finish(self, decider: Participant, branches: Sequence[Participant]) -> None:
-        """Commit the branches (the parts on the other shards) after the decision to commit was stored.
-        A branch whose commit fails stays prepared.
+        """Commit the branches (the parts on the other shards) after the decision was stored. A
+        branch whose commit fails stays prepared, and a recovery commits it later.
 
         :param decider: the connection object of the shard that has stored the decision.
-        :param branches: the connection objects of the other shards that were written to.
+        :param branches: the connection objects of the other shards to which the transaction wrote.
         """
         interruption: BaseException | None = None
         for member in branches:
             try:
                 member.leave_group_levels(0, commit=True)
             except BaseException as exc:
-                # Continue with the other branches (the parts on other shards), because the decision to
-                # commit holds for them, too.
+                # Go on with the other branches in spite of the error, because the decision to
+                # commit is stored.
                 interruption = interruption or exc
                 if member.is_bound:
                     member.leave_bound_branch()
@@ -213,13 +216,13 @@ class Coordinator:
 
 
 def _has_refused(decider: Participant, exc: BaseException) -> bool:
-    """Whether it is certain that the failed COMMIT of ``decider`` has not committed.
+    """Whether it is certain that the decider, whose COMMIT has failed, has not committed.
 
     :param decider: the shard that stores the decision to commit.
     :param exc: the error that the COMMIT has raised.
     """
-    # Any error of another class, such as KeyboardInterrupt, was not raised by the COMMIT itself. It
-    # may have interrupted the rollback after a refused COMMIT, so nothing is certain.
+    # An error of another class, such as KeyboardInterrupt, does not come from the server's answer
+    # to COMMIT. It may have been raised before or after COMMIT, so nothing is certain.
     is_of_commit = isinstance(exc, DatabaseError | ShardedOrmError)
     return is_of_commit and decider.failed_commit in (CommitOutcome.OPEN, CommitOutcome.OVER)
 

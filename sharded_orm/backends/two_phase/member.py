@@ -1,4 +1,4 @@
-"""The part of a shard's connection object that serves transactions committed in two phases."""
+"""The methods of a shard's connection object for two-phase commits."""
 
 from __future__ import annotations
 
@@ -23,79 +23,84 @@ logger = logging.getLogger("sharded_orm.backends.two_phase")
 
 
 class TwoPhaseMixin(CommitHookMixin):
-    """Mixin for a backend's connection object: prepares a branch, and commits it or leaves it prepared.
+    """Mixin for a backend's connection object: takes part in a two-phase commit.
 
-    A branch is the part of a two-phase transaction on one shard. If the backend's servers can prepare
-    branches, the backend overrides :attr:`two_phase_refusal` and the methods below it. As with any
-    Django connection object, only the thread that owns it may use it.
+    The part of the transaction on one shard is called a branch. The server first prepares the
+    branch, so that it survives the end of its session, and later commits it or rolls it back. If
+    the servers of a backend can do so, the backend overrides :attr:`two_phase_refusal` and the
+    methods below it. As with any connection object of Django, only the thread that owns the object
+    may use it.
     """
 
-    #: Why shards of this backend cannot commit in two phases; "" if they can.
+    #: Why shards of this backend cannot take part in a two-phase commit; "" if they can.
     two_phase_refusal: ClassVar[str] = "its backend has no statements for a commit in two phases"
-    #: The outcome of this object's last failed COMMIT; None before the first failure.
+    #: What is known after the last failed COMMIT of this object; None before the first failure.
     failed_commit: CommitOutcome | None = None
-    #: Whether this shard's part of the transaction is prepared, and the decision to commit may be
-    #: stored. From then on, only a recovery may roll the part back.
+    #: Whether this shard's branch is prepared, and the decision to commit may be stored. Then this
+    #: object must not roll the branch back any more. Only a recovery may, after it has looked for
+    #: the decision.
     is_bound = False
-    #: Whether the last transaction was left prepared on the server, for a recovery to end it.
+    #: Whether the branch of the last transaction was left prepared on the server, for a recovery to
+    #: end it.
     left_branch = False
-    # Whether the server has confirmed the COMMIT that is in progress.
+    # Whether the server has answered the present COMMIT with success.
     _is_confirmed = False
 
     # ##### Methods for backends to override #####
 
     def two_phase_obstacle(self) -> str:
-        """Return why the server cannot prepare transactions for a two-phase commit; "" if it can.
+        """Return why the server cannot prepare the branches of a two-phase commit; "" if it can.
 
-        The text contains the remedy. At most one query per process and node.
+        The text names the remedy. At most one query per process and node.
         """
         return self.two_phase_refusal
 
     def begin_decider(self) -> None:
-        """Make the next transaction of this object the one that stores the decision to commit.
-        Sends nothing.
+        """Make this shard the decider of a two-phase commit: its next transaction stores the
+        decision to commit. Sends nothing.
 
-        It is an ordinary transaction, in which no statement may commit implicitly.
+        The transaction is an ordinary one, but no statement in it may commit implicitly.
 
         :raises TwoPhaseMisused: the session has state that such a transaction cannot have.
         """
         return
 
     def begin_branch(self, branch: BranchName) -> None:
-        """Make the next transaction of this object ``branch``, one shard's part of a two-phase commit.
-        Sends nothing.
+        """Make the next transaction of this object ``branch``, this shard's part of a two-phase
+        commit. Sends nothing.
 
         :raises TwoPhaseMisused: the session has state that a branch cannot have.
         """
         raise NotImplementedError
 
     def prepare_branch(self) -> None:
-        """Prepare this shard's part of a two-phase commit, so that it survives the end of its
-        session and a restart of its server. Only the commit or the rollback of the transaction may
-        follow.
+        """Prepare the branch, this shard's part of a two-phase commit. The branch then survives the
+        end of its session and a restart of its server.
+
+        Only a commit or a rollback of the transaction may follow.
 
         :raises django.db.Error: the branch is not prepared, or it is unknown whether it is.
         """
         raise NotImplementedError
 
     def leave_branch(self) -> None:
-        """Close the session, and leave a prepared transaction as it is. Sends nothing.
+        """Close the session without ending its branch. Sends nothing.
 
-        If the transaction is not prepared, the server rolls it back.
+        A prepared branch stays on the server. A branch that is not prepared is rolled back by the
+        server.
         """
         raise NotImplementedError
 
     def prepared_branches(self) -> list[BranchName]:
-        """Return the prepared branches (parts of two-phase commits) of this library on the server of
-        this alias. One query.
+        """Return the prepared branches of this library on the server of this alias. One query.
 
         Branches of other projects may be among them. Does not use the transaction of this alias.
         """
         return []
 
     def end_branch(self, branch: BranchName, *, commit: bool) -> Completion:
-        """Commit or roll back a prepared branch (one shard's part of a two-phase commit), whichever
-        session prepared it. Two statements at most.
+        """Commit or roll back a prepared branch, whichever session has prepared it. Two statements
+        at most.
 
         Does not use the transaction of this alias.
 
@@ -104,13 +109,14 @@ class TwoPhaseMixin(CommitHookMixin):
         raise NotImplementedError
 
     def fate_of(self, transaction: str, seconds: float) -> Fate:
-        """Return whether ``transaction`` has committed. This shard must be the one that stores its
-        decision to commit.
+        """Return whether ``transaction`` is committed. This shard must be its decider, the one that
+        stores its decision to commit.
 
-        Tries to insert the decision in a new session, and rolls that back. The insertion fails if
-        the decision is stored. It waits for an open transaction that has inserted the same
-        decision.
+        A new session tries to insert the decision, and rolls the insertion back. If the decision is
+        stored, the insertion fails. If an open transaction has inserted the decision, the insertion
+        waits for the end of this transaction.
 
+        :param transaction: the name of the transaction.
         :param seconds: how long to wait, approximately.
         :raises django.db.Error: the shard does not answer, or has no table of decisions.
         """
@@ -119,11 +125,12 @@ class TwoPhaseMixin(CommitHookMixin):
     # ##### The decision #####
 
     def store_decision(self, transaction: str) -> None:
-        """Insert the decision to commit ``transaction``. It takes effect when the row is committed.
+        """Insert the decision to commit ``transaction``. The decision takes effect when the row is
+        committed.
 
-        Must be called before the first branch is prepared. The row is then locked until the
-        transaction ends. So a process that finds a prepared branch, and can insert the same row,
-        knows that no decision to commit can follow.
+        Call this before the first branch is prepared. The inserted row is locked until the
+        transaction ends. So if another process finds a prepared branch, and can itself insert the
+        row, it knows that the transaction is over and will never be committed.
         """
         with self.cursor() as cursor:
             if names := old_decisions.take(self.alias):
@@ -141,22 +148,22 @@ class TwoPhaseMixin(CommitHookMixin):
     # ##### The end of the transaction #####
 
     def announce_commit(self) -> None:
-        # The group has announced the writes of all shards to the cache before the first branch was
-        # prepared. Do not announce again, because an error now would roll the branch back.
+        # If the branch is prepared, the group has already announced the writes of all shards to the
+        # cache. Do not announce them again, because an error here would roll the branch back.
         if not self.is_bound:
             super().announce_commit()
 
     def _commit(self) -> None:
-        # Overrides BaseDatabaseWrapper._commit. Once the decision to commit is stored, an error of
-        # this shard changes nothing: its branch stays prepared, and a recovery commits it later. So
-        # Django must not roll back.
+        # Overrides BaseDatabaseWrapper._commit. If the decision to commit is stored, an error of
+        # this shard must not let Django roll back: the branch stays prepared, and a recovery
+        # commits it later.
         if not self.is_bound:
             self._is_confirmed = False
             try:
                 super()._commit()
             except BaseException as exc:
-                # Only a database error certainly comes from COMMIT itself. Any other error, such as
-                # one that a signal handler raises, may come after the commit.
+                # Only a database error certainly means that the COMMIT failed. Any other error,
+                # such as one from a signal handler, may have been raised after the commit.
                 is_of_commit = isinstance(exc, DatabaseError | ShardedOrmError)
                 is_certain = is_of_commit and not self._is_confirmed
                 self.failed_commit = self.commit_outcome() if is_certain else CommitOutcome.UNKNOWN
@@ -172,29 +179,28 @@ class TwoPhaseMixin(CommitHookMixin):
         self.is_bound = False
 
     def _tell_watchers(self, committed: bool | None) -> None:
-        # Overrides CommitHookMixin._tell_watchers, which is called first after a successful COMMIT. So
-        # the server has confirmed the COMMIT here.
+        # Overrides CommitHookMixin._tell_watchers, because it is the first method that runs after a
+        # successful COMMIT. So the server has confirmed the COMMIT here.
         self._is_confirmed = self._is_confirmed or bool(committed)
         super()._tell_watchers(committed)
 
     def _rollback(self) -> None:
-        # Overrides BaseDatabaseWrapper._rollback. If the decision to commit may be stored, this
-        # shard's part of the two-phase commit must stay prepared.
+        # Overrides BaseDatabaseWrapper._rollback. If the decision to commit may be stored, the
+        # branch must stay prepared.
         if self.is_bound:
             self.leave_bound_branch()
         super()._rollback()
 
     def leave_bound_branch(self) -> None:
-        """Leave the prepared transaction to a recovery, and close its session. Sends nothing."""
+        """Close the session, and leave the prepared branch for a recovery to end. Sends nothing."""
         self.is_bound, self.left_branch = False, True
-        # Keep the markers, the cache entries that announce uncommitted writes, because the writes may
-        # take effect later.
+        # The writes may still be committed later. So leave the markers of the writes in the cache.
         self._leave_writes()
         self.leave_branch()
 
     def _close(self) -> None:
-        # Overrides BaseDatabaseWrapper._close. If the decision to commit may be stored, this shard's
-        # part of the two-phase commit must stay prepared.
+        # Overrides BaseDatabaseWrapper._close. If the decision to commit may be stored, the branch
+        # must stay prepared.
         if self.is_bound:
             self.leave_bound_branch()
         super()._close()

@@ -1,8 +1,7 @@
-"""Collect the decisions of two-phase commits that are not needed any more, because all branches
-(the parts on the shards) have committed.
+"""Remember which decisions of two-phase commits can be deleted, because all shards have committed.
 
-Their rows are deleted when this process stores its next decision on the same shard, or by
-``manage.py transactions recover`` if the process ends before.
+This process deletes their rows when it stores its next decision on the same shard. If the process
+ends before, ``manage.py transactions recover`` deletes them.
 """
 
 from __future__ import annotations
@@ -11,29 +10,30 @@ import time
 from collections import defaultdict, deque
 from typing import Final
 
-#: Seconds for which the row of a decision to commit is kept. A server that does not write each
-#: commit to its disk may lose the commit of a branch when the machine fails. The branch is then
-#: prepared again, and needs the decision.
+#: Seconds for which the row with a decision is kept after all shards have committed. A server that
+#: does not write each commit to its disk may forget the commit of a branch when its machine fails.
+#: The branch is then prepared again after the restart, and the decision is needed once more.
 KEPT_FOR: Final = 60.0
 _BATCH = 20
 _MOST = 10_000
 
-# Transactions whose decisions may be deleted: alias of the shard with the decision -> pairs of end
-# time and name. Appending to a deque and popping from it are atomic, so no lock is needed.
+# The decisions that can be deleted: maps the alias of the shard that stores them to pairs (time of
+# the end, name of the transaction). Appending to a deque and popping from it are atomic, so no lock
+# is needed.
 _finished: defaultdict[str, deque[tuple[float, str]]] = defaultdict(lambda: deque(maxlen=_MOST))
 
 
 def add(alias: str, transaction: str) -> None:
-    """Record that all shards have committed ``transaction``: its decision, on the shard ``alias``,
-    can be deleted later.
+    """Note that all shards have committed ``transaction``. Its decision, which the shard ``alias``
+    stores, can be deleted later.
     """
     _finished[alias].append((time.monotonic(), transaction))
 
 
 def take(alias: str) -> list[str]:
-    """Return a few transactions whose decisions to commit may be deleted now from the shard ``alias``.
+    """Return the names of a few transactions whose decisions the shard ``alias`` can delete now.
 
-    Each transaction is returned only once.
+    Each name is returned only once.
     """
     queue = _finished.get(alias)
     names: list[str] = []

@@ -31,7 +31,7 @@ logger = logging.getLogger("sharded_orm.backends")
 
 
 class CommitOutcome(Enum):
-    """The state of a transaction after its COMMIT has raised an error."""
+    """What is known about a transaction after its COMMIT has raised an error."""
 
     OPEN = auto()
     """The transaction is still open. Django rolls it back."""
@@ -68,17 +68,15 @@ class CommitHookMixin(_Wrapper):
     the methods about sessions.
     """
 
-    #: The listener of the open transaction; None if the transaction has not written to cached
-    #: models.
+    #: The object that reports the writes of the open transaction to the cache; None if the
+    #: transaction has not written to cached models.
     transaction_writes: observer.TransactionListener | None = None
-    #: Objects that watch the open transaction. Their methods are called before COMMIT and at the
-    #: end of the transaction.
+    #: The objects that are called before the COMMIT and at the end of the open transaction.
     commit_watchers: tuple[CommitWatcher, ...] = ()
     #: Whether the ORM has written anything in the open transaction.
     wrote = False
 
-    #: Whether the server can limit the time of a single write. :meth:`limited_session` needs
-    #: this.
+    #: Whether the server can limit the time of a single write, as :meth:`limited_session` needs it.
     limits_statements = False
 
     # ##### Methods about the session, for backends to override #####
@@ -86,32 +84,33 @@ class CommitHookMixin(_Wrapper):
     def session_id(self) -> SessionID:
         """Return the identity of the session that runs the transaction.
 
-        The identity is empty if the database has no sessions with ids, as SQLite. May query the
-        database, inside the transaction.
+        The identity is empty if sessions have no ids, as on SQLite. May query the database, inside
+        the transaction.
         """
         return SessionID()
 
     def known_session(self) -> AbstractContextManager[None] | None:
-        """Return a context manager that keeps one session in autocommit. Within its block,
-        :meth:`session_id` is known before a statement is sent.
+        """Return a context manager in which a statement in autocommit runs on a session that is
+        known before.
 
-        Return None if the backend cannot do so, if the session has no identity, or if it may have
-        an open transaction.
+        Within its block, :meth:`session_id` returns the id of that session before the statement is
+        sent. Return None if the backend cannot do so, if the session has no identity, or if it may
+        have an open transaction.
         """
         return None
 
     @contextmanager
     def limited_session(self, seconds: float) -> Iterator[bool]:
-        """Keep one session in autocommit within a ``with`` block, and limit its writes to
-        ``seconds``.
+        """Within a ``with`` block, keep one session in autocommit, and limit the time of its writes
+        to ``seconds``.
 
-        If True is yielded, :meth:`session_id` is known before a statement is sent, and the server
-        breaks off each UPDATE, INSERT and DELETE that takes longer than ``seconds``. Waits for
-        locks count; the commit does not. A shorter limit of the server or the session stays in
-        force. If the shard moves to another node meanwhile, a statement is refused, as in a
-        transaction.
+        If the context manager yields True, :meth:`session_id` is known before a statement is sent,
+        and the server breaks off each UPDATE, INSERT and DELETE that takes longer than ``seconds``.
+        Waits for locks count; the commit does not. If the server or the session has a shorter
+        limit, this stays in force. If the shard moves to another node meanwhile, a statement is
+        refused, as in a transaction.
 
-        If False is yielded, nothing was changed: the backend cannot do this, the session has no
+        If it yields False, nothing was changed: the backend cannot do this, the session has no
         identity, or it may have an open transaction.
         """
         yield False
@@ -123,7 +122,8 @@ class CommitHookMixin(_Wrapper):
         return False
 
     def judges(self, writer: SessionIdentity) -> bool:
-        """Whether :meth:`sessions_gone` can find out if the session ``writer`` still exists.
+        """Whether :meth:`sessions_gone` can tell if the session ``writer`` still exists: it must be
+        a session of the same server, which the account of this alias can see.
 
         Also True if the database does not answer now, because it may answer later. May query the
         database, outside of the open transaction.
@@ -131,16 +131,16 @@ class CommitHookMixin(_Wrapper):
         return False
 
     def sessions_gone(self, writers: Sequence[W]) -> set[W]:
-        """Return the sessions among ``writers`` that no longer exist on the server of this alias.
+        """Return those sessions of ``writers`` that no longer exist on the server of this alias.
 
-        The transaction of such a session can no longer write or commit. The set is empty if the server
-        does not answer.
+        Their transactions can no longer write or commit. The set is empty if the server does not
+        answer.
         """
         return set()
 
     def reads_as_autocommit(self) -> bool:
-        """Whether a read in the open transaction returns the same as a read in autocommit, if the
-        isolation level is READ COMMITTED.
+        """Whether a read in the open transaction sees the same rows as a read in autocommit,
+        provided that the isolation level is READ COMMITTED.
 
         False if the transaction may have written anything, even by SQL of the project, or if its
         session may have another isolation level.
@@ -148,35 +148,42 @@ class CommitHookMixin(_Wrapper):
         return False
 
     def limit_lock_waits(self, seconds: float) -> None:
-        """Make the later statements of the open transaction wait for each lock for at most ``seconds``.
+        """From now on, let each statement of the open transaction wait for a lock for at most
+        ``seconds``.
 
-        Does nothing on servers that have a limit of their own.
+        Does nothing on servers that limit these waits by themselves.
         """
 
     @property
     def may_lack_statements(self) -> bool:
-        """Whether an error, such as a deadlock, may have undone statements of the open transaction.
+        """Whether an error, such as a deadlock, may have undone earlier statements of the open
+        transaction.
 
-        A program may go on after such an error, and commit the statements that are left.
+        A program that ignores the error could commit the statements after it without those before
+        it.
         """
         return False
 
     @property
     def has_failed(self) -> bool:
-        """Whether a statement of the open transaction has failed, so that the database has rolled back
-        the statements before it, or would answer COMMIT by a rollback, without an error.
+        """Whether a statement of the open transaction has failed in such a way that the transaction
+        cannot be committed as a whole.
+
+        The database has then rolled back the earlier statements, or it would answer COMMIT with a
+        rollback, and without an error.
         """
         return False
 
     @property
     def has_lost_session(self) -> bool:
-        """Whether the session of the open transaction is known to be lost, so that COMMIT raises an
-        error.
+        """Whether the session of the open transaction is already known to be lost. COMMIT would
+        then raise an error.
         """
         return False
 
     def check_deferred_constraints(self) -> None:
-        """Check the constraints that the database would check at COMMIT, if the backend can.
+        """Check now the constraints that the database would check at COMMIT, if the backend can do
+        so.
 
         :raises django.db.IntegrityError: the transaction violates a constraint.
         """
@@ -188,13 +195,13 @@ class CommitHookMixin(_Wrapper):
 
     @contextmanager
     def sent_with_commit(self) -> Iterator[None]:
-        """Run a ``with`` block whose INSERTs, UPDATEs and DELETEs are sent with the COMMIT, if
-        possible.
+        """Send the INSERTs, UPDATEs and DELETEs of a ``with`` block together with the COMMIT, to
+        save round trips.
 
-        They must be the last statements of the outermost transaction. Sent with the COMMIT, they
-        cost no round trip, and ``lastrowid`` of their cursors is set at the COMMIT. If one of them
-        fails, commit() raises the error, and the COMMIT is not executed. If they cannot be sent
-        with the COMMIT, each is executed at once.
+        They must be the last statements of the outermost transaction. The ``lastrowid`` of their
+        cursors is set at the COMMIT. If one of them fails, commit() raises the error, and the
+        COMMIT is not executed. If the backend cannot send them with the COMMIT, it executes each of
+        them at once.
         """
         yield
 

@@ -176,8 +176,8 @@ class ShardedObject(ShardedModel, metaclass=ObjectBase):
         return {"id": self.pk, **values}
 
     def __getstate__(self) -> dict[str, Any]:
-        # copy.copy() calls this method of Model. The copy gets a body of its own: otherwise an
-        # assignment to a field of the copy would also change the original.
+        # Overrides Model.__getstate__(), which copy.copy() calls. The copy gets a body of its own:
+        # otherwise an assignment to a field of the copy would also change the original.
         state: dict[str, Any] = super().__getstate__()
         own = ("data", "_assigned", "_seen")
         return state | {name: copy.deepcopy(state[name]) for name in own if name in state}

@@ -70,8 +70,10 @@ class ShardTable:
         self._connection: Any = connections[alias]
 
     def store(self, rows: Sequence[SourceRow], stored: Stored) -> None:
-        """Insert each row of ``rows`` that the shard does not have. Compare each other row with the
-        row on the shard, and overwrite the latter if the values differ and ``update`` is set.
+        """Insert each row of ``rows`` that the shard does not have.
+
+        If the shard has a row already, compare the values. If they differ and ``update`` is set,
+        overwrite the row of the shard.
 
         :raises ImportConflict: the shard has a different row with the same primary key.
         :raises IntegrityError: a constraint of the table refuses a row.
@@ -82,8 +84,8 @@ class ShardTable:
             try:
                 self._insert(missing)
             except IntegrityError:
-                # Another worker may have inserted some of these rows since they were looked up.
-                # That is harmless. So look again which of them exist.
+                # Another worker may have inserted some of these rows since they were looked up, which
+                # is harmless. Look again which of them exist.
                 there = self._table.stored(self._alias, [row.pk for row in missing])
                 # If none of the rows is on the shard, no other worker has inserted them, and the
                 # error has another cause. For example, a row to insert has the key "A", the shard

@@ -295,7 +295,7 @@ class _Follower:
 
         :param until_current: True ends as soon as at most ``few`` changes were left to apply; False
             goes on until the work is stopped.
-        :param few: see ``until_current``.
+        :param few: the number of changes that may be left at the end.
         """
         was_current = False
         while not self._stopping():

@@ -1,7 +1,6 @@
-"""Makes the schema of an empty shard, or checks that a shard has the schema to which a script
-leads.
+"""Make the schema of an empty shard, or check that a shard has the expected schema.
 
-A *script* is SQL that was recorded on an empty copy of the shard.
+A *script* is SQL that was recorded on an empty copy of the shard. It leads to the expected schema.
 """
 
 from __future__ import annotations
@@ -16,8 +15,9 @@ from sharded_orm.operations.migrate.shard_session import ShardSession
 def build(session: ShardSession, script: RecordedScript, run: int, key: str) -> SchemaSnapshot:
     """Create all tables of an empty shard in their final form. Return the shard's schema.
 
-    The tables are those that all statements of ``script`` would make. The migrations of ``script``
-    are recorded as applied. After an interruption, call the function again: it keeps existing tables.
+    The tables are the same as after all statements of ``script``, but none is created first and
+    altered later. The migrations of ``script`` are recorded as applied. After an interruption, call
+    the function again: it keeps existing tables.
 
     :param run: the id of the journal run that stores ``script``.
     :param key: the key of ``script`` in the journal.
@@ -42,8 +42,8 @@ def compare(
     :param script: recorded SQL that was run on the shard.
     :param checkpoint: the step to write into the journal if the schema differs. The next attempt
         compares the schemas again and, if they are equal, continues.
-    :param before: the schema when ``script`` began; None if it was not read. With it, if ``script``
-        only alters tables, the other tables are read only if the altered ones differ.
+    :param before: the schema when ``script`` began; None if it was not read. It saves time if
+        ``script`` only alters tables: then only these tables are read, unless one of them differs.
     :raises SchemaDiffers: the shard has another schema.
     """
     tables = script.altered_tables(before) if before is not None else None

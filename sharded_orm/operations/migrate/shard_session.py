@@ -23,16 +23,16 @@ from sharded_orm.operations.runs.journal import JournalStep
 from sharded_orm.topology.model import Shard
 
 END_LABEL = "Tell of the end"
-# Seconds that one attempt waits for the lock of a shard. Between two attempts, the waiting process
-# checks whether to stop.
+# Seconds that one attempt waits for the lock of a shard. After each attempt, the waiting process
+# checks whether it was asked to stop.
 _LOCK_WAIT = 1.0
 
 
 class ShardSession:
     """Holds what one thread needs while it migrates one shard.
 
-    It has the shard's connection, lock and checkpoint (the recorded progress), and gives access to
-    ``django_migrations``.
+    These are the connection to the shard, the shard's lock, the latest checkpoint (the recorded
+    progress), and access to ``django_migrations``.
 
     :param step: the record of the shard's migration in the journal.
     :param stopping: a function that returns True if the migration is to stop. It is called only
@@ -63,8 +63,8 @@ class ShardSession:
         self.step.run.check()
         if self._stopping():
             raise OperationStopped(f"{self.alias} was left in order, to be gone on with.")
-        # Lock the shard at the first call. Lock it again if an operation has closed the connection,
-        # because closing the connection has released the lock.
+        # Lock the shard at the first call. An operation may have closed the connection since, and
+        # closing it releases the lock. Then lock the shard again.
         if self._lock_holder is None or self._lock_holder is not self.connection.connection:
             self.lock()
 
@@ -94,8 +94,8 @@ class ShardSession:
     def glance(self, base: SchemaSnapshot, tables: Sequence[str]) -> SchemaSnapshot:
         """Return a copy of the schema ``base`` with the present definitions of ``tables``.
 
-        Only these tables are read, which is faster. But if one of them does not exist, the whole
-        schema is read and returned.
+        Only these tables are read, which is faster than to read all tables. But if one of them does
+        not exist, the whole schema is read and returned.
         """
         try:
             return self.connection.schema_glance(base, tables)
@@ -130,9 +130,7 @@ class ShardSession:
         )
 
     def amend(self, label: str = "", **changes: Any) -> None:
-        """Change the checkpoint of the step that is under way.
-
-        The change is made in :attr:`checkpoint` and in the journal.
+        """Change the checkpoint of the present step, in :attr:`checkpoint` and in the journal.
 
         :param label: a new description of the step for people; "" keeps the present one.
         :param changes: new values of the checkpoint's fields, by name.
@@ -145,9 +143,9 @@ class ShardSession:
     def attempt(self, label: str = "") -> Iterator[None]:
         """A context manager whose block executes the step that :meth:`begin` has recorded.
 
-        If the block raises an error, record that the step failed, so that it does not count as
-        interrupted. Record nothing if the database session was lost: the server may still be
-        running the statement.
+        If the block raises an error, the journal records that the step failed. So the next process
+        does not take the step for an interrupted one. If the database session was lost, nothing is
+        recorded, because the server may still be running the statement.
 
         :param label: a description, for people, of what the block executes. It becomes the step's
             description if the block fails. If it is "", the step keeps its description.
@@ -162,8 +160,9 @@ class ShardSession:
         if self.checkpoint.what is What.PER_SHARD and not (
             self.checkpoint.marker and self.checkpoint.reverts
         ):
-            # The operation took effect, but no marker proves it. So record this success in the
-            # journal now. Otherwise nothing would show it after a kill before the next checkpoint.
+            # The operation took effect, but no marker proves it. So record the success in the
+            # journal now. If the process were killed before the next checkpoint, nothing else would
+            # show it.
             self.amend(settled="done")
 
     @property
@@ -175,10 +174,10 @@ class ShardSession:
     def completion(self) -> Iterator[None]:
         """A context manager whose block sends ``post_migrate`` after the last migration.
 
-        A checkpoint of the kind END in the journal makes a later process send ``post_migrate``
-        again if the block is interrupted or fails. It is written before the block, unless the
-        present checkpoint has the same effect. If the block raises an error, it is written in any
-        case.
+        If the block is interrupted or raises an error, a later process must send ``post_migrate``
+        again. A checkpoint of the kind END in the journal makes it do so. It is written before the
+        block, unless the present checkpoint has the same effect. After an error, it is always
+        written.
         """
         end = Checkpoint(What.END, self.step.run.id)
         if self.checkpoint is None or self.checkpoint.what is What.COMPARE:

@@ -17,9 +17,9 @@ RECORD_LABEL = "Record the migration"
 class Recorder:
     """Records, in order, the statements on one connection that change rows or the schema.
 
-    A recorder observes the connection, because a schema editor also runs statements on cursors that
-    it opens itself. Statements that only read are not recorded: all shards with the same schema
-    would give the same answer.
+    It observes the connection and not the schema editor, because an editor also runs statements on
+    cursors that it opens itself. Statements that only read are not recorded. They are not needed on
+    the shards: on each shard with the same schema, they would give the same answer.
     """
 
     def __init__(self, connection: Any) -> None:
@@ -33,7 +33,7 @@ class Recorder:
     def set_operation(
         self, migration: Key, operation: int, label: str, *, fingerprints: bool
     ) -> None:
-        """Record all statements from now on as statements of this operation.
+        """Say which operation runs now: the next recorded statements belong to it.
 
         :param operation: the index of the operation in its migration, in the order in which the
             operations run.
@@ -47,11 +47,11 @@ class Recorder:
 
     @property
     def where(self) -> str:
-        """A text for error messages that names the migration and the operation that run now."""
+        """The migration and the operation that run now, as a text for error messages."""
         return f"{'.'.join(self._migration)} ({self._label})"
 
     def add_record(self, unit: Unit) -> None:
-        """Add the last statement of a unit (one migration, forwards or backwards).
+        """Record the statement that ends a unit (one migration, forwards or backwards).
 
         Forwards, this statement inserts the rows of the migration into ``django_migrations``.
         Backwards, it deletes these rows.

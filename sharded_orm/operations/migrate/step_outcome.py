@@ -1,7 +1,8 @@
 """Find out whether an interrupted step of a shard's migration took effect.
 
-``docs/explanation/journal.md`` explains the rules. The facts that the rules need are written into
-the journal before the step begins, so they are there after a kill at any moment.
+A process may be killed at any moment. Before each step, it writes facts about the step into the
+journal. With them, the next process examines the shard. ``docs/explanation/journal.md`` explains
+the rules.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from sharded_orm.operations.migrate.recorded_sql import RecordedScript
 class RecoveryCheck:
     """Finds out whether steps took effect on one shard. The caller holds the shard's lock.
 
-    Each public method returns whether a step took effect, or how much of it. Each public method raises
-    :exc:`OperationUnclear` if nothing shows the answer.
+    Each public method returns whether a step took effect, or how many of its statements did. It
+    raises :exc:`OperationUnclear` if nothing on the shard shows this.
 
     :param schema: the present schema of the shard.
     """
@@ -35,10 +36,10 @@ class RecoveryCheck:
         self._records = records
 
     def statements(self, checkpoint: Checkpoint, script: RecordedScript) -> int:
-        """Return how many of the checkpoint's recorded statements took effect.
+        """Return how many recorded statements of an interrupted step took effect.
 
-        Call this only if the statement that records the migration has not taken effect. That
-        statement is not counted.
+        The statement that records the migration is not counted: call this only if it took no
+        effect.
 
         :param script: the script to which the checkpoint's statements belong.
         """
@@ -70,8 +71,9 @@ class RecoveryCheck:
     def raw(self, checkpoint: Checkpoint, label: str, sql: str, effect: Effect) -> bool:
         """Whether a statement of ``RunSQL`` took effect.
 
-        ``RunSQL`` is not rehearsed (run on an empty copy first), so the schema after the statement
-        is not known.
+        For a statement that changes the schema, this can be seen only if the schema is not the one
+        before the statement. The schema after it is not known, because ``RunSQL`` was not run on an
+        empty copy first.
 
         :param label: a description of the operation for people.
         :param effect: what the statement changes: rows or the schema.
@@ -83,7 +85,7 @@ class RecoveryCheck:
         self._undo_unfinished(sql)
         changed = self.schema.fingerprint != checkpoint.before
         if is_repeatable(sql):
-            # The server runs a single CREATE, ALTER or DROP as a whole or not at all. So the
+            # The server executes a single CREATE, ALTER or DROP completely or not at all. So the
             # statement took effect if the schema has changed.
             return changed
         if checkpoint.raised:
@@ -110,12 +112,12 @@ class RecoveryCheck:
         if is_marked and checkpoint.reverts:
             return True
         if checkpoint.raised:
-            # The step failed with an error and was not interrupted. Let it run again, as a second
-            # call of Django's ``migrate`` would.
+            # The step was not interrupted, but failed with an error. Run it again, as a second call
+            # of Django's ``migrate`` would.
             return False
         if checkpoint.marker and checkpoint.reverts:
-            # The transaction would have stored the marker, a row that proves its commit. The row does
-            # not exist, so the transaction was rolled back.
+            # The marker is a row of the same transaction. It does not exist, so the transaction was
+            # rolled back.
             return False
         raise self._unclear(
             checkpoint, label, sql,

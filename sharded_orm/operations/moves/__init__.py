@@ -1,4 +1,7 @@
-"""Move shard keys, with all their rows, from one shard to another while the site runs (Yupoo, Y4)."""
+"""Move shard keys from one shard to another while the site runs (Yupoo, Y4).
+
+All rows of a key move together.
+"""
 
 from sharded_orm.operations.moves.plan import MovePlan, plan_moves
 from sharded_orm.operations.moves.record import in_flight

@@ -1,6 +1,6 @@
-"""Conversion of the shard keys of a group between the forms in which they occur.
+"""Convert the shard keys of a group between three forms.
 
-Operators type keys as text. The directory stores a text for each key, and the shards store the
+Operators type keys as text. The directory stores another text for each key. The shards store the
 value of a column.
 """
 
@@ -18,14 +18,15 @@ from sharded_orm.models.sharding.options import shard_options, target_field
 from sharded_orm.operations.key_input import typed_key
 from sharded_orm.routing.directory import DirectoryStrategy
 
-#: Keys can move only if their field has one of these types, because triggers must be able to
-#: compare the key of a written row with the moving key.
+#: Types of the fields of keys that can move. Triggers compare the key of each written row with the
+#: moving key, and can do this only for these types.
 COMPARABLE = (models.IntegerField, models.CharField, models.TextField, models.UUIDField)
 
 
 class GroupKeys:
-    """The shard keys of ``group``, which has a directory (the table that records the shard of each
-    key).
+    """Converts the shard keys of ``group``.
+
+    The group has a directory: the table that records the shard of each key.
 
     :raises LookupError: no model belongs to the group.
     """
@@ -66,12 +67,17 @@ class GroupKeys:
         return strategy.entry(value)
 
     def stored(self, value: Any) -> Any:
-        """Convert a key from the form that :meth:`value` returns to the form that the shards store."""
+        """Convert a key to the form that the shards store.
+
+        :param value: the key, as :meth:`value` returns it.
+        """
         connection = connections[runtime.group(self.group).shard(0).alias]
         return self._field.get_db_prep_value(value, connection, prepared=True)
 
     def problems(self) -> list[str]:
-        """Return sentences about keys that cannot be moved because of the types of their fields."""
+        """Return a sentence for each model whose keys cannot be moved, because the type of the
+        shard key does not allow it.
+        """
         return [
             f"the shard key {field.attname!r} of {label} is a {type(target_field(field)).__name__}:"
             " keys are moved that are integers, text or UUIDs"

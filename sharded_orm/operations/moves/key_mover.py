@@ -1,10 +1,13 @@
 """The move of one shard key from its shard, the source, to another shard, the target.
 
-The mover first copies the key's rows into side tables on the target, and repeats this for the rows
-that the site changes meanwhile. Then the *switch* publishes the rows in the real tables of the
-target, and records that the target owns the key. After the switch, the mover sets the old rows
-aside, in side tables on the source. docs/decisions/0031-mover-of-keys.md explains the order of the
-steps.
+- The mover copies the key's rows into *side tables* on the target, which queries of the site do not
+  see. It copies rows again that the site changes meanwhile.
+- The *switch* moves the rows from the side tables into the tables of the models, which are called
+  the real tables. It records that the target owns the key.
+- Afterwards, the mover moves the old rows into side tables on the source, which keep them for some
+  time.
+
+docs/decisions/0031-mover-of-keys.md explains the order of the steps.
 """
 
 from __future__ import annotations
@@ -34,18 +37,19 @@ logger = logging.getLogger("sharded_orm.operations")
 
 #: The number of rows that are read and written at once.
 BATCH = 500
-#: The copy of a key's rows counts as current if the journal, the table of changed rows on the key's
-#: old shard, has at most this many entries.
+#: The journal, a table on the source, records the rows of the key that the site changes. If it has
+#: at most this many entries, the copy counts as current.
 FEW_CHANGES = 50
-#: The mover of a key gives up after this many reads of the journal of changed rows without fewer
-#: changes to copy: the source then changes faster than the mover copies.
+#: The mover gives up if it has read the journal of changed rows this many times and never had fewer
+#: changes left to copy: the site then changes rows faster than the mover copies them.
 MOST_ROUNDS = 100
 #: The largest number of attempts to switch the key to the target before the move is given up.
 ATTEMPTS = 10
-#: The limit that is passed to read all entries of a journal of changes at once. A journal never has
-#: so many entries.
+#: Passed as the limit for a read of the journal of changes, to read all entries at once. A journal
+#: never has so many.
 ALL_CHANGES = 10**9
-#: The largest number of seconds that one attempt to create triggers may take, for all tables.
+#: The largest number of seconds to wait for open transactions when triggers are created on one
+#: shard.
 TRIGGER_PATIENCE = 30.0
 
 
@@ -57,11 +61,12 @@ class _TooLong(Exception):
 
 
 class KeyMover:
-    """Moves single keys of a group. Used by one thread.
+    """Moves single keys of a group. To be used by one thread.
 
     :param tables: all tables of the group, in the order of
         :func:`~sharded_orm.operations.moves.tables.tables_of_group`.
-    :param check: called before each step. It raises an error if this process must not continue.
+    :param check: called before each step. It raises an error if this process must not continue,
+        because another process has taken over.
     """
 
     def __init__(
@@ -78,11 +83,10 @@ class KeyMover:
         self._sessions = sessions
         self._stopping = stopping
         self._check = check
-        #: About the last move: the number of rows of its key, and the seconds for which writes to
-        #: the key waited.
+        #: About the last move: the number of rows that it moved, and the seconds for which writes
+        #: to the key had to wait.
         self.rows, self.pause = 0, 0.0
-        # The time at which writes to the key that is being moved began to wait; None if no writes
-        # wait.
+        # The time at which writes to the moving key began to wait; None if they do not wait.
         self._closed_at: float | None = None
 
     # ##### Before the switch #####
@@ -97,13 +101,14 @@ class KeyMover:
         :raises BranchesPrepared: a transaction in two phases is prepared on one of the shards.
         """
         source, target = self._sessions.capture(move.source), self._sessions.capture(move.target)
-        # Close the fence on the target (the new shard) at once, because the target must refuse writes
-        # of the key until it owns the key.
+        # The fence on the target is closed at once: the target must refuse writes of the key until
+        # it owns the key. The fence on the source stays open until the switch.
         self._watch(target, move, closed=True)
         self._watch(source, move, closed=False)
-        # Refuse the move if a transaction in two phases is prepared on one of the shards. The journal
-        # would miss the rows of such a transaction, which were written before the triggers existed. On
-        # MariaDB, CREATE TRIGGER does not wait for the transaction if its session has ended.
+        # A transaction in two phases may have written rows of the key before the triggers existed,
+        # and be prepared now. The journal would miss these rows. CREATE TRIGGER usually waits for
+        # such a transaction; on MariaDB it does not if the session of the transaction has ended. So
+        # refuse the move if there is a prepared transaction.
         shards = [runtime.shard(move.group, number) for number in (move.source, move.target)]
         refuse_prepared(runtime.group(move.group), shards)
         self._sessions.copy(move.source).prepare(self._tables)
@@ -115,8 +120,8 @@ class KeyMover:
         self.catch_up(move)
 
     def _require_no_rows(self, move: MoveRecord) -> None:
-        """Check that the target has no rows of the key yet. If the move were undone, such rows
-        would be mistaken for copies and deleted.
+        """Check that the target has no rows of the key yet. An undo of the move deletes the rows of
+        the key from the target, and would delete such rows, too.
         """
         copy = self._sessions.copy(move.target)
         for table in self._tables:
@@ -129,12 +134,13 @@ class KeyMover:
                 )
 
     def catch_up(self, move: MoveRecord, published: Sequence[CapturedTable] = ()) -> None:
-        """Copy again the rows that have changed since they were copied, until few changes are left.
+        """Copy the rows that the site has changed since they were copied, until few changes are
+        left.
 
-        The mover gives up if the number of changes to copy no longer becomes smaller.
+        If the number of changes that are left no longer becomes smaller, the move fails.
 
-        :param published: the tables whose copied rows were already moved from side tables of the
-            target into its real tables.
+        :param published: tables whose copied rows are already in the real tables of the target, and
+            not in side tables any more. There the rows are changed.
         :raises OperationStopped: the work was asked to stop.
         :raises MoveFailed: for the same reasons as in :meth:`prepare`.
         """
@@ -157,10 +163,10 @@ class KeyMover:
 
     def _watch(self, capture: ChangeCapture, move: MoveRecord, *, closed: bool) -> None:
         with capture.exclusively(TRIGGER_PATIENCE):
-            # Another process may abort this move: it records the abort, and then takes this lock to
-            # remove the fences. If the abort is recorded by now, move.check() raises an error
-            # before a fence is made. Otherwise, the other process gets the lock after this block,
-            # and removes this fence.
+            # Another process may abort this move: it records the abort, takes this lock, and
+            # removes the fences. If the abort is recorded already, move.check() raises an error,
+            # and no fence is made. Otherwise the other process gets the lock after this block, and
+            # removes the fence that is made here.
             move.check()
             self._check()
             capture.prepare()
@@ -199,7 +205,7 @@ class KeyMover:
         return len(changes)
 
     def _read_again(self, move: MoveRecord, changes: Sequence[Change]) -> list[ChangedRows]:
-        """Read the changed rows in their present state from the source, the key's old shard."""
+        """Read changed rows from the source again, as they are now."""
         source = self._sessions.copy(move.source)
         pks: dict[str, dict[tuple[object, ...], None]] = {}
         for change in changes:
@@ -230,9 +236,9 @@ class KeyMover:
         self.catch_up(move)
         published = self._publish_early(move, cascading)
         for attempt in range(ATTEMPTS):
-            # The new shard may refuse rows: two rows may have exchanged unique values between the
-            # moments at which they were read. Other writers may cause a deadlock. Ignore both kinds
-            # of errors, because the attempt below reads the rows again, while writes wait.
+            # The target may refuse a row: for example, two rows have exchanged unique values, and
+            # only one of them was read after that. Or there is a deadlock with other writers.
+            # Ignore both errors, because the attempt below reads the rows again, while writes wait.
             try:
                 self.catch_up(move, published)
                 self._follow(move, published)
@@ -260,7 +266,7 @@ class KeyMover:
     def _open_sessions(self, move: MoveRecord) -> None:
         """Open all sessions, and read the columns of all tables.
 
-        This is done early, so that writes of the key do not wait for it.
+        Later, while writes of the key wait, there would be no time for this.
         """
         for shard in (move.source, move.target):
             self._sessions.capture(shard)
@@ -269,19 +275,19 @@ class KeyMover:
                 copy.columns(table)
 
     def _publish_early(self, move: MoveRecord, cascading: Collection[str]) -> list[CapturedTable]:
-        """Publish the tables that can be published before writes begin to wait, and return them.
+        """Publish as many tables as possible before writes begin to wait, and return these tables.
 
         To publish is to move copied rows from side tables of the target into its real tables.
         Nobody sees these rows yet: the source owns the key, and queries of several shards leave
         them out.
 
-        Three kinds of tables are published later:
+        Three kinds of tables are published only while writes wait:
 
         - tables without the shard key, because queries cannot leave out their rows;
         - tables that cascades of the database change, because no trigger records such changes;
-        - tables with a unique index that does not contain the shard key. A row on the source may
-          give up its unique value after it was published. Until the copy follows, rows of other
-          keys on the target could not use the value.
+        - tables with a unique index that does not contain the shard key. Suppose that the site
+          deletes a row on the source after the row was published. Until the copy is deleted, too,
+          rows of other keys on the target could not have its unique value.
         """
         target = self._sessions.copy(move.target)
         tables = [
@@ -297,19 +303,19 @@ class KeyMover:
         except Error as exc:
             if not (isinstance(exc, IntegrityError) or is_deadlock(exc)):
                 raise
-            # The target (the new shard) refuses the rows now, so publish nothing early. The rows were
-            # read at different moments, so two of them may seem to have the same unique value. If
-            # another key on the target really has the value, the later attempt to publish fails, too.
+            # The target refuses a row now, so publish nothing early. The rows were read at
+            # different moments, so two of them may seem to have the same unique value. If a row of
+            # another key on the target really has the value, publishing later fails, too.
             return []
         return tables
 
     def _give_up(self, move: MoveRecord, cause: LeaseLost) -> None:
         """Reopen the fence on the source, so that the source accepts writes of the key again.
 
-        Called after this process has lost the lease, the right to move keys of the group. First
-        abort the move, so that no process can switch the key to the target any more. Then reopen
-        the fence with this move's number. If another process has removed this fence, or a later
-        move has taken it over, nothing is reopened.
+        This process has lost the lease, the right to move keys of the group, while writes waited.
+        First abort the move, so that no other process can make the target the owner any more. Then
+        reopen the fence. If another process has removed this fence, or a later move has taken it
+        over, nothing is reopened, because the fence is found by the number of this move.
         """
         try:
             if move.abort(one_line(cause)):
@@ -333,8 +339,8 @@ class KeyMover:
         except MoveFailed:
             raise
         except OperationalError as exc:
-            # The fence, which is to refuse writes of the key, could not be closed in time, because
-            # a transaction on the key is open.
+            # The fence, which makes writes of the key wait, could not be closed in time: a
+            # transaction on the key is open.
             raise _TooLong from exc
         changes = self._read_again(move, source.changes(move.number, ALL_CHANGES))
         for name in cascading:
@@ -355,9 +361,9 @@ class KeyMover:
         try:
             _require_time(deadline)
         except _TooLong:
-            # Remove the rows of the tables ``late`` from the target's real tables again. Rows of these
-            # tables may be there only while writes of the key wait, and writes go on now. The next
-            # attempt publishes the rows again.
+            # There is no time left, so writes go on at the source. Remove the rows of the tables
+            # ``late`` from the target's real tables: they may be there only while writes wait. The
+            # next attempt publishes them again.
             copy.unpublish(late, move.number, move.value)
             raise
         self.rows, problems = differences(
@@ -380,41 +386,44 @@ class KeyMover:
     # ##### After the switch #####
 
     def settle(self, move: MoveRecord) -> None:
-        """Let the target accept writes of the key, and move the old rows of the source to side tables.
+        """Let the target accept writes of the key, and move the old rows of the source to side
+        tables.
 
         Call this after the switch, which has made the target the owner of the key. Can be repeated.
-        The move's triggers stay. :func:`~sharded_orm.operations.moves.leftovers.remove_leftovers`
-        drops them when no move needs them any more.
+        The triggers on both shards stay, because other moves may need them.
+        :func:`~sharded_orm.operations.moves.leftovers.remove_leftovers` drops them when no move
+        needs them any more.
         """
         source, target = self._sessions.capture(move.source), self._sessions.capture(move.target)
         target.unwatch(move.number)
-        # End the measured pause of writes. It is still running if an error stopped the switch just
-        # after its commit: then writes have waited until now.
+        # Usually the pause of writes has ended already. If an error came just after the commit of
+        # the switch, writes have waited until now.
         self._end_pause()
         sessions = source.sessions()
         self._sessions.copy(move.source).prepare(self._tables)
         self._sessions.copy(move.source).set_aside(self._tables, move.number, move.value)
-        # Discard the side tables on the target before the move is recorded as settled. Afterwards,
-        # only 'keys repair' would find them.
+        # Discard the side tables on the target first, and then record the move as settled. In the
+        # other order, a kill in between would leave side tables that only 'keys repair' finds.
         self._sessions.copy(move.target).discard_everywhere(move.number)
         move.settle(sessions)
 
     def undo(self, move: MoveRecord, why: str) -> bool:
         """Abort a move and remove its copies and fences, unless the target owns the key already.
 
-        A fence consists of the triggers that refuse writes of the key. Can be repeated.
+        A fence is the set of triggers that refuse writes of the key. Can be repeated.
 
         :param why: the cause, for the record of the move.
-        :return: whether the move is undone. False means that the target owns the key already, so
-            nothing was removed.
+        :return: True if the move is undone. False if the target owns the key already; then nothing
+            was removed.
         """
         if not move.abort(why):
             return False
         self._sessions.close()
         source, target = self._sessions.capture(move.source), self._sessions.capture(move.target)
-        # Remove the fence of the source first: the source owns the key, and must accept writes
-        # again soon. exclusively() takes the lock under which a mover makes a fence. So a paused
-        # mover has made its fence before, or gets the lock later and then notices the abort.
+        # Remove the fence of the source first, because the source owns the key and must accept
+        # writes soon. The mover may only have been paused, and go on. exclusively() takes the lock
+        # under which a mover makes a fence. So the mover has made its fence before, or it gets the
+        # lock later and then notices the abort.
         for capture in (source, target):
             with capture.exclusively(TRIGGER_PATIENCE):
                 capture.prepare()
@@ -422,9 +431,9 @@ class KeyMover:
                 source.unwatch(move.number)
         copy = self._sessions.copy(move.target)
         published = self._tables if move.may_be_published else ()
-        # A paused mover may have an open transaction that publishes rows. withdraw() waits until
-        # that transaction ends, and removes the move's fence. A later transaction of the mover finds
-        # no fence, so it publishes nothing.
+        # A paused mover may have an open transaction that publishes rows. withdraw() waits for its
+        # end, and then removes the move's fence and the published rows. If the paused mover goes on
+        # and tries to publish again, it finds no fence and publishes nothing.
         copy.withdraw(published, move.number, move.value, move.former_fence())
         copy.discard_everywhere(move.number)
         move.finish_abort()

@@ -1,8 +1,8 @@
-"""Removes from shards what moves of keys have left there.
+"""Remove from shards what moves of keys have left there.
 
-A *fence*, the triggers that refuse writes of a moved key, stays on the old shard as long as a
-session from before the move may write there. Old rows are kept for a while. A process that is
-killed or paused, or is blocked by a lock, may also leave copies, fences and triggers behind.
+A *fence*, triggers that refuse writes of a moved key, stays on the old shard at first: a session
+that was open during the move may still write there. Old rows are kept for some time. A process that
+is killed, paused or blocked by a lock may also leave copies, fences and triggers.
 """
 
 from __future__ import annotations
@@ -27,15 +27,17 @@ from sharded_orm.operations.moves.shard_sessions import ShardSessions
 from sharded_orm.operations.relations import batched
 from sharded_orm.operations.runs.journal import one_line
 
-#: For this time, an old shard refuses writes to a moved key if its database cannot list its open
-#: sessions: a session from before the move may still write there.
+#: The time for which a fence stays if the database cannot list its open sessions. For so long, the
+#: old shard refuses writes to the moved key, because a session that was open during the move may
+#: still write there.
 FENCE_KEPT: Final = timedelta(days=1)
 _LOOK_UPS = 500
 
 
 @dataclass
 class CleanupReport:
-    """The outcome of :func:`remove_leftovers`: what was removed after moves of keys, and what was not.
+    """The outcome of :func:`remove_leftovers`: which remains of moves were removed, and which were
+    not.
 
     :param fences: number of fences (triggers that refuse writes of a moved key) that were removed.
     :param copies: number of keys whose old rows were deleted.
@@ -50,10 +52,11 @@ class CleanupReport:
 def remove_leftovers(group: str, shards: Iterable[int], *, kill: bool = False) -> CleanupReport:
     """Remove fences that are not needed any more, and old rows that were kept for long enough.
 
-    A fence refuses writes to a moved key on its old shard, as long as a session from before the
-    move may write there. On ``shards``, copies and fences of moves that have ended are removed,
-    too, and the triggers if no fence is left. Can be repeated. If something cannot be removed, the
-    report has a note, and no error is raised: such leftovers do not disturb the application.
+    A fence makes an old shard refuse writes to a moved key, as long as a session that was open
+    during the move may write there. On ``shards``, this function also removes what interrupted
+    moves have left, if they have ended since: copies, fences, and the triggers if no fence is left.
+    Can be repeated. If something cannot be removed, no error is raised, because it does not disturb
+    the application. The report then has a note.
 
     :param shards: the numbers of shards on which moves have worked.
     :param kill: whether to end sessions of paused processes that hold a lock there.
@@ -107,8 +110,10 @@ def _clean_node(
     report: CleanupReport,
     unreachable: dict[str, str],
 ) -> int:
-    """Remove from one node old rows that were kept for long enough, and fences that are not needed
-    any more. Return how many fences have to stay.
+    """Remove old rows and fences from one node. Return how many fences have to stay.
+
+    Old rows are removed if they were kept for long enough; fences, if no session needs them any
+    more.
 
     :param rows: the records of the moves from shards of the node.
     """
@@ -121,8 +126,8 @@ def _clean_node(
                 _clean(row, row.pk in needed, sessions, report)
         except Error as exc:
             unreachable[runtime.shard(group, shard).alias] = one_line(exc)
-        # Close the sessions on this shard before the next shard's sessions are opened. Otherwise,
-        # in the end, sessions on all shards would be open at the same time.
+        # Close the sessions on this shard before the next shard's turn. Otherwise sessions on all
+        # shards would be open in the end.
         sessions.close()
     return len(needed or ())
 
@@ -149,8 +154,9 @@ def _clean(row: KeyMove, needs_fence: bool, sessions: ShardSessions, report: Cle
 
 
 def _needed_fences(rows: Sequence[KeyMove], sessions: ShardSessions) -> set[int]:
-    """Return the numbers of the moves whose fences must stay, because a session from before the
-    move may still write to the old shard.
+    """Return the numbers of the moves whose fences must stay.
+
+    A fence must stay as long as a session that was open during the move may write to the old shard.
 
     :param rows: the records of moves whose old shards are on one node.
     """
@@ -161,7 +167,7 @@ def _needed_fences(rows: Sequence[KeyMove], sessions: ShardSessions) -> set[int]
         elif row.switched_at is None or row.switched_at + FENCE_KEPT > timezone.now():
             needed.add(row.pk)
     if unknown:
-        # Look for the sessions of all these moves in one call, because each call may take almost a
+        # Look for the sessions of all these moves in one call, because a call may take almost a
         # second.
         counts = sessions.capture(rows[0].source).sessions_left(list(unknown.values()))
         needed |= {number for number, count in zip(unknown, counts, strict=True) if count}
@@ -171,14 +177,13 @@ def _needed_fences(rows: Sequence[KeyMove], sessions: ShardSessions) -> set[int]
 def _sweep(shard: int, sessions: ShardSessions, report: CleanupReport) -> None:
     """Remove copies and fences that ended moves have left on ``shard``.
 
-    A fence makes the triggers on the shard refuse writes to a moved key. If no fence is left at the
-    end, the triggers are removed, too. A copy or a fence stays if the record of its move says that
-    it is still needed.
+    A fence makes triggers on the shard refuse writes to a moved key. A copy or a fence stays if the
+    record of its move says that it is still needed. If no fence is left, the triggers are removed.
     """
     copy, capture = sessions.copy(shard), sessions.capture(shard)
-    # Read the shard before the records of moves. Then each move that has left something on the
-    # shard has a record. The record of a move that has just begun says that it is unfinished, so
-    # nothing of it is removed.
+    # First read the shard, and then the records of moves. A move is recorded before it leaves
+    # anything on a shard. So there is a record for everything that was found, and the record of a
+    # move that has just begun says that the move is unfinished.
     copies = copy.copies()
     is_prepared = capture.is_prepared()
     fences = set(capture.fences()) if is_prepared else set()

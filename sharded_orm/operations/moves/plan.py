@@ -16,17 +16,17 @@ from sharded_orm.operations.moves.tables import tables_of_group
 from sharded_orm.operations.relations import batched
 from sharded_orm.routing.directory import DirectoryStrategy
 
-#: If the target is ``auto``, open shards are drawn at random. If this many draws return only the
-#: key's own shard, the plan takes it for the only open shard.
+#: With the target ``auto``, an open shard is drawn at random for each key. If this many draws have
+#: given only the key's own shard, it probably is the only open shard.
 _DRAWS = 100
 _LOOK_UPS = 500
 
 
 @dataclass
 class MovePlan:
-    """The keys that move, and notes that an operator should read before the move.
+    """Which keys move, and notes that an operator should read before the move.
 
-    :param already: the texts of keys that are on their target now.
+    :param already: keys, as text, that are on their target now.
     :param notes: sentences, such as those about tables without a model.
     """
 
@@ -124,7 +124,9 @@ def _draw(strategy: DirectoryStrategy, source: int) -> int | None:
 
 
 def shards_of(keys: Sequence[KeyToMove]) -> dict[tuple[int, int], int]:
-    """Return how many keys move, keyed by pairs of the source's and the target's shard number."""
+    """Return how many keys move between two shards: maps (number of the source, number of the
+    target) to the number of keys.
+    """
     counts: dict[tuple[int, int], int] = {}
     for key in keys:
         counts[key.source, key.target] = counts.get((key.source, key.target), 0) + 1

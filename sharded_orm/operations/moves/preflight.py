@@ -26,10 +26,10 @@ from sharded_orm.routing.directory import DirectoryStrategy
 from sharded_orm.topology.transitions import KeyRouting
 from sharded_orm.two_phase.recovery import refuse_prepared
 
-#: Tables on a shard that have no sharded model but belong to Django, SQLite or this library. They
-#: are left out of the notes about unknown tables.
+#: Tables on shards that belong to no sharded model but to Django, SQLite or this library. No note
+#: warns of them.
 _KNOWN_TABLES = frozenset({"django_migrations", "sqlite_sequence", DECISIONS})
-#: The number of rows of a key whose ids are looked up on the new shard at once.
+#: The number of rows of a key whose ids are looked up on the new shard by one statement.
 _BATCH = 500
 _ROUTES = {
     KeyRouting.COMPUTED: (
@@ -95,10 +95,9 @@ def _group_problems(group: str) -> Iterator[str]:
 def check_shards(
     group: str, numbers: Iterable[int], tables: Sequence[CapturedTable], sessions: ShardSessions
 ) -> list[str]:
-    """Check that the shards have equal schemas, and that the mover has the privileges that it
-    needs. Return notes for the operator.
+    """Check that the shards have equal schemas, and that the mover has the necessary privileges.
 
-    Costs some statements per shard.
+    Return notes for the operator. Costs some statements per shard.
 
     :raises MoveRefused: something is missing; every reason is listed.
     :raises BranchesPrepared: a transaction in two phases holds locks on one of the shards.
@@ -152,7 +151,7 @@ def _tables_without_model(
 
 
 def _tables_of_shards() -> set[str]:
-    """Return the names of tables on shards whose rows do not belong to a shard key.
+    """Return the names of tables on shards whose rows belong to no shard key, and so do not move.
 
     These are the tables of apps with ``tables_on_shards``, and copies of global rows.
     """
@@ -167,10 +166,10 @@ def _tables_of_shards() -> set[str]:
 def taken_on_target(
     key: KeyToMove, stored: Any, tables: Sequence[CapturedTable], sessions: ShardSessions
 ) -> list[str]:
-    """Return sentences about rows of the key whose ids or unique values other rows of the new shard
-    have.
+    """Return sentences about rows of the key that the new shard would refuse.
 
-    Costs two statements per table and 500 rows of the key.
+    There, another row has the same id, or the same value in a unique column. Costs two statements
+    per table and 500 rows of the key.
     """
     source, target = sessions.copy(key.source), sessions.copy(key.target)
     taken: list[str] = []

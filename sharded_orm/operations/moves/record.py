@@ -1,7 +1,8 @@
-"""The record of a key's move: a row of the table of key moves. Its phase never goes back.
+"""The record of a key's move: a row of the table of key moves.
 
-A process changes the phase only if the row still has the phase that the process knows. So if a
-process is paused, and another process ends the move meanwhile, the paused process cannot continue.
+The record has the phase of the move, which only ever goes forward. A process changes the phase only
+if the record still has the phase that the process knows. Suppose that a process is paused, and
+another process ends its move meanwhile. Then the paused process cannot continue.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ SWITCHING: Final = "switching"
 SWITCHED: Final = "switched"
 SETTLED: Final = "settled"
 ABORTED: Final = "aborted"
-#: The phase of the one row among the records of moves that records no move. Processes lock this row
-#: before they announce moves, so only one process announces moves at a time.
+#: The phase of one special row among the records of moves. The row stands for no move and serves
+#: only as a lock: a process locks it while it announces moves, so that others wait.
 QUEUE: Final = "queue"
-# The key of an entry in a move's JSON column ``position``. The value of the entry is the number of
-# seconds for which old rows are kept.
+# The name of an entry in a record's JSON column ``position``. The value is the number of seconds
+# for which old rows are kept.
 _KEPT_FOR: Final = "kept_for"
 #: The phases of a move in which the source, the old shard, still owns the key.
 BEFORE_SWITCH: Final = (ANNOUNCED, COPYING, SWITCHING)
@@ -49,7 +50,9 @@ def in_flight(group: str) -> QuerySet[KeyMove]:
 
 
 def shards_of(group: str) -> set[int]:
-    """Return the numbers of all shards between which keys of ``group`` were ever moved. Two queries."""
+    """Return the numbers of all shards from or to which keys of ``group`` were ever moved. Two
+    queries.
+    """
     moves = rows().filter(group=group)
     return {
         number
@@ -63,8 +66,8 @@ def announce(group: str, keys: Sequence[KeyToMove], keep: timedelta) -> list[Mov
 
     Either all moves are announced, or none.
 
-    :param keep: the time for which the old rows are kept. It is stored in the record, so that any
-        process can end the move.
+    :param keep: the time for which the old rows are kept. It is stored in the records, because
+        another process may have to end the moves.
     :raises MoveRefused: an unfinished move of one of the keys exists already.
     """
     moves = [
@@ -84,9 +87,9 @@ def announce(group: str, keys: Sequence[KeyToMove], keep: timedelta) -> list[Mov
     try:
         _create_queue_row()
         with transaction.atomic(using=alias):
-            # This write locks the queue row. So announcements of all groups come one after the
-            # other, and moves become visible in the order of their numbers. On SQLite, a
-            # transaction waits for others only if it begins with a write.
+            # This write locks the queue row. So processes announce moves one after the other, and
+            # moves become visible in the order of their numbers. It must be the first statement: on
+            # SQLite, a transaction waits for others only if it begins with a write.
             _queue_row().update(phase=QUEUE)
             rows().bulk_create(moves)
     except IntegrityError as exc:
@@ -105,14 +108,14 @@ def announce(group: str, keys: Sequence[KeyToMove], keep: timedelta) -> list[Mov
 
 
 def _queue_row() -> QuerySet[KeyMove]:
-    """Return the row that records no move. A process locks it while it announces moves, so that
-    other processes wait.
+    """Return the one row that stands for no move and serves only as a lock.
+
+    A process locks it while it announces moves, so that others wait.
     """
     return rows().filter(group="", key="", in_flight=False)
 
 
 def _create_queue_row() -> None:
-    """Create the row of :func:`_queue_row` if it does not exist."""
     if not _queue_row().exists():
         row = KeyMove(group="", key="", source=0, target=0, phase=QUEUE, in_flight=False)
         # Another process may create the row at the same time. Then the unique constraint lets only
@@ -129,14 +132,14 @@ def _with_number(move: KeyMove, number: int) -> KeyMove:
 def moves_in_flight(group: str) -> list[MoveRecord]:
     """Return the unfinished moves of ``group``. One query.
 
-    The attribute ``value`` of each returned record is None. The caller must set it to the key, in
-    the form in which the key's field sends it to the database.
+    The attribute ``value`` of each record is None, because the table stores the key as text only.
+    The caller must set it to the value that the key's field sends to the database.
     """
     return [MoveRecord(row, None) for row in in_flight(group)]
 
 
 class MoveRecord:
-    """The record of one move. For one thread at a time.
+    """The record of one move of a key. To be used by one thread at a time.
 
     :param row: the row of the table of key moves.
     :param value: the key, as the value that its field sends to the database.
@@ -157,9 +160,10 @@ class MoveRecord:
         return f"move {self.number} of {self.text!r} from shard {self.source} to {self.target}"
 
     def enter(self, phase: str, **changes: Any) -> None:
-        """Change the phase from the one that this process knows to ``phase``.
+        """Enter the next phase of the move, if the record still has the phase that this process
+        knows.
 
-        :param changes: new values of other columns.
+        :param changes: new values of other columns of the record.
         :raises MoveFailed: another process has ended or aborted the move.
         """
         if not self._row().update(phase=phase, **changes):
@@ -167,7 +171,7 @@ class MoveRecord:
         self.phase = phase
 
     def check(self) -> None:
-        """Check that the move is still in the phase that this process knows. One query.
+        """Check that the record still has the phase that this process knows. One query.
 
         :raises MoveFailed: another process has ended or aborted the move.
         """
@@ -175,8 +179,9 @@ class MoveRecord:
             raise self._lost()
 
     def switch(self) -> None:
-        """Record that the target owns the key. One transaction, whose commit is the moment of the
-        switch.
+        """Record that the target owns the key.
+
+        This is one transaction. At the moment of its commit, the key changes its owner.
 
         :raises MoveFailed: another process has ended or aborted the move, or the directory (the
             table that records the shard of each key) no longer places the key on the source.
@@ -201,7 +206,7 @@ class MoveRecord:
             raise self._lost()
 
     def settle(self, sessions: Any) -> None:
-        """Record that the old rows are set aside, so the move is finished.
+        """Record that the old rows were moved into side tables, and so the move is complete.
 
         :param sessions: a value that identifies the sessions that were open on the source when the
             target became the owner, and may still write there. None if the database cannot list its
@@ -233,7 +238,7 @@ class MoveRecord:
         :param why: the cause, for the record.
         """
         for phase in BEFORE_SWITCH:
-            # Record the phase in which the move was aborted, because an undo depends on it.
+            # Record the phase, too: copied rows may be in real tables if it was "switching".
             rows().filter(pk=self.number, phase=phase).update(
                 phase=ABORTED, error=why[:2000], position={"aborted_in": phase}
             )
@@ -243,9 +248,10 @@ class MoveRecord:
 
     @property
     def may_be_published(self) -> bool:
-        """Whether the real tables of the target may have rows of this aborted move.
+        """Whether copied rows of this aborted move may be in the real tables of the target.
 
-        This is so if the move was aborted during the switch.
+        They may if the move was aborted during the switch. Before that, copied rows are in side
+        tables only.
         """
         return bool(self.position["aborted_in"] == SWITCHING)
 
@@ -256,8 +262,10 @@ class MoveRecord:
         )
 
     def former_fence(self) -> int | None:
-        """Return the number of the fence that an earlier move of this key has left on the target,
-        where it refuses writes of the key. None if there is none. One query.
+        """Return the number of a fence on the target that belongs to an earlier move of this key.
+
+        If the key was moved away from the target before, the target may still refuse writes of the
+        key. None if there is no such fence. One query.
         """
         earlier = rows().filter(
             group=self.group, key=self.key, source=self.target, phase=SETTLED, pk__lt=self.number

@@ -14,15 +14,15 @@ AUTO = "auto"
 class MoveOptions:
     """How keys are moved.
 
-    :param max_pause: the largest number of seconds for which writes to a key wait in the last step
-        of its move, while the last changes are copied. After that, the writes continue on the
-        source shard, and the step is tried again later. A pause can be longer, because the time is
-        not checked while the last changes are written and all rows are compared.
+    :param max_pause: seconds for which writes to a key may wait in the last step of its move. If
+        they would wait longer, they go on at the source shard, and the step is tried again later. A
+        pause can still be longer, because the time is not checked while the last changes are
+        written and all rows are compared.
     :param rate: the largest number of rows per second that a worker copies; None for no limit.
     :param workers: number of keys that are moved at once.
     :param keep: the time for which the old rows are kept, in side tables on the former shard.
-    :param kill: whether to end the database sessions of an earlier process that has begun a move,
-        then was paused or hung, and so holds locks.
+    :param kill: whether to end the database sessions of an earlier process, which has begun a move
+        and hangs or is paused. Its sessions may hold locks.
     """
 
     max_pause: float = 1.0
@@ -34,7 +34,7 @@ class MoveOptions:
 
 @dataclass(frozen=True)
 class KeyToMove:
-    """A key that is to be moved.
+    """A key that an operator wants to move.
 
     :param value: the key, as the value that its field sends to the database.
     :param text: the text under which the directory stores the key.
@@ -52,15 +52,16 @@ class MoveReport:
     ``abort``.
 
     :param run: the id of the run in the journal; None if there was nothing to do.
-    :param moved: for each moved key, the number of the shard on which it is now.
+    :param moved: maps each moved key to the number of the shard on which it is now.
     :param aborted: keys whose moves this call has aborted for an operator.
     :param already: keys that were on their target before.
-    :param failures: for each key that was not moved, the reason. Its rows are where they were.
-    :param unsettled: for each moved key whose move is incomplete, what is left to be done. Its old
-        rows still exist on the old shard, or its new shard still refuses writes.
+    :param failures: maps each key that was not moved to the reason. Its rows are where they were.
+    :param unsettled: maps each moved key with an incomplete move to a sentence about what is left
+        to do. Either its old rows are still on the old shard, or its new shard still refuses
+        writes.
     :param notes: further sentences for the operator, such as those about tables without a model.
-    :param recovered: for each key whose move an earlier process had left unfinished, the number of
-        the shard on which the key is now. This call has ended these moves first.
+    :param recovered: maps keys to the numbers of the shards on which they are now. An earlier
+        process had left the moves of these keys unfinished, and this call has ended them.
     :param stopped: why the work was stopped early; "" if it was not.
     :param left: number of keys whose moves were not begun.
     """
@@ -116,8 +117,6 @@ class MoveProgress(Protocol):
 
 
 class NoProgress:
-    """Receives reports and shows nothing."""
-
     def begin(self, group: str, total: int) -> None: ...
     def done(self, alias: str, what: str = "") -> None: ...
     def unit_failed(self, description: str, error: str) -> None: ...
@@ -125,6 +124,6 @@ class NoProgress:
 
 
 def keys_text(keys: Sequence[str], most: int = 10) -> str:
-    """Return a text that names the first ``most`` keys, and says how many more there are."""
+    """Return a text that names at most ``most`` keys, and says how many more there are."""
     shown = ", ".join(map(repr, keys[:most]))
     return shown if len(keys) <= most else f"{shown} and {len(keys) - most} more"

@@ -1,8 +1,9 @@
 """Move keys, abort moves, and repair interrupted moves. The operator's commands call these
 functions.
 
-Only the process that holds the group's run in the journal can move keys of the group. If the
-process is killed, another process can end its moves, because the phase of each move is in a table.
+A process first takes over the group's run in the journal. As long as it holds the run, no other
+process can move keys of the group. If the process is killed, another process can end its moves,
+because a table records the phase of each move.
 """
 
 from __future__ import annotations
@@ -45,12 +46,12 @@ from sharded_orm.routing.placement_lease import now
 logger = logging.getLogger("sharded_orm.operations")
 
 KIND: Final = "move keys"
-#: During the lease, other processes may remember the old shard of a key. A move of keys waits until
-#: the lease ends, and for this number of seconds more. The margin is needed because the clocks of
-#: two machines run at slightly different speeds.
+#: During a lease (``PLACEMENT_LEASE``), a process may remember the shard of a key. A move waits
+#: until the lease ends on all processes, and for this number of seconds more: the clocks of two
+#: machines run at slightly different speeds.
 MARGIN: Final = 1.0
-#: While a move waits until no other process remembers the old shard of the key, it copies changed
-#: rows at this interval, in seconds. Each time, it also checks whether it was aborted.
+#: A move has to wait until no process remembers the old shard of the key. During this wait, it
+#: copies changed rows and checks whether it was aborted, at this interval in seconds.
 FOLLOWED_EVERY: Final = 1.0
 #: The number of moves that are announced at once. Until an announced key has moved, each use of it
 #: costs a query of the directory (the table of each key's shard).
@@ -68,9 +69,9 @@ def move_keys(
 ) -> MoveReport:
     """Move all rows of keys to another shard, while the site reads and writes them (Yupoo, Y4).
 
-    At every moment, one shard owns a key. If this process is killed, call the function again. It
-    first ends the unfinished moves: all rows of a key are then on one shard, the old or the new.
-    Keys that are on the target already are skipped.
+    At every moment, exactly one shard owns a key and takes its writes. If this process is killed,
+    call the function again: it first ends the unfinished moves, so that each key has all its rows
+    on one shard, the old or the new one. Keys that are on the target already are skipped.
 
     :param keys: shard keys of ``group``, as values or as text.
     :param to: the number of the target, or ``"auto"``, which draws an open shard for each key.
@@ -103,8 +104,8 @@ def move_key(group: str, key: Any, *, to: int | str, options: MoveOptions | None
     :param key: the shard key, as a value, as text, or as the model instance to which it belongs.
     :raises MoveFailed: the key was not moved. The message says why.
 
-    A warning is logged if the key was moved, but something on its old shard could not be removed:
-    old rows, or fences (triggers that refuse writes of the key).
+    If the key was moved, but old rows or a fence (triggers that refuse writes of the key) could not
+    be removed from its old shard, a warning is logged.
     """
     name = str(preflight.check_group(group).value(key))
     report = move_keys(group, [name], to, options=options)
@@ -116,13 +117,13 @@ def move_key(group: str, key: Any, *, to: int | str, options: MoveOptions | None
 
 
 def repair(group: str, *, options: MoveOptions | None = None) -> MoveReport:
-    """End every unfinished move of ``group``, and remove old rows and fences that are not needed
-    any more.
+    """End every unfinished move of ``group``. Remove old rows and fences that are not needed any
+    more.
 
-    Each key stays on the shard that owns it now: the new shard if the move was switched, otherwise
-    the old shard. A fence consists of the triggers that refuse writes of a key. Of the options,
-    only ``kill`` has an effect.
+    A move whose target owns the key is completed; any other move is undone. So each key stays on
+    the shard that owns it now. A fence is the set of triggers that refuse writes of a key.
 
+    :param options: only ``kill`` has an effect.
     :raises OperationHeld: another process moves keys of the group now.
     """
     mover = _Run(group, options or MoveOptions(), NoProgress(), Stopping())
@@ -137,9 +138,9 @@ def repair(group: str, *, options: MoveOptions | None = None) -> MoveReport:
 def abort(group: str, keys: Iterable[Any] = ()) -> MoveReport:
     """Abort moves whose keys are still owned by their old shards. The keys stay where they are.
 
-    The copied rows are removed: by this call, or, if another process works on the move, by that
-    process at its next batch of rows. Moves whose keys are owned by the new shard already are not
-    changed.
+    The copied rows are removed by this call. If another process works on the move, that process
+    removes them when it next looks at the record of the move. If the new shard owns a key already,
+    its move is not changed.
 
     :param keys: shard keys, as values or as text; by default all keys with an unfinished move.
     :raises OperationHeld: another operation is under way on the group, so the copied rows cannot be
@@ -165,8 +166,9 @@ def abort(group: str, keys: Iterable[Any] = ()) -> MoveReport:
 
 
 class _Run:
-    """Moves keys of one group. Only one process does so at a time, because it holds the group's run
-    in the journal.
+    """Moves keys of one group.
+
+    The process holds the group's run in the journal, so no other process moves keys of the group.
     """
 
     def __init__(
@@ -179,13 +181,14 @@ class _Run:
         self._tables = tables_of_group(group)
         self._lock = threading.Lock()
         self._run: Any = None
-        #: The shards on which this process has worked. :meth:`finish` looks there for leftovers.
+        #: The shards on which this process has worked. In the end, leftovers of moves are removed
+        #: from them.
         self._shards: set[int] = set()
         self._repair = f"run 'manage.py keys repair {group}' when the cause is mended"
         self.report = MoveReport(group)
 
     def hold(self, run: journal.JournalRun) -> None:
-        """Use ``run``, which this process holds in the journal, for the moves from now on.
+        """Use the journal's ``run``, which this process holds, for the next moves.
 
         :raises OperationHeld: an operation is under way that must not overlap with moves of keys.
         """
@@ -193,8 +196,7 @@ class _Run:
         refuse_conflicts(run)
 
     def begin(self, run: journal.JournalRun) -> None:
-        """Use ``run``, which this process holds in the journal, and end the unfinished moves of an
-        earlier process.
+        """Use the journal's ``run``, and end the moves that an earlier process has left unfinished.
 
         :raises OperationHeld: an operation is under way that must not overlap with moves of keys.
         """
@@ -218,7 +220,7 @@ class _Run:
     def recover(self, moves: Sequence[MoveRecord]) -> None:
         """End moves that an earlier process has left unfinished.
 
-        A move is completed if the target owns the key already. All other moves are undone.
+        If the target owns the key already, the move is completed. Otherwise it is undone.
         """
         if not moves:
             return
@@ -232,7 +234,8 @@ class _Run:
     def _end_sessions(self, moves: Sequence[MoveRecord]) -> None:
         """End the database sessions of the process that has left ``moves`` unfinished.
 
-        This process has taken over the run of that process, which must not write any more.
+        That process may only be paused. It must not write any more, because this process has taken
+        over its run.
         """
         ended = 0
         with ShardSessions(self._group) as sessions:
@@ -265,7 +268,7 @@ class _Run:
         self.report.left = sum(str(key.value) not in ended for key in plan.keys)
 
     def sweep(self, shards: Iterable[int]) -> None:
-        """Make :meth:`finish` look for leftovers on ``shards``, too."""
+        """Look for leftovers of moves on ``shards``, too, in :meth:`finish`."""
         self._shards.update(shards)
 
     def finish(self) -> None:
@@ -277,8 +280,8 @@ class _Run:
         self.report.notes += left.notes
         failures = self.report.failures
         if record.in_flight(self._group).exists():
-            # Leave the run unfinished, so that no migration begins while a fence (triggers of an
-            # unfinished move) refuses writes.
+            # A fence of an unfinished move may still refuse writes. Leave the run unfinished, so
+            # that no migration of the group begins meanwhile.
             return
         if failures:
             self._run.finish("failed", f"{len(failures)} keys were not moved")
@@ -294,8 +297,8 @@ class _Run:
             return
         announced_at = now()
         copied = self._in_threads(moves, self._prepare)
-        # Other processes may remember the old shards of the keys until their leases end. Wait for
-        # the end of the last lease.
+        # Other processes may remember the old shards of the keys until their leases end. Wait until
+        # the last lease has ended.
         lease = runtime.config().placement_lease
         assert lease is not None
         while (left := announced_at + lease + MARGIN - now()) > 0 and not self._stopping():
@@ -326,8 +329,8 @@ class _Run:
             if not mover.undo(move, f"broken off in the phase {move.phase!r}"):
                 mover.settle(move)
         except MoveFailed:
-            # Ignore the error if the move is complete now. The process that began the move may only
-            # have been paused, and may have completed it meanwhile.
+            # Ignore the error if the move is complete now: the process that has begun the move was
+            # perhaps only paused, and has completed it.
             if not move.was_settled():
                 raise
         with self._lock:
@@ -347,10 +350,11 @@ class _Run:
         work: Callable[[KeyMover, MoveRecord], None],
         on_error: Callable[[KeyMover, MoveRecord, Exception], None] | None = None,
     ) -> list[MoveRecord]:
-        """Call ``work`` for each move, in several threads. Return the moves for which it succeeded.
+        """Call ``work`` for each move, in several threads. Return the moves for which ``work``
+        raised no error.
 
-        :param on_error: called for a move whose ``work`` raised an error. By default, the move is
-            completed if the target owns the key already; otherwise it is undone.
+        :param on_error: called for each other move. By default, it completes the move if the target
+            owns the key already; otherwise it undoes the move.
         """
         queue, succeeded = deque(moves), list[MoveRecord]()
 
@@ -380,7 +384,7 @@ class _Run:
         with ThreadPoolExecutor(count, thread_name_prefix="sharded_orm mover") as threads:
             futures = [threads.submit(worker) for _ in range(count)]
             for future in futures:
-                # Wait until every thread has ended, before the error of one thread is raised.
+                # Wait until every thread has ended. Only then raise the error of one of them.
                 future.exception()
         for future in futures:
             future.result()
@@ -400,8 +404,8 @@ class _Run:
         except LeaseLost:
             raise
         except Exception as exc:
-            # A broken connection may be the cause of the error. Close all connections, so that
-            # ``on_error`` works with new ones.
+            # The error may come from a broken connection. Close all connections, so that
+            # ``on_error`` gets new ones.
             sessions.close()
             connections[runtime.config().directory].close_if_unusable_or_obsolete()
             on_error(mover, move, exc)
@@ -409,7 +413,10 @@ class _Run:
         return True
 
     def _end(self, mover: KeyMover, move: MoveRecord, cause: Exception) -> None:
-        """Undo a move that has failed, or complete it if the target owns the key already."""
+        """End a move that has raised an error.
+
+        If the target owns the key already, the move is completed. Otherwise it is undone.
+        """
         why = with_notes(cause)
         try:
             if mover.undo(move, why):

@@ -14,7 +14,8 @@ from sharded_orm.database_settings import operator_settings
 
 
 class ShardSessions:
-    """The sessions of one thread on the shards of a group. Each is opened at its first use.
+    """The database sessions of one thread on the shards of a group. A session is opened at its
+    first use.
 
     The sessions use the account ``OPERATOR`` of the node, if there is one. As a context manager,
     the object closes the sessions at the end of the block.
@@ -26,8 +27,10 @@ class ShardSessions:
         self._copies: dict[int, RowCopy] = {}
 
     def capture(self, shard: int) -> ChangeCapture:
-        """Return the session that manages three things on a shard: the journal of changes, the
-        triggers that write it, and the fences, which refuse writes.
+        """Return the session for the triggers on a shard.
+
+        It manages the journal of changed rows, the triggers that write the journal, and the fences,
+        which refuse writes.
         """
         if shard not in self._captures:
             wrapper, account = self._open(shard)

@@ -1,4 +1,4 @@
-"""Reports for an operator: the moves of a group, and the shards that have rows of a key."""
+"""Reports for an operator: which moves a group has, and which shards have rows of a key."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LOOK_UPS = 500
 
 @dataclass(frozen=True)
 class MoveStatus:
-    """A move of a key.
+    """The state of one move of a key.
 
     :param phase: "announced", "copying" or "switching" while the source owns the key; "switched" or
         "settled" when the target owns the key; or "aborted".
@@ -45,8 +45,7 @@ class MoveStatus:
 
 
 def moves_of(group: str, last: int) -> list[MoveStatus]:
-    """Return the unfinished moves of ``group`` and the last finished ones, newest first. Two
-    queries.
+    """Return all unfinished moves of ``group``, and some finished ones, newest first. Two queries.
 
     A move is finished if it has ended and has left nothing on a shard.
 
@@ -76,14 +75,14 @@ def _status(row: KeyMove) -> MoveStatus:
 
 @dataclass(frozen=True)
 class KeyRows:
-    """The numbers of rows of a key on the shards of its group.
+    """How many rows of a key are on which shards.
 
     :param shard: the number of the key's shard, according to the directory (the table that records
         the shard of each key).
     :param rows: number of rows on that shard.
-    :param elsewhere: number of rows on other shards of the group, keyed by the number of the shard.
-    :param examples: some of the rows on other shards, as table and primary key, keyed by the number
-        of the shard.
+    :param elsewhere: maps the number of each other shard that has rows of the key to their number.
+    :param examples: maps the number of such a shard to some of these rows, each as a text with
+        table and primary key.
     """
 
     key: str
@@ -132,8 +131,8 @@ def verify(group: str, keys: Iterable[Any]) -> list[KeyRows]:
                         if digest.count
                         for name in row_names(copy.key_rows(table, stored))
                     ][:NAMED]
-            # Close the sessions on this shard before the next shard's sessions are opened.
-            # Otherwise, in the end, sessions on all shards would be open at the same time.
+            # Close the sessions on this shard before the next shard's turn. Otherwise sessions on
+            # all shards would be open in the end.
             sessions.close()
     return [
         KeyRows(

@@ -1,7 +1,8 @@
-"""The comparison of a key's rows on two shards. It shares no code with the copying of rows.
+"""Compare a key's rows on two shards, to find errors of the mover.
 
-The database servers compute a digest (a hash) of the rows of each table, byte by byte. If two
-digests differ, the servers compute a digest of each row, so that the differing rows can be named.
+So the comparison shares no code with the mover's copying. The database servers compute a digest (a
+hash) of the rows of each table, byte by byte. If two digests differ, the servers compute a digest
+of each row, so that the differing rows can be named.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from sharded_orm.backends.change_capture import CapturedTable
 from sharded_orm.backends.row_access import Row, RowDigests
 from sharded_orm.backends.row_copy import RowCopy
 
-#: The largest number of rows per table that a message names.
+#: A message names at most this many rows per table.
 NAMED = 5
 
 
@@ -51,7 +52,7 @@ def row_names(pks: Collection[Row]) -> list[str]:
 
 
 def _text(value: object) -> str:
-    # Decode the text of a primary key, because some databases return it as bytes.
+    # Some databases return the text of a primary key as bytes.
     return value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
 
 

@@ -1,4 +1,8 @@
-"""Drop the defaults in the database that a rolling upgrade has kept for old releases."""
+"""Drop defaults of columns in the database that a rolling upgrade has kept for old releases.
+
+A rolling upgrade adds a column while processes of the old release still insert rows without it. The
+default gives such rows a value.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +21,16 @@ from sharded_orm.operations.runs import journal
 from sharded_orm.operations.runs.conflicts import EVERYTHING, refuse_conflicts
 from sharded_orm.topology.model import Shard
 
-# The server shows this for a column that takes NULL and has no default.
+# What the server shows as the default of a column that has none and takes NULL.
 _NO_DEFAULT = (None, "NULL")
 
 
 def drop_kept_defaults(first: str, second: str) -> list[str]:
     """Drop the default of each column of the pair's shards whose field has no ``db_default``.
 
-    Call this when every process runs a release whose models have these fields, because the INSERT
-    of an older release fails. The statements run on the active sides, with the operators' accounts,
-    and are replicated. Can be called again.
+    Call this only when every process runs a release whose models have these fields. An older
+    release inserts rows without these columns, which then fails. The statements run on the active
+    sides, with the operators' accounts, and are replicated. Can be called again.
 
     :returns: the columns, such as ``photos_00001: app_photo.stars``.
     :raises PairRefused: a rolling upgrade is not finished, or the pair gives no session.
@@ -89,7 +93,7 @@ def _fields_with(
 
 
 def _drop_default(connection: Any, model: type[Model], field: Field[Any, Any]) -> None:
-    # The statement with which Django drops the default of a new column.
+    # This is the statement by which Django drops the default of a new column.
     with connection.schema_editor() as editor:
         drop = editor.sql_alter_column_no_default
         if field.null:

@@ -1,7 +1,8 @@
-"""The switch of a shard whose active side is dead: the passive side becomes active without it.
+"""The switch of a shard whose active side is down: the passive side becomes active without it.
 
-The dead side is *given up*: a new epoch of the shard begins, which the topology and the surviving
-side store. If the dead side comes back, its older epoch shows that it must first rejoin the pair
+The active side is *given up*: nobody waits for it, and writes that only it has are lost for the
+time being. A new epoch of the shard begins, a number that the topology and the surviving side
+store. If the given-up side comes back, its older epoch shows that it must rejoin the pair first
 (:mod:`~sharded_orm.operations.pairs.rejoin`).
 """
 
@@ -36,9 +37,10 @@ if TYPE_CHECKING:
     from sharded_orm.backends.mysql.pair_side import MySQLPairSide
     from sharded_orm.backends.side_fence import SideFence
 
-# Seconds in which the old side must answer each statement, more than it may wait for a transaction.
+# Seconds in which the old side must answer each statement. This is longer than a statement may wait
+# for a transaction there.
 _ANSWER_WITHIN: Final = 15
-# Seconds in which a side that did not answer is not asked again.
+# If a side did not answer, it is not asked again for this number of seconds.
 _SILENCE: Final = 30.0
 
 
@@ -49,9 +51,9 @@ def check_forced(
 
     Return what may be lost; None if the plan has no shards.
 
-    :param upgraded: the side that is given up, and the other side, if a rolling upgrade of the pair
-        ends so. Then the plan need not have shards, and the other side may keep what it has
-        received for later.
+    :param upgraded: the given-up side and the other side, if a rolling upgrade of the pair ends in
+        this way. Then the plan may be without shards, and the other side may keep changes that it
+        has received but not executed yet.
 
     :raises SwitchRefused: the side cannot be given up, or need not be. Every reason is listed.
     :raises TopologyReadOnly: commands cannot change the topology.
@@ -113,8 +115,8 @@ def _survivor_problems(
     current = side.status().current  # after the links, which execute meanwhile
     for link in links:
         if not link.executes and not is_upgrade and side.missing(link.received, current):
-            # If both threads of a connection are stopped, START SLAVE deletes the relay log first, whichever
-            # of the threads it starts.
+            # The relay log has what was received and not executed yet. START SLAVE deletes it if
+            # both threads of the connection are stopped, whichever of the threads it starts.
             is_kept = link.receives or link.connecting
             remedy = (
                 f"mend the cause, then START SLAVE SQL_THREAD on {side.name!r}"
@@ -169,11 +171,13 @@ def _loss(node: str, survivor: MySQLPairSide) -> UnsentWrites:
 
 
 class GivenUpSide:
-    """The side that is given up: its shards are closed if it can be reached. Used by one thread.
+    """The side that is given up. If its server can be reached, it is made to refuse writes.
 
-    If it does not answer, it is left alone for some time, so that not each shard waits for it.
+    If the server does not answer, it is not asked again for some time, so that not each shard waits
+    for it. To be used by one thread.
 
-    :param confirm: called before each change. Raises an error if this process must not make it.
+    :param confirm: called before each change. It raises an error if this process must not make the
+        change.
     :param note: called with a sentence for the operator.
     """
 
@@ -183,9 +187,9 @@ class GivenUpSide:
         self._ask_at = 0.0
 
     def close(self, change: SideChange) -> None:
-        """Let the old side of ``change`` refuse the writes of the shard, if it can be reached.
+        """Make the old side refuse the writes of the shard, if its server can be reached.
 
-        :raises SwitchFailed: it answers, and does not refuse them.
+        :raises SwitchFailed: the server answers, but the old side does not refuse writes.
         """
         if time.monotonic() < self._ask_at:
             return
@@ -217,15 +221,18 @@ class GivenUpSide:
 
 
 class ForcedSwitch:
-    """Gives up the active side of one shard. Used by one thread. Can be repeated after a kill.
+    """Gives up the active side of one shard. To be used by one thread. Can be repeated after a
+    kill.
 
-    The old side is fenced if it can be reached. The replication from it ends for good: it would
-    bring back writes that nobody expects any more.
+    If the server of the old side can be reached, the old side is made to refuse writes. The
+    replication from it is ended: otherwise it would later bring back writes that nobody expects any
+    more.
 
     :param survivor: the operator's session on the server of the other side.
-    :param new: the fence of the shard on the other side.
+    :param new: the fence of the shard on the other side, which makes that side refuse or take
+        writes.
     :param old: the side that is given up.
-    :param check: called before each step. Raises an error if this process must not continue.
+    :param check: called before each step. It raises an error if this process must not continue.
     """
 
     def __init__(
@@ -244,16 +251,17 @@ class ForcedSwitch:
         self._old = old
         self._patience = patience
         self._check = check
-        #: The number of seconds for which this process let writes wait.
+        #: The number of seconds for which this process made writes wait.
         self.pause = 0.0
-        #: Whether every process used the new topology before the new side took writes.
+        #: Whether every process used the new topology before the new active side took writes.
         self.is_followed = False
 
     def run(self) -> None:
-        """Switch the shard. When this returns, the surviving side takes writes.
+        """Make the surviving side the active one. When this returns, it takes writes.
 
-        :raises SwitchFailed: the surviving side does not execute what it has received.
-        :raises BranchesPrepared: a transaction in two phases has arrived on the surviving side in part.
+        :raises SwitchFailed: the surviving side does not execute the changes that it has received.
+        :raises BranchesPrepared: a transaction in two phases has arrived on the surviving side in
+            part.
         :raises django.db.Error: the surviving server has failed.
         """
         change = self._change
@@ -277,15 +285,14 @@ class ForcedSwitch:
 def end_replication(
     survivor: MySQLPairSide, patience: float, check: Callable[[], None], failure: str
 ) -> None:
-    """Execute what the surviving side has received, and end the replication from the old side.
+    """Let the surviving side execute the changes that it has received from the old side, and then
+    end this replication. Can be repeated.
 
-    Can be repeated.
-
-    :param patience: seconds in which the surviving side must execute it.
-    :param check: called before each second of the wait. Raises an error if this process must not
+    :param patience: seconds in which the surviving side must execute the changes.
+    :param check: called before each second of the wait. It raises an error if this process must not
         continue.
-    :param failure: the beginning of an error's message: what was not done.
-    :raises SwitchFailed: the surviving side does not execute what it has received.
+    :param failure: the beginning of an error's message, which says what was not done.
+    :raises SwitchFailed: the surviving side does not execute the changes that it has received.
     """
     for link in survivor.links():
         survivor.stop_receiving(link)

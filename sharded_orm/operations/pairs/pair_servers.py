@@ -1,4 +1,4 @@
-"""The two servers of a master-master pair, and the shards that they have."""
+"""Connections to the two servers of a master-master pair, and the shards on a pair."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PairServers:
-    """Connections to both servers of a pair with the operators' accounts. For one thread only.
+    """Connections to both servers of a pair, with the operators' accounts. To be used by one
+    thread.
 
-    :param shards: the shards that the topology has on these two nodes.
+    :param shards: the shards that the topology places on these two servers.
     """
 
     first: MySQLPairSide
@@ -37,17 +38,17 @@ class PairServers:
 
     @property
     def directions(self) -> Iterator[tuple[MySQLPairSide, MySQLPairSide]]:
-        """The directions of replication: the server that receives, and the server it receives from."""
+        """The two directions of replication, as pairs (server that receives, server that sends)."""
         yield self.second, self.first
         yield self.first, self.second
 
     def passive_schemas(self, side: MySQLPairSide) -> list[str]:
-        """Return the schemas that are active on the other side."""
+        """Return the schemas of the shards for which ``side`` is the passive side."""
         return [shard.schema for shard in self.shards if shard.node != side.name]
 
 
 def shards_of(first: str, second: str) -> tuple[Shard, ...]:
-    """Return the shards whose primary is one of the two nodes, and whose replica is the other."""
+    """Return the shards on two nodes: one is the shard's primary, and the other is its replica."""
     names = {first, second}
     return tuple(
         shard
@@ -58,7 +59,7 @@ def shards_of(first: str, second: str) -> tuple[Shard, ...]:
 
 
 def all_pairs() -> list[tuple[str, str]]:
-    """Return the nodes of each pair of the topology."""
+    """Return the pairs of the topology, as tuples of two names of nodes."""
     pairs = {
         (min(r.primary, r.replica), max(r.primary, r.replica))
         for group in runtime.topology().groups.values()
@@ -69,7 +70,9 @@ def all_pairs() -> list[tuple[str, str]]:
 
 
 def shards_by_pair(shards: Iterable[Shard]) -> dict[tuple[str, str], list[Shard]]:
-    """Return those of ``shards`` that are on pairs, keyed by the two nodes in alphabetical order."""
+    """Return the shards that are on pairs, grouped by pair. A key is a tuple of the names of the
+    two nodes, in alphabetical order. Shards that are not on a pair are left out.
+    """
     groups = runtime.topology().groups
     by_pair: dict[tuple[str, str], list[Shard]] = {}
     for shard in shards:
@@ -81,10 +84,10 @@ def shards_by_pair(shards: Iterable[Shard]) -> dict[tuple[str, str], list[Shard]
 
 @contextmanager
 def open_pair(first: str, second: str) -> Iterator[PairServers]:
-    """A context manager that yields the connections to the two nodes, and closes them at the end.
+    """A context manager for connections to the two nodes of a pair.
 
-    :raises PairRefused: a node does not exist, cannot be in a pair, or gives no session. The message
-        lists all reasons.
+    :raises PairRefused: a node does not exist, its kind of server cannot be in a pair, or no
+        connection can be opened. The message lists all reasons.
     """
     servers: list[MySQLPairSide] = []
     problems: list[str] = []
@@ -100,9 +103,11 @@ def open_pair(first: str, second: str) -> Iterator[PairServers]:
 
 
 def open_side(name: str) -> MySQLPairSide:
-    """Return a connection to one node of a pair with the operator's account. A context manager, too.
+    """Open a connection to one node of a pair, with the operator's account. It is also a context
+    manager.
 
-    :raises PairRefused: the node does not exist, cannot be in a pair, or gives no session.
+    :raises PairRefused: the node does not exist, its kind of server cannot be in a pair, or no
+        connection can be opened.
     """
     nodes = runtime.topology().nodes
     if name not in nodes:
@@ -132,7 +137,7 @@ def open_side(name: str) -> MySQLPairSide:
 
 
 def answers(name: str) -> bool:
-    """Return whether the server of a node answers; an answer that refuses the account counts, too.
+    """Return whether the server of a node answers, even if it refuses the account.
 
     Takes up to five seconds.
     """
@@ -144,13 +149,15 @@ def answers(name: str) -> bool:
 
 
 def is_silence(name: str, exc: Error) -> bool:
-    """Return whether ``exc`` says that the server of a node does not answer."""
+    """Return whether the error means that the server of a node does not answer."""
     kind = side_class(runtime.topology().nodes[name])
     return kind is not None and kind.has_no_answer(exc)
 
 
 def side_class(settings: Any) -> type[MySQLPairSide] | None:
-    """Return the class for a server of a pair; None if this kind of server cannot be in a pair.
+    """Return the class of connections to such a server of a pair.
+
+    Return None if this kind of server cannot be in a pair: only MariaDB can.
 
     :param settings: the settings of a node.
     """

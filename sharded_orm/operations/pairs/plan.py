@@ -1,4 +1,4 @@
-"""Plan which shards change their active side, and make the topology that a switch publishes.
+"""Plan which shards change their active side, and change the topology so.
 
 This module sends no query.
 """
@@ -20,8 +20,8 @@ from sharded_orm.topology.range_entries import entry_of, replace_shard
 class SideChange(ShardChange):
     """A shard whose active side changes from the node ``source`` to the node ``target``.
 
-    :param epoch: the epoch of the shard that begins with the change, if the side ``source`` is dead and
-        given up; None for other changes.
+    :param epoch: the number of the shard's epoch that begins with the change. A new epoch begins if
+        the server ``source`` is down and is given up; None for other changes.
     """
 
     epoch: int | None = None
@@ -34,9 +34,9 @@ class SideChange(ShardChange):
         return is_of_epoch and super().is_published(document)
 
     def publish_in(self, document: Document) -> Document:
-        """Return a copy of ``document`` in which the side ``target`` is active.
+        """Return a copy of the topology's ``document`` in which the shard is active on ``target``.
 
-        :raises SwitchRefused: the document has the shard elsewhere than on this pair.
+        :raises SwitchRefused: in ``document``, the shard is not on this pair any more.
         """
         if self.is_published(document):
             return document
@@ -56,10 +56,11 @@ class SideChange(ShardChange):
 
 @dataclass(frozen=True)
 class SwitchPlan:
-    """The shards of one group whose active side is to change.
+    """The shards of one group that change their active side.
 
-    :param changes: in the order of the shards' numbers.
-    :param already: the numbers of the requested shards that are active on the wanted side already.
+    :param changes: sorted by the shards' numbers.
+    :param already: the numbers of requested shards that need no change, because they are active on
+        the wanted side.
     """
 
     group: str
@@ -75,14 +76,14 @@ def find_plan(
     all_from: str | None = None,
     force: bool = False,
 ) -> SwitchPlan:
-    """Return which shards change their active side.
+    """Return which shards must change their active side.
 
-    :param numbers: numbers of the shards; None with ``all_from``.
-    :param to_side: the node that is to be active. By default, each shard changes to its other side.
-    :param all_from: a node; all shards of the group that are active on it change. With ``to_side``,
-        only those whose other side is ``to_side`` change.
-    :param force: whether the active side is given up as lost.
-    :raises SwitchRefused: the topology does not allow it. Every reason is listed.
+    :param numbers: the numbers of the shards; None if ``all_from`` is given.
+    :param to_side: the node that becomes active. By default, the passive side of each shard does.
+    :param all_from: a node: all shards of the group that are active on it change. With ``to_side``,
+        only those change whose passive side is ``to_side``.
+    :param force: whether the active side is given up, because its server is down.
+    :raises SwitchRefused: the topology does not allow this. Every reason is listed.
     :raises UnknownShard: there is no such group.
     """
     topology, found = runtime.topology(), runtime.group(group)
@@ -94,7 +95,8 @@ def find_plan(
     if problems:
         raise SwitchRefused(problems)
     if numbers is None:
-        # If the node is active nowhere, as after a command that was killed at its end, nothing is left to do.
+        # Look for shards with this node on either side. If the node is active for none of them, the
+        # plan is empty: for example, an earlier command was killed after its last shard.
         numbers = [
             number
             for r in found.ranges

@@ -1,4 +1,4 @@
-"""Check that the active side of shards can be changed, before anything is written."""
+"""Check that shards can change their active side, before anything is written."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ from sharded_orm.two_phase.recovery import refuse_prepared
 
 
 def check_plan(plan: SwitchPlan, options: SwitchOptions) -> None:
-    """Check that the sides of ``plan`` can be changed. The check leaves everything unchanged, except
-    that prepared parts of two-phase transactions whose outcome is decided are ended.
+    """Check that the shards of ``plan`` can change their active side.
+
+    Changes nothing, with one exception: if a transaction in two phases is prepared on a shard and
+    its outcome is decided already, it is ended.
 
     Costs about fifteen statements for each server, five for each shard, and a round trip to the
     source of the topology.
@@ -45,7 +47,7 @@ def check_plan(plan: SwitchPlan, options: SwitchOptions) -> None:
 
 
 def _server_problems(source: str, target: str, options: SwitchOptions) -> list[str]:
-    """Return the reasons why ``source`` and ``target`` are not a healthy pair, as sentences."""
+    """Return sentences about what is wrong with the pair of ``source`` and ``target``."""
     keeps_for_later = source if options.is_upgrade else ""
     problems = replication_check.check(source, target, keeps_for_later=keeps_for_later)
     if problems:
@@ -76,7 +78,9 @@ def _readiness_problems(servers: pair_servers.PairServers, options: SwitchOption
 
 
 def closed_problem(node: str) -> str:
-    """Return the sentence for a side that is read only, as after a restart."""
+    """Return the sentence for an operator that the server is read only. It starts so after each
+    restart.
+    """
     return f"{node!r} is read only, as after a restart: run 'manage.py pairs rejoin {node}'"
 
 
@@ -98,7 +102,7 @@ def _shard_problems(change: SideChange) -> Iterator[str]:
 
 
 def passive_server_problems(changes: Sequence[SideChange]) -> list[str]:
-    """Return the reasons why the passive servers cannot be used, as sentences.
+    """Return sentences about passive servers to which no connection can be opened.
 
     :param changes: shards with their active side as ``source``.
     """
@@ -112,9 +116,9 @@ def passive_server_problems(changes: Sequence[SideChange]) -> list[str]:
 
 
 def passive_problems(changes: Sequence[SideChange]) -> list[str]:
-    """Return the reasons why a fence cannot be made on the passive sides, as sentences.
+    """Return sentences about passive sides on which the triggers of a fence cannot be created.
 
-    The schemas must have arrived there.
+    The schemas of the shards must exist there.
 
     :param changes: shards with their active side as ``source``.
     """

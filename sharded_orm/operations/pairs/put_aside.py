@@ -1,4 +1,4 @@
-"""The file with what a side of a pair had, and the other side has not, before its rows are replaced."""
+"""The file that saves what only one side of a pair has, before its rows are replaced."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ if TYPE_CHECKING:
 
 
 class PutAsideFile:
-    """A new file of JSON lines: a head, the transactions, and the rows that differ.
+    """A new file with one JSON text per line: first a head, then transactions, then rows that
+    differ.
 
     Only the owner of the process can read the file.
 
     :param folder: an existing folder.
-    :param node: the side whose transactions and rows are put aside.
+    :param node: the side whose transactions and rows are saved.
     :param survivor: the other side.
     """
 
@@ -35,7 +36,7 @@ class PutAsideFile:
     def write(
         self, transactions: Iterable[LoggedTransaction], differences: Iterable[RowDifference]
     ) -> None:
-        """Write the file. On return, it is on the disk.
+        """Write the file, and wait until the disk has it.
 
         :raises PairRefused: the file cannot be written.
         """
@@ -77,7 +78,7 @@ def _json(line: dict[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return bytes as text, or as hexadecimal digits if they are no UTF-8."""
+    """Return bytes as text if they are UTF-8; otherwise return hexadecimal digits."""
     if isinstance(value, bytes):
         try:
             return value.decode()

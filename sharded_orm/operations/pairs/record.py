@@ -1,4 +1,4 @@
-"""The record of a switch of one shard in the journal: its phases."""
+"""What the journal records about the switch of one shard: the phase that it is in."""
 
 from __future__ import annotations
 
@@ -8,28 +8,27 @@ from sharded_orm.operations.pairs.plan import SideChange
 from sharded_orm.operations.runs.journal import JournalRun
 from sharded_orm.operations.shard_change import ShardChangeRecord
 
-#: The first phase of a switch. The old side takes writes. The triggers are made that refuse writes
-#: later; they refuse nothing yet.
+#: The first phase of a switch: triggers are created on the old side, which takes writes as before.
+#: The triggers can refuse writes later, but do not refuse any yet.
 PREPARING: Final = "preparing"
-#: The second phase. The old side may refuse writes, and the new side still does.
+#: The second phase: the old side begins to refuse writes. The new side refuses them, too.
 FENCING: Final = "fencing"
-#: The third phase. The topology is being published. After a kill, only its source knows whether it was.
+#: The third phase: the new topology is being published. If the process is killed now, only the
+#: source of the topology tells whether it was published.
 PUBLISHING: Final = "publishing"
-#: The last phase. The topology is published, and the new side may refuse writes for a moment still.
+#: The last phase: the new topology is published. The new side takes writes now, or in a moment.
 OPENING: Final = "opening"
 
 
 class SwitchRecord(ShardChangeRecord[SideChange]):
-    """The record of the switch of one shard."""
+    """What the journal records about the switch of one shard."""
 
     noun = "switch"
     _is_published = False
 
     @classmethod
     def unfinished(cls, run: JournalRun) -> SwitchRecord | None:
-        """Return the record of the switch that an earlier process has left unfinished; None if there
-        is none.
-        """
+        """Return the record of a switch that an earlier process has left unfinished, or None."""
         current = run.arguments.get("current")
         return None if current is None else cls(run, SideChange.from_json(current["move"]))
 
@@ -46,10 +45,11 @@ class SwitchRecord(ShardChangeRecord[SideChange]):
         return version
 
     def confirm_new_side(self) -> None:
-        """Check the same as :meth:`confirm`, before the new side's fence is changed.
+        """Confirm that this process may change the fence of the new side, as :meth:`confirm` does.
 
-        After the publication, record that the new side may take writes from now on. So a later
-        process opens no other side, even if somebody has published the earlier topology again.
+        After the publication, also record that the new side may take writes from now on. Suppose
+        that this process is killed, and somebody publishes the earlier topology again. A later
+        process then still opens the new side and not the old one.
         """
         if self._is_published:
             self.enter(OPENING)

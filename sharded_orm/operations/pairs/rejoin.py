@@ -1,9 +1,9 @@
-"""Bring a side of a pair that was down back into the pair.
+"""Bring a side of a pair back whose server was down.
 
-A side that starts is read only by its configuration, until :func:`rejoin` has brought it back. If
-it was given up meanwhile (``shards switch --force``), it may have transactions that the other side,
-the survivor, has never received. Their rows are put aside in a file, and the side gets the rows of
-the survivor.
+The configuration makes a server read only when it starts, until :func:`rejoin` has brought it back.
+The side may have been given up meanwhile (``shards switch --force``). Then it may have transactions
+that the other side, the survivor, never received. Their rows are saved in a file, and replaced by
+the rows of the survivor.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from sharded_orm.operations.runs.conflicts import EVERYTHING, refuse_conflicts
 if TYPE_CHECKING:
     from sharded_orm.backends.mysql.pair_side import MySQLPairSide
 
-#: The kind under which the journal stores the runs that bring a side back.
+#: The kind of the journal's runs that bring a side back.
 KIND: Final = "rejoin"
 
 
@@ -41,10 +41,10 @@ KIND: Final = "rejoin"
 class RejoinReport:
     """The outcome of :func:`rejoin`.
 
-    :param was_given_up: whether the side had been given up.
-    :param file: the file with what the side had and the other side had not; "" if there was nothing.
-    :param transactions: the number of such transactions.
-    :param rows: the number of rows that differed.
+    :param was_given_up: whether the side was given up while its server was down.
+    :param file: the path of the file with what only this side had; "" if there is no file.
+    :param transactions: the number of transactions in the file.
+    :param rows: the number of rows that differed between the sides.
     """
 
     node: str
@@ -66,25 +66,27 @@ def rejoin(
 ) -> RejoinReport:
     """Bring the side ``node`` back into its pair, and let its server take writes again.
 
-    - A side that was not given up replicates again, and is opened when both sides have everything
-      of each other.
-    - A side that was given up becomes a passive side with the rows of the other side. What the
-      other side does not have is first put aside in a new file in ``folder``.
-    - During a rolling upgrade, the server is only opened, and receives again. What it must not
-      execute yet is kept as before.
+    - If the side was not given up, it replicates again. It takes writes as soon as each side has
+      executed all changes of the other.
+    - If the side was given up, it gets the rows of the other side and becomes passive for all
+      shards. What only this side has is first saved in a new file in ``folder``.
+    - During a rolling upgrade, the server only ceases to be read only, and receives changes again.
+      Changes that it must not execute yet stay unexecuted.
 
     After an interruption, call this again.
 
-    :param timeout: seconds in which each server must execute what it lacks of the other.
-    :param tell: called with a line for the operator for each step.
+    :param timeout: seconds in which each server must execute the changes of the other that it does
+        not have yet.
+    :param tell: called after each step with a line for the operator.
     :raises PairRefused: the side cannot be brought back. The message lists all reasons.
     :raises OperationHeld: an operation on the shards is under way.
 
-    Costs, for a side that was given up, two reads of all tables of the pair on both servers.
+    If the side was given up, all tables of the pair are read twice on both servers.
     """
     with journal.hold_run(KIND, EVERYTHING, {"node": node}) as run:
         upgrade = upgrade_state.unfinished_run()
-        # A server that restarts is not to wait for the end of an upgrade.
+        # A rolling upgrade may be unfinished. Do not refuse because of it: a server that has
+        # restarted must not stay read only until the end of the upgrade.
         refuse_conflicts(run, within=upgrade_state.KIND if upgrade else None)
         try:
             runtime.refresh()
@@ -97,7 +99,8 @@ def rejoin(
                 else:
                     report = work.run()
         except PairRefused as exc:
-            # An unfinished run would refuse other operations. The side stays closed.
+            # Finish the run, because an unfinished run makes other operations refuse to begin. The
+            # side stays read only.
             run.finish("refused", journal.one_line(exc))
             raise
         run.finish()
@@ -121,7 +124,7 @@ def _other_side(node: str) -> str:
 
 
 class _Rejoin:
-    """Brings one side back. Each step can be repeated. Used by one thread."""
+    """Brings one side back. Each step can be repeated. To be used by one thread."""
 
     def __init__(
         self,
@@ -141,7 +144,9 @@ class _Rejoin:
         self.report = RejoinReport(self._side.name)
 
     def run(self) -> RejoinReport:
-        """Bring the side back. When this returns, both servers are a pair in order."""
+        """Bring the side back. Afterwards, the two servers replicate from each other without
+        problems.
+        """
         self._require_fit()
         given_up = replication_check.given_up_schemas(self._side, self._servers.shards)
         self.report.was_given_up = bool(given_up)
@@ -176,10 +181,14 @@ class _Rejoin:
         return self.report
 
     def open_in_upgrade(self, *, is_held: bool) -> RejoinReport:
-        """Open the server during a rolling upgrade. Nobody can have given it up meanwhile.
+        """Make the server take writes during a rolling upgrade.
 
-        :param is_held: whether a process works on the upgrade. Then it controls the replication, and may
-            have stopped it for a comparison.
+        During an upgrade, a side can be given up only if this ends the upgrade. So this side was
+        not given up.
+
+        :param is_held: whether a process works on the upgrade. That process controls the
+            replication, and may have stopped it for a comparison. So the replication is not started
+            here.
         """
         self._require_fit()
         problems = [*replication_check.epoch_problems(self._servers), *self._lost_problems()]
@@ -188,8 +197,8 @@ class _Rejoin:
         for link in self._side.links() if not is_held else ():
             self._side.go_on(link)
         self._run.check()
-        # The fences of this side are those of the moment at which it went down: the upgrade has
-        # required them, or has closed the active side, too.
+        # The fences of this side need no change since the server went down: the upgrade has checked
+        # them at its start, or has closed the active side, too.
         self._side.unfence()
         self._tell(f"{self._side.name} is open; its rolling upgrade is not finished")
         return self.report
@@ -224,9 +233,12 @@ class _Rejoin:
             raise PairRefused(problems)
 
     def _lost_problems(self) -> Iterator[str]:
-        """Yield a problem if the survivor has received a transaction of the side that the side has lost."""
+        """Yield a problem if the side has lost transactions of its own that the survivor has
+        received.
+        """
         survivor, side = self._survivor, self._side
-        # The side may take writes. The survivor receives more of them all the time, so it is read first.
+        # Read the survivor first. The side may take writes, and the survivor receives them. If the
+        # side were read first, the survivor could seem to have transactions that the side lacks.
         received = [survivor.status().current, *(link.received for link in survivor.links())]
         current = side.status().current
         lost = [last for p in received if (last := side.missing(side.own_part(p), current))]
@@ -238,8 +250,8 @@ class _Rejoin:
             )
 
     def _prepared_problems(self) -> Iterator[str]:
-        # A comparison does not see the changes of prepared transactions. A commit after the comparison
-        # would change rows that were already compared.
+        # Prepared transactions make a comparison of the sides useless: it does not see their
+        # changes, and their commit after the comparison changes rows that were already compared.
         for branch in self._side.prepared_branches():
             if branch.schema in self._schemas:
                 yield (
@@ -248,7 +260,9 @@ class _Rejoin:
                 )
 
     def _unsent(self) -> str:
-        """Return the last transaction of the side if the survivor lacks it; "" if it has all."""
+        """Return the position of the side's last transaction if the survivor does not have it;
+        otherwise "".
+        """
         last = self._side.written()
         status = self._survivor.status()
         is_known = not any(self._side.missing(last, p) for p in (status.current, status.logged))
@@ -257,7 +271,9 @@ class _Rejoin:
     # ##### The steps #####
 
     def close(self) -> None:
-        """Close the side: the server, and each of its shards for the time after that."""
+        """Make the side refuse writes: the server now, and each shard also when the server takes
+        writes again.
+        """
         self._side.fence(self._timeout)
         self._close_fences(self._schemas)
         for link in self._side.links():
@@ -271,10 +287,12 @@ class _Rejoin:
                     close_side(fence)
 
     def _refuse_other_schema(self) -> None:
-        """Refuse a side that was given up during a rolling upgrade, and was not made anew since then.
+        """Refuse a side that was given up during a rolling upgrade, unless it was made anew from a
+        copy.
 
-        Replication, columns and recorded migrations do not show each difference, such as one of indexes.
-        What only the side has is put aside first.
+        Its schema may differ from that of the survivor. Replication, columns and recorded
+        migrations do not show each difference: for example, not that an index is missing. What only
+        the side has is saved in a file first.
         """
         lost_at = last_lost_at(self._side.name)
         own = self._side.epochs(list(lost_at))
@@ -293,7 +311,7 @@ class _Rejoin:
         raise PairRefused([problem])
 
     def put_aside(self) -> None:
-        """Write what only the side has into a file, and give it the rows of the survivor."""
+        """Save what only the side has in a file; then give the side the rows of the survivor."""
         survivor, side = self._survivor, self._side
         if side.columns(self._schemas) != survivor.columns(self._schemas):
             raise PairRefused(
@@ -319,12 +337,12 @@ class _Rejoin:
         survivor.take_as_received(last, self._schemas[0])
 
     def receive(self) -> None:
-        """Let the side receive and execute what the survivor has written meanwhile."""
+        """Make the side receive and execute what the survivor has written meanwhile."""
         self._start(self._side, self._survivor)
         self._tell(f"{self._side.name} has everything of {self._survivor.name}")
 
     def send(self) -> None:
-        """Let the survivor receive from the side again."""
+        """Make the survivor receive from the side again."""
         self._start(self._survivor, self._side)
         self._tell(f"{self._survivor.name} receives from {self._side.name}")
 
@@ -332,7 +350,8 @@ class _Rejoin:
         links = replica.links()
         for link in links:
             if not (link.receives and link.executes):
-                # A server that waits for its next attempt to connect connects at once.
+                # The server may be waiting for its next attempt to connect. Stop and start the
+                # replication, so that it connects at once.
                 replica.stop(link.name)
                 replica.resume(link)
         if not links:
@@ -342,7 +361,9 @@ class _Rejoin:
         replication_check.await_events(replica, source, self._timeout, self._run.check)
 
     def store_epochs(self) -> None:
-        """Let the side belong to the present epoch of each shard."""
+        """Store the present epoch of each shard on the side, so that it does not count as given up
+        any more.
+        """
         groups = runtime.topology().groups
         for shard in self._servers.shards:
             epoch = groups[shard.group].range_of(shard.number).epoch

@@ -1,7 +1,7 @@
 """Check that two servers replicate from each other, and that nothing makes this unsafe.
 
-Each operation on a pair begins with :func:`require_sound`. Nothing is changed. Problems are sentences
-without a full stop, and name the remedy.
+Each operation on a pair begins with :func:`require_sound`. Nothing is changed. A problem is a
+sentence without a full stop that also names the remedy.
 """
 
 from __future__ import annotations
@@ -23,22 +23,23 @@ if TYPE_CHECKING:
 
 # The number of tables that a problem names.
 _NAMED: Final = 3
-# Seconds in which a server must execute what the other has, before their columns are compared again.
+# If the tables of two servers differ, seconds to wait until one has executed the changes of the
+# other. Then the tables are compared again.
 _CHANGE: Final = 10.0
-# Seconds that one query waits for a server. A longer wait consists of several queries.
+# Seconds that one query waits for a server. A longer wait consists of several such queries.
 _SLICE: Final = 1.0
-# Seconds between two looks whether a server is connected to the other.
+# Seconds between two checks whether a server is connected to the other.
 _POLL: Final = 0.05
 
 
 def check(first: str, second: str, *, keeps_for_later: str = "") -> list[str]:
-    """Return everything that is wrong with the pair of the two nodes; empty if it is in order.
+    """Return sentences about everything that is wrong with a pair; an empty list if nothing is.
 
-    :param keeps_for_later: during a rolling upgrade, the node that receives changes without executing
-        them. Then the two sides may have different columns.
+    :param keeps_for_later: the node that receives changes but does not execute them, during a
+        rolling upgrade. Then the two sides may have different columns.
 
-    Cost: about ten round trips to each server, one query per server for the columns of all tables, and
-    a login with the application's account.
+    Cost: about ten round trips to each server, one query per server for the columns of all tables,
+    and a login with the application's account.
     """
     try:
         with open_pair(first, second) as servers:
@@ -52,19 +53,18 @@ def check(first: str, second: str, *, keeps_for_later: str = "") -> list[str]:
 
 
 def require_sound(first: str, second: str) -> None:
-    """Check the pair of the two nodes; see :func:`check`.
+    """Refuse to go on if anything is wrong with a pair; see :func:`check`.
 
-    :raises PairRefused: anything is wrong.
+    :raises PairRefused: something is wrong. The message lists all problems.
     """
     if problems := check(first, second):
         raise PairRefused(problems)
 
 
 def server_problems(servers: PairServers) -> Iterator[str]:
-    """Yield the reasons why replication between the two servers would not be safe.
+    """Yield reasons why replication between the two servers would not be safe.
 
-    The reasons are in settings of the servers and in privileges. The replication itself is not looked
-    at.
+    Only settings and privileges are checked, and not whether the servers replicate at present.
     """
     first, second = servers.both
     schemas = [shard.schema for shard in servers.shards]
@@ -94,8 +94,11 @@ def _application_problems(name: str, servers: PairServers) -> Iterator[str]:
 
 
 def epoch_problems(servers: PairServers) -> Iterator[str]:
-    """Yield a problem for a side that was given up while it was dead and has not rejoined the pair,
-    and for a side that is newer than the topology.
+    """Yield a problem for a side with an old epoch, and for a side with a newer epoch than the
+    topology.
+
+    An epoch is the number of times that an active side of a shard was given up. A side with an old
+    epoch was given up, and has not rejoined the pair.
     """
     for side in servers.both:
         if schemas := given_up_schemas(side, servers.shards):
@@ -110,13 +113,14 @@ def epoch_problems(servers: PairServers) -> Iterator[str]:
 def newer_epoch_problems(side: MySQLPairSide, shards: Iterable[Shard]) -> Iterator[str]:
     """Yield a problem if ``side`` has a later epoch than the topology. One query.
 
-    Such a topology is older than the switch that gave up a dead side, and may name that side
+    Such a topology is from before a switch that gave up a side. It may call the given-up side
     active.
     """
     shards = list(shards)
     newer = _newer_schemas(side, shards)
     if newer:
-        # The side may have got its epoch, which was published before, since this process read the topology.
+        # This process may have read the topology before the side got its epoch. So read the
+        # topology again.
         runtime.refresh()
         newer = _newer_schemas(side, shards)
     if newer:
@@ -134,16 +138,16 @@ def _newer_schemas(side: MySQLPairSide, shards: Iterable[Shard]) -> list[str]:
 
 
 def given_up_schemas(side: MySQLPairSide, shards: Iterable[Shard]) -> list[str]:
-    """Return the schemas of ``shards`` that have an older epoch on ``side`` than in the topology.
+    """Return the schemas of ``shards`` for which ``side`` was given up. One query.
 
-    One query.
+    For these shards, the epoch on ``side`` is older than the epoch in the topology.
     """
     epochs = _epochs(side, shards).items()
     return [schema for schema, (own, published) in epochs if own < published]
 
 
 def _epochs(side: MySQLPairSide, shards: Iterable[Shard]) -> dict[str, tuple[int, int]]:
-    """Return the epoch on ``side`` and the one of the topology, by schema."""
+    """Return a dict that maps each schema to (epoch on ``side``, epoch in the topology)."""
     groups = runtime.topology().groups
     published = {s.schema: groups[s.group].range_of(s.number).epoch for s in shards}
     stored = side.epochs(list(published))
@@ -151,7 +155,7 @@ def _epochs(side: MySQLPairSide, shards: Iterable[Shard]) -> dict[str, tuple[int
 
 
 def link_problems(servers: PairServers, keeps_for_later: str = "") -> Iterator[str]:
-    """Yield the reasons why the two servers do not receive and execute everything of each other.
+    """Yield reasons why one of the servers does not receive or execute all changes of the other.
 
     :param keeps_for_later: the node that may receive changes without executing them.
     """
@@ -167,11 +171,13 @@ def await_events(
     seconds: float,
     check: Callable[[], None] = lambda: None,
 ) -> None:
-    """Wait until ``replica`` replicates, and has executed everything that ``source`` itself has written
-    until now.
+    """Wait until ``replica`` replicates and has executed the present changes of ``source``.
 
-    :param check: called before each second of the wait. Raises an error if the wait is to end.
-    :raises PairRefused: replication fails, or it takes more than ``seconds``.
+    These are the changes that ``source`` itself has written until now, not those that it has
+    received.
+
+    :param check: called before each second of the wait. It raises an error if the wait must end.
+    :raises PairRefused: replication fails, or the wait takes more than ``seconds``.
     """
     position, deadline = source.written(), time.monotonic() + seconds
     while True:
@@ -192,9 +198,9 @@ def await_events(
 
 
 def content_problems(servers: PairServers, *, is_upgrade: bool = False) -> Iterator[str]:
-    """Yield triggers and events that do not belong on a passive side, and tables that differ.
+    """Yield triggers and events that must not be on a passive side, and tables that differ.
 
-    :param is_upgrade: whether tables may differ.
+    :param is_upgrade: whether tables may differ, because only one side has the new schema.
     """
     for side in servers.both:
         yield from side.foreign_objects(servers.passive_schemas(side))
@@ -203,7 +209,8 @@ def content_problems(servers: PairServers, *, is_upgrade: bool = False) -> Itera
     first, second = servers.both
     if not _different_tables(servers):
         return
-    # Another side may execute the same change of a table later.
+    # A change of a table may have been executed on one side only until now. So wait, and compare
+    # again.
     for replica, source in servers.directions:
         if not replica.wait_for(source.written(), _CHANGE):
             yield (
@@ -222,7 +229,7 @@ def content_problems(servers: PairServers, *, is_upgrade: bool = False) -> Itera
 
 
 def _different_tables(servers: PairServers) -> list[str]:
-    """Return the tables that have not the same columns on both servers. One query for each server."""
+    """Return the tables whose columns differ between the servers. One query for each server."""
     first, second = servers.both
     schemas = [shard.schema for shard in servers.shards]
     here, there = first.columns(schemas), second.columns(schemas)

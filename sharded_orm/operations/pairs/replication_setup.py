@@ -15,7 +15,8 @@ from sharded_orm.operations.pairs.upgrade_state import unfinished
 if TYPE_CHECKING:
     from sharded_orm.backends.mysql.pair_side import MySQLPairSide
 
-#: The default number of seconds in which each server must execute what it lacks.
+#: The default number of seconds in which each server must execute the changes that it does not have
+#: yet.
 TIMEOUT = 60.0
 
 
@@ -26,13 +27,15 @@ def set_up(
     timeout: float = TIMEOUT,
     tell: Callable[[str], None] = lambda line: None,
 ) -> None:
-    """Let two nodes replicate from each other.
+    """Make two nodes replicate from each other.
 
-    The second must be empty, or a copy of the first that knows its position (``gtid_slave_pos``),
-    such as a replica. What is set up already stays. After an interruption, call this again.
+    The second node must be empty, or a copy of the first, such as a replica. A copy must know up to
+    which position in the log of the first it has all changes (``gtid_slave_pos``). If a direction
+    replicates already, it is left as it is. After an interruption, call this again.
 
-    :param timeout: seconds in which each server must execute what it lacks of the other.
-    :param tell: called with a line for the operator for each thing that was done.
+    :param timeout: seconds in which each server must execute the changes of the other that it does
+        not have yet.
+    :param tell: called after each step with a line for the operator.
     :raises PairRefused: the servers cannot be a pair, or replication does not run. The message
         lists all reasons. If they are about settings of the servers, nothing was changed.
     """
@@ -58,7 +61,10 @@ def set_up(
 
 
 def _unrelated(servers: PairServers, replica: MySQLPairSide, source: MySQLPairSide) -> list[str]:
-    """Return the reasons why ``replica`` must not begin, or does not continue, to receive."""
+    """Return reasons why ``replica`` must not start to receive from ``source``.
+
+    If it receives already, return reasons why this does not work.
+    """
     if replica.links():
         return list(replica.follow_problems(source))
     problems: list[str] = []
@@ -76,14 +82,19 @@ def _unrelated(servers: PairServers, replica: MySQLPairSide, source: MySQLPairSi
 
 
 def follow(replica: MySQLPairSide, source: MySQLPairSide) -> None:
-    """Let ``replica`` start to replicate from ``source``, with the account of the node of ``source``."""
+    """Make ``replica`` start to replicate from ``source``.
+
+    It logs in with the account ``REPLICATION`` in the settings of the node ``source``.
+    """
     account = account_of(source)
     assert account is not None, "_unrelated() has checked this"
     replica.follow(source, runtime.topology().nodes[source.name], account)
 
 
 def account_problems(side: MySQLPairSide) -> Iterator[str]:
-    """Yield the reason why the other side cannot start to replicate from ``side``."""
+    """Yield a problem if the settings of ``side`` have no account with which the other side can
+    replicate.
+    """
     if account_of(side) is None:
         yield (
             f'node {side.name!r} has no REPLICATION: give it "REPLICATION": {{"USER": …, "PASSWORD":'
@@ -92,6 +103,8 @@ def account_problems(side: MySQLPairSide) -> Iterator[str]:
 
 
 def account_of(side: MySQLPairSide) -> dict[str, str] | None:
-    """Return the account with which the other side reads the log of ``side``; None if there is none."""
+    """Return the account with which the other side reads the log of ``side``; None if there is
+    none.
+    """
     account: dict[str, str] | None = runtime.topology().nodes[side.name].get("REPLICATION")
     return account

@@ -13,13 +13,14 @@ Tell = Callable[[str], None]
 class SwitchOptions:
     """The options of a switch.
 
-    :param patience: the largest number of seconds for each of three waits: until the other side has
-        almost caught up, until all transactions that have written are over, and until the other
-        side has their changes. During the second and the third wait, writes of the shard wait too.
-    :param force: whether the old side is dead and is given up. What the other side has not received
-        is lost, unless the old side comes back.
-    :param is_upgrade: whether the switch is a step of a rolling upgrade. The old side then keeps
-        what it receives, and executes it later.
+    :param patience: the largest number of seconds for each of three waits: until the new side has
+        almost all changes, until all transactions that have written on the old side are over, and
+        until the new side has their changes. In the second and the third, writes of the shard wait,
+        too.
+    :param force: whether the old side is given up, because its server is down. Writes that the new
+        side has not received are lost, unless the old side comes back.
+    :param is_upgrade: whether the switch is a step of a rolling upgrade. Then the old side only
+        receives changes of the new side, and executes them later.
     """
 
     patience: float = 10.0
@@ -29,11 +30,12 @@ class SwitchOptions:
 
 @dataclass(frozen=True)
 class UnsentWrites:
-    """What is known about the writes that are lost if a side is given up.
+    """What is known about the writes that are lost if the active side is given up.
 
     :param node: the side that is given up.
     :param survivor: the other side.
-    :param received: the position in the log of ``node`` up to which ``survivor`` has received all.
+    :param received: a position in the log of ``node``: ``survivor`` has received all changes before
+        it.
     :param unsent: the part of the log of ``node`` that ``survivor`` has not received; None if
         ``node`` does not answer.
     """
@@ -65,12 +67,14 @@ class SwitchReport:
     """The outcome of a switch.
 
     :param run: the id of the run in the journal.
-    :param switched: for the number of each switched shard, the side that is active now.
-    :param already: the numbers of shards that were active on the wanted side before.
-    :param failures: for the number of each shard that was not switched, the reason.
+    :param switched: maps the number of each switched shard to the node that is active now.
+    :param already: the numbers of shards that needed no switch, because they were active on the
+        wanted side.
+    :param failures: maps the number of each shard that was not switched to the reason.
     :param notes: further sentences for the operator.
     :param loss: what may be lost because a side was given up; None for other switches.
-    :param pauses: for each switched shard, the seconds for which its writes waited.
+    :param pauses: maps the number of each switched shard to the seconds for which its writes
+        waited.
     :param stopped: why the work was stopped early; "" if it was not.
     """
 

@@ -1,9 +1,9 @@
-"""Abort a rolling upgrade: give the shards of its round their old schema back.
+"""Abort a rolling upgrade: give the old schema back to the shards of the unfinished round.
 
-An abort is possible until the side with the old schema begins to get the new one. If the shards are
-active on the side with the new schema, they become active on the other side again. For this, their
-writes stop: the side with the old schema has no place for values of new columns and rows of new
-tables. It executes nothing until it is proven that there are none.
+An abort is possible until the second side begins to get the new schema. If the shards are active on
+the side with the new schema already, they must become active on the other side again. For this,
+their writes stop: values of new columns and rows of new tables have no place in the old schema.
+Before the other side executes anything, a check makes sure that there are none.
 """
 
 from __future__ import annotations
@@ -51,12 +51,14 @@ def abort(
     stopping: Stopping,
     tell: Callable[[str], None],
 ) -> UpgradeRound | None:
-    """Undo the unfinished round of a rolling upgrade, and return it; None if no round had begun.
+    """Undo the unfinished round of a rolling upgrade, and return the round. Return None if no round
+    has begun.
 
     Shards whose round is finished keep the new schema. After any interruption, call this again.
 
     :param tell: called with a line for the operator before each step.
-    :raises AbortRefused: there is no such upgrade, or it can only go on. Nothing was changed.
+    :raises AbortRefused: there is no such upgrade, or it is too late to abort it: it must be
+        finished. Nothing was changed.
     :raises PairRefused: a side cannot get the old schema back, or the sides differ.
     :raises OperationHeld: another process works on the shards.
     """
@@ -83,7 +85,7 @@ def abort(
 def _current_round(run: journal.JournalRun, plan: RollingPlan) -> UpgradeRound | None:
     """Return the round that has begun and is not finished; None if there is none.
 
-    :raises AbortRefused: both sides get the new schema already.
+    :raises AbortRefused: the second side has begun to get the new schema.
     """
     if not can_be_aborted(run.arguments):
         raise AbortRefused(
@@ -100,14 +102,14 @@ def _current_round(run: journal.JournalRun, plan: RollingPlan) -> UpgradeRound |
 
 @dataclass(frozen=True)
 class _Abort:
-    """Undoes one round. Each part can be executed again after an interruption."""
+    """Undoes one round. After an interruption, each part can be executed again."""
 
     steps: RoundSteps
     round: UpgradeRound
 
     @property
     def _old(self) -> MySQLPairSide:
-        """The side that was active when the round began, and has the old schema."""
+        """The side with the old schema. It was active when the round began."""
         return self.steps.side(self.round.active)
 
     @property
@@ -151,11 +153,13 @@ class _Abort:
         for replica, source in ((self._new, self._old), (self._old, self._new)):
             steps.catch_up(replica, source)
         steps.compare(self.round, self._old, self._new, same_schema=True)
-        # Writes may have been stopped, by the upgrade or by an abort that was interrupted.
+        # The upgrade, or an earlier abort that was interrupted, may have stopped the writes.
         steps.open(self.round.shards())
 
     def _forget_steps(self) -> None:
-        """Finish what the journal says of migrations on the side whose schema is the old one again."""
+        """Mark the journal's migrations of the new side as done: the side has the old schema again,
+        so an unfinished migration must not be continued.
+        """
         request = MigrationRequest(self.steps.plan.options, side=self._new.name)
         for group in self.round.numbers:
             subject = request.subject(group)
@@ -179,7 +183,8 @@ class _Abort:
                 steps.close(shard)
             if problems := list(self._lost_values(shards)):
                 raise AbortRefused(problems)
-            # These shards refuse writes on both sides, so all that arrives fits into the old schema.
+            # These shards refuse writes on both sides now, so nothing can arrive that does not fit
+            # into the old schema.
             steps.catch_up(self._old, self._new)
         except LeaseLost:
             raise
@@ -191,14 +196,15 @@ class _Abort:
                     steps.open(shards)
                     steps.run.note(aborting=False, left_side=None)
             raise
-        # Until all processes follow, they may read on the new side, and cache what they read.
+        # Until all processes use the new topology, they may read on the side that was active, and
+        # cache what they read. Note this, so that the cache is invalidated later.
         steps.run.note(left_side=self._new.name)
         self._publish(changes)
 
     def _rule_out(self, changes: list[SideChange]) -> bool:
-        """Return whether ``changes`` are not published, and never will be.
+        """Return whether it is sure that ``changes`` are not published, now or later.
 
-        An earlier process may have been paused, or killed, when it was to publish them.
+        An earlier process may have been paused or killed just before it published them.
         """
         if self.steps.run.arguments.get("left_side") is None:
             return True
@@ -208,7 +214,10 @@ class _Abort:
         )
 
     def _lost_values(self, shards: list[Shard]) -> Iterator[str]:
-        """Yield a sentence for each table whose rows do not fit into the old schema."""
+        """Yield a sentence for each table whose rows do not fit into the old schema.
+
+        For example, rows have values of a new column, for which the old schema has no place.
+        """
         pair = (self._new.name, self._old.name)
         for shard in shards:
             self.steps.check()

@@ -1,4 +1,4 @@
-"""The plan of a rolling upgrade: which shards get the new schema on which side first."""
+"""Plan a rolling upgrade: which shards get the new schema on which side first."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ from sharded_orm.topology.model import Shard
 
 @dataclass(frozen=True)
 class UpgradeRound:
-    """The shards that are active on one side, and are upgraded on the other side first.
+    """The shards that are active on one side of a pair. They get the new schema on the other side
+    first.
 
-    :param numbers: the numbers of the shards, by group.
+    :param numbers: maps the name of each group to the numbers of its shards.
     """
 
     active: str
@@ -33,7 +34,7 @@ class UpgradeRound:
     numbers: Mapping[str, Sequence[int]]
 
     def shards(self) -> list[Shard]:
-        """Return the shards, as the topology in use has them."""
+        """Return the shards of the round. Their nodes are those of the present topology."""
         return [shard for selected in self.selected() for shard in selected.shards]
 
     def selected(self) -> list[Selected]:
@@ -52,7 +53,8 @@ class RollingPlan:
     """The plan of a rolling upgrade of one pair.
 
     :param migrations: the names of the migrations that run.
-    :param kept_defaults: the new columns that keep their default in the database.
+    :param kept_defaults: new columns that keep a default in the database. Old releases, which do
+        not know these columns, can then still insert rows.
     :param stop_writes: whether shards refuse writes until both of their sides have the new schema.
     """
 
@@ -95,8 +97,8 @@ def find_plan(
     """Return the plan that brings all shards of the pair to the target. Changes nothing.
 
     :param stop_writes: whether shards refuse writes until both of their sides have the new schema.
-    :raises RollingRefused: an operation must not run on one side first. The message lists each such
-        operation with the reason and the remedy.
+    :raises RollingRefused: an operation must not run on one side while the other has the old
+        schema. The message lists each such operation with the reason and the remedy.
     :raises PairRefused: the topology has no shard on the pair, or a shard does not answer.
     :raises InvalidMigrationTarget: the target does not exist, or no path leads to it.
 
@@ -163,7 +165,7 @@ def _examine(plan: MigrationPlan, stops_writes: bool) -> tuple[list[str], list[s
 
 
 def _operations(plan: MigrationPlan) -> Iterator[PlannedOperation]:
-    """Yield the operations of the plan that run on shards, in their order."""
+    """Yield the operations of the plan that change tables on shards, in their order."""
     for number, unit in enumerate(plan.units):
         for index, piece in enumerate(unit.pieces(plan.state_before(number))):
             if _runs_on_shards(unit, index, piece):
@@ -176,7 +178,7 @@ def _runs_on_shards(unit: Unit, index: int, piece: Piece) -> bool:
         return unit.runs_per_shard(index)
     model = getattr(operation, "model_name", None) or getattr(operation, "name", None)
     if type(operation).__module__.partition(".")[0] != "django" or not isinstance(model, str):
-        # It is unknown which tables the operation changes. They may be tables on shards.
+        # The tables that this operation changes are not known. They may be on shards.
         return True
     label = unit.migration.app_label
     return bool(router.allow_migrate(unit.alias, label, model_name=model.lower()))

@@ -1,17 +1,18 @@
 """A rolling upgrade: the shards of a pair get a new schema while the application writes (Yupoo,
 Y10).
 
-In each round of the plan, the side that is passive for some shards gets the new schema, executes
-what it lacks, and is compared with the active side. Then it becomes the active side, and the other
-side gets the new schema.
+The plan has rounds. In each round, one side is passive for some shards. It gets the new schema,
+executes the changes that have arrived meanwhile, and is compared with the active side. Then it
+becomes the active side, and the other side gets the new schema.
 
-While only one side has the new schema, no row flows from it to the old schema. Before the switch,
-rows flow to the side with the new schema. After the switch, the other side only receives them, and
-executes them when it has the new schema. Only rows are replicated during the upgrade, and no other
-statements.
+While only one side has the new schema, rows may be executed on this side only: rows of the old
+schema fit into the new one, but not the other way round. So before the switch, the new side
+receives and executes rows of the old side. After the switch, the old side only receives rows, and
+executes them when it has the new schema, too. During the upgrade, only changes of rows are
+replicated, and no statements that change a schema.
 
-If writes are stopped, no row flows between two schemas: the shards of a round refuse writes on both
-sides until both have the new schema and were compared.
+A round can also stop the writes of its shards. Both sides then refuse writes until both have the
+new schema and were compared.
 """
 
 from __future__ import annotations
@@ -37,9 +38,10 @@ from sharded_orm.operations.runs import journal
 from sharded_orm.operations.runs.conflicts import EVERYTHING, refuse_conflicts
 from sharded_orm.operations.runs.rollout import Stopping, Waves
 
-#: The default number of seconds in which a side must execute what it lacks.
+#: The default number of seconds in which a side must execute the changes that it does not have yet.
 TIMEOUT: Final = 600.0
-# Bytes that a server with a slow disk rebuilds, and reads, in a second. Pauses are estimated by them.
+# How many bytes a server with a slow disk rebuilds in a second, and how many it reads. The length
+# of a pause is estimated with these numbers.
 _REBUILT: Final = 20e6
 _READ: Final = 100e6
 
@@ -48,10 +50,11 @@ _READ: Final = 100e6
 class RollingOptions:
     """The options of a rolling upgrade.
 
-    :param until: the step after which the upgrade stops, to be continued later; "" for none.
-    :param stop_writes: whether shards refuse writes until both of their sides have the new schema. This
-        allows more operations.
-    :param timeout: seconds in which a side must execute what it lacks.
+    :param until: the name of a step: the upgrade stops after it, and the operator continues it
+        later. "" means not to stop.
+    :param stop_writes: whether shards refuse writes until both of their sides have the new schema.
+        Then more kinds of operations are possible.
+    :param timeout: seconds in which a side must execute the changes that it does not have yet.
     """
 
     migrate: MigrateOptions
@@ -65,7 +68,8 @@ class RollingOptions:
 class RollingReport:
     """The outcome of a rolling upgrade of one pair.
 
-    :param next_step: the step with which the same command goes on; "" if the upgrade is finished.
+    :param next_step: the name of the step with which another call continues; "" if the upgrade is
+        finished.
     """
 
     plan: RollingPlan
@@ -82,18 +86,19 @@ def upgrade(
 ) -> RollingReport:
     """Bring all shards of a pair to a new schema, one side after the other. Return the report.
 
-    After any interruption, another call goes on with the step that was interrupted.
+    After any interruption, another call continues with the interrupted step.
 
     :param tell: called with a line for the operator before each step.
-    :raises RollingRefused: a migration must not run on one side first.
+    :raises RollingRefused: a migration must not run on one side while the other has the old schema.
     :raises PairRefused: the pair is not in order, or the sides differ.
-    :raises SwitchRefused: the sides could not be switched later.
+    :raises SwitchRefused: the shards cannot change their active side, which a later step does.
     :raises TopologyReadOnly: commands cannot change the topology.
     :raises OperationHeld: another process works on the shards.
-    :raises OperationStopped: ``stopping`` was set. Another call goes on.
+    :raises OperationStopped: ``stopping`` was set. Another call continues.
     """
     with journal.hold_run(KIND, EVERYTHING, {"pair": [first, second]}) as run:
-        # The upgrade itself ends a switch that was broken off in its step "switch".
+        # The step "switch" of this upgrade may have been interrupted. The upgrade itself ends that
+        # switch, so do not refuse because of it.
         refuse_conflicts(run, within=SWITCH if "done" in run.arguments else None)
         if "done" in run.arguments:
             plan = _require_same(run, first, second, options)
@@ -104,7 +109,8 @@ def upgrade(
                 plan = find_plan(first, second, options.migrate, stop_writes=options.stop_writes)
                 _require_switches(plan)
             except Exception as exc:
-                # An unfinished run would refuse all other operations.
+                # Finish the run, because an unfinished run makes all other operations refuse to
+                # begin.
                 run.finish("refused", journal.one_line(exc))
                 raise
             run.note(**plan.to_json(), done=0)
@@ -116,7 +122,8 @@ def upgrade(
 
 
 def _require_fences(first: str, second: str) -> None:
-    """Check that the passive sides refuse writes. Otherwise both sides could be written.
+    """Check that the passive sides refuse writes. Otherwise the application could write on both
+    sides.
 
     :raises PairRefused: a passive side accepts writes, or an active side refuses them.
     """
@@ -126,7 +133,10 @@ def _require_fences(first: str, second: str) -> None:
 
 
 def _require_switches(plan: RollingPlan) -> None:
-    """Check that each round can switch its shards. Once a side has the new schema, there is no way back.
+    """Check that the shards of each round can change their active side later.
+
+    Check this first, because the upgrade could not end if a side has the new schema and cannot
+    become active.
 
     :raises: the errors of :func:`switch_runner.check_switch`.
     """
@@ -161,11 +171,11 @@ def _target(plan: RollingPlan) -> str:
 
 
 def estimate_pauses(plan: RollingPlan) -> list[float]:
-    """Return for how many seconds writes will wait in each round, roughly: as if every table were rebuilt.
+    """Estimate for how many seconds writes will wait in each round.
 
-    Two queries for each round.
+    The estimate is rough: it assumes that every table is rebuilt. Two queries for each round.
 
-    :raises PairRefused: a server gives no session.
+    :raises PairRefused: no connection to a server can be opened.
     """
     with open_pair(plan.first, plan.second) as servers:
         pauses = []
@@ -177,7 +187,7 @@ def estimate_pauses(plan: RollingPlan) -> list[float]:
 
 
 def describe(step: str, upgrade_round: UpgradeRound, *, stop_writes: bool = False) -> str:
-    """Return what a step of a round does, for people."""
+    """Describe for an operator what a step of a round does."""
     active, passive = upgrade_round.active, upgrade_round.passive
     if stop_writes:
         return {
@@ -197,7 +207,9 @@ def describe(step: str, upgrade_round: UpgradeRound, *, stop_writes: bool = Fals
 
 
 class _Upgrade:
-    """Executes the steps of one rolling upgrade, from the step that comes next in the journal."""
+    """Executes the steps of one rolling upgrade. It begins with the step that the journal names as
+    the next.
+    """
 
     def __init__(self, steps: RoundSteps) -> None:
         self._steps = steps
@@ -206,7 +218,10 @@ class _Upgrade:
         self._names = steps_of(steps.run.arguments)
 
     def proceed(self, until: str) -> str:
-        """Execute the steps up to ``until``, or all. Return the name of the next step."""
+        """Execute the steps up to the step ``until``, or all if it is "".
+
+        Return the name of the next step; "" if the upgrade is finished.
+        """
         total = len(self._plan.rounds) * len(self._names)
         while (done := int(self._run.arguments["done"])) < total:
             self._steps.check()
@@ -226,12 +241,13 @@ class _Upgrade:
     def _require_placement(self, upgrade_round: UpgradeRound, name: str) -> None:
         if problems := list(replication_check.server_problems(self._steps.servers)):
             raise PairRefused(problems)
-        # Another process may have published another topology.
+        # Another process may have published a new topology meanwhile.
         runtime.refresh()
         is_switched = name in ("migrate-other", "finish")
         expected = upgrade_round.passive if is_switched else upgrade_round.active
         elsewhere = [shard.alias for shard in upgrade_round.shards() if shard.node != expected]
-        # An interrupted switch may have moved some shards already.
+        # Before the step "switch", this is not an error: an interrupted switch may have moved some
+        # shards already.
         if elsewhere and name != "switch":
             raise PairRefused(
                 [
@@ -280,7 +296,8 @@ class _Upgrade:
         measured = "" if before is None else f"; in the round before, they waited {before} s"
         steps.tell(f"writes of {upgrade_round} wait for about {pause:.0f} s{measured}")
         active, passive = steps.side(upgrade_round.active), steps.side(upgrade_round.passive)
-        # Sides that differ before are found while the site still writes.
+        # Compare the sides first. If they differ already, this is found while the site can still
+        # write.
         steps.compare(upgrade_round, active, passive, same_schema=True)
         if self._run.arguments.get("stopped_at") is None:
             self._run.note(stopped_at=self._run.now().timestamp())

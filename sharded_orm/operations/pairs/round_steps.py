@@ -1,4 +1,4 @@
-"""The parts of the steps in which a pair gets a new schema, or its old one back."""
+"""Parts of the steps of a rolling upgrade or of its abort, such as: catch up, compare, migrate."""
 
 from __future__ import annotations
 
@@ -36,9 +36,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RoundSteps:
-    """The parts of the steps. Each can be executed again after an interruption. For one thread only.
+    """Parts of the steps of an upgrade. After an interruption, each can be executed again. To be
+    used by one thread.
 
-    :param timeout: seconds in which a side must execute what it lacks.
+    :param timeout: seconds in which a side must execute the changes that it does not have yet.
     :param tell: called with a line for the operator.
     """
 
@@ -55,7 +56,7 @@ class RoundSteps:
         return next(side for side in self.servers.both if side.name == name)
 
     def check(self) -> None:
-        """Check that this process may go on.
+        """Check that this process may continue.
 
         :raises LeaseLost: another process has taken over the run.
         :raises OperationStopped: the operator has stopped this process.
@@ -65,9 +66,9 @@ class RoundSteps:
             raise OperationStopped("Stopped. The same command goes on from here.")
 
     def require_open(self) -> None:
-        """Check that both servers may take writes again after a pause.
+        """Check that both servers can take writes again after a pause.
 
-        :raises PairRefused: one is read only, as after a restart.
+        :raises PairRefused: a server is read only. It starts so after each restart.
         """
         closed = [side.name for side in self.servers.both if side.status().read_only]
         if closed:
@@ -76,14 +77,17 @@ class RoundSteps:
     # ##### Replication #####
 
     def hold(self, replica: MySQLPairSide, source: MySQLPairSide) -> None:
-        """Let ``replica`` only receive from ``source``, and execute nothing, also if it restarts."""
+        """Make ``replica`` receive changes of ``source`` but not execute them, even after a
+        restart.
+        """
         link = _link(replica, source)
         replica.hold(link)
-        # The server connects anew. A switch requires that it is connected.
+        # hold() makes the server connect anew. Wait until it is connected, because a switch
+        # requires this.
         replica.await_receiving(link)
 
     def catch_up(self, replica: MySQLPairSide, source: MySQLPairSide) -> None:
-        """Let ``replica`` execute again what it receives, and wait until it has everything.
+        """Make ``replica`` execute the changes that it has received, and wait until it has all.
 
         :raises PairRefused: replication fails, or it takes too long.
         """
@@ -136,9 +140,10 @@ class RoundSteps:
         self.close_passive(upgrade_round, side)
 
     def _require_planned(self, selected: Selected) -> None:
-        """Check that only migrations run that were examined when the upgrade began.
+        """Check that no migration runs that was not planned when the upgrade began.
 
-        Another release may have come to this machine since then.
+        Somebody may have installed another release on this machine since then, with more
+        migrations.
         """
         planner = Planner(self.plan.options)
         applied_state(planner, selected.shards)
@@ -154,14 +159,14 @@ class RoundSteps:
     # ##### Fences #####
 
     def close_passive(self, upgrade_round: UpgradeRound, side: MySQLPairSide) -> None:
-        """Let ``side`` refuse writes to new tables, too, of the shards for which it is passive."""
+        """Make ``side`` refuse writes of the shards for which it is passive, also to new tables."""
         for shard in upgrade_round.shards():
             if shard.node != side.name:
                 with open_fence(replace(shard, node=side.name), self.run.check) as fence:
                     close_side(fence)
 
     def close(self, shard: Shard) -> None:
-        """Let the active side of ``shard`` refuse writes, too, after its transactions have ended.
+        """Make the active side of ``shard`` refuse writes, after its open transactions have ended.
 
         :raises PairRefused: a transaction was open for too long.
         :raises BranchesPrepared: a transaction in two phases holds locks.
@@ -183,7 +188,7 @@ class RoundSteps:
         refuse_prepared(runtime.group(shard.group), [shard])
 
     def open(self, shards: list[Shard]) -> None:
-        """Let the active side of each shard take writes."""
+        """Make the active side of each shard take writes again."""
         for shard in shards:
             with open_fence(shard, self.run.note) as fence:
                 remove_fence(fence)
@@ -191,10 +196,10 @@ class RoundSteps:
 
 @contextmanager
 def undoing(cause: Exception) -> Iterator[None]:
-    """A context manager in which a step is undone that has failed with ``cause``.
+    """A context manager whose block undoes a step that has failed with ``cause``.
 
-    :raises PairRefused: it cannot be undone. The message has both errors, the first one first.
-    :raises LeaseLost: another process has taken over the run, and undoes it.
+    :raises PairRefused: the block has failed, too. The message has both errors, ``cause`` first.
+    :raises LeaseLost: another process has taken over the run, and undoes the step.
     """
     try:
         yield

@@ -1,11 +1,13 @@
-"""Which operations of migrations may run on the passive side of a pair first.
+"""Decide which operations of migrations may run on the passive side of a pair first.
 
-While the passive side has the new schema, it executes row events of the old schema. Row events name
-no columns: the server matches columns by position. A column that an event lacks gets its default; a
-column without a default gets 0 or an empty text, without any error. So an operation is allowed only
-if rows of the old schema fit into the new one. Each unknown operation is refused.
+While only the passive side has the new schema, it executes row events of the old schema: replicated
+changes of single rows. Row events do not name columns. The server matches columns by position. If
+an event has no value for a column, the column gets its default. If the column has no default, it
+gets 0 or an empty text, without any error. So an operation is allowed only if rows of the old
+schema fit into the new one. An operation that is not known here is refused.
 
-Replication from the new schema to the old one stands still until both sides have the new schema.
+The opposite direction needs no rule: rows of the new schema are not executed on the side with the
+old one.
 
 This module sends no query.
 """
@@ -23,7 +25,7 @@ from sharded_orm.operations.migrate.plan import Piece
 _MODULES: Final = frozenset(
     f"django.db.migrations.operations.{module}" for module in ("fields", "models", "special")
 )
-#: Callable defaults that give the same value each time.
+#: Callables that are allowed as defaults, because they return an equal value each time.
 _CONSTANT_DEFAULTS: Final = (dict, list)
 
 _PLAIN: Final = (
@@ -55,7 +57,11 @@ class PlannedOperation:
 
 @dataclass(frozen=True)
 class KeptDefault:
-    """A new column that keeps its default in the database until all releases know the column."""
+    """A new column that keeps its default in the database for some time.
+
+    Releases that do not know the column insert rows without it. The default is dropped when no such
+    release runs any more.
+    """
 
     app_label: str
     model: str
@@ -67,10 +73,10 @@ class KeptDefault:
 
 @dataclass(frozen=True)
 class Compatibility:
-    """Whether operations may run on one side first.
+    """Whether operations may run on one side while the other side has the old schema.
 
-    :param refusals: a sentence for each operation that may not: the reason, and what would do.
-    :param kept_defaults: the columns that must keep their default for now.
+    :param refusals: for each operation that may not, a sentence with the reason and an alternative.
+    :param kept_defaults: new columns that must keep their default in the database for now.
     """
 
     refusals: tuple[str, ...]
@@ -78,12 +84,13 @@ class Compatibility:
 
 
 def examine(operations: Iterable[PlannedOperation], *, stops_writes: bool = False) -> Compatibility:
-    """Return whether ``operations``, in their order, may run on one side of a pair first.
+    """Examine whether ``operations`` may run on one side of a pair first, one after the other.
 
-    No operation may run backwards.
+    All of them must run forwards.
 
-    :param stops_writes: whether no row is written until both sides have the new schema. Then an
-        operation is refused only if each side would compute other values.
+    :param stops_writes: whether no row is written until both sides have the new schema. Then the
+        only reason to refuse an operation is that it would compute different values on the two
+        sides.
     """
     rules = _STOPPED_RULES if stops_writes else _RULES
     refusals: list[str] = []
@@ -100,7 +107,8 @@ def examine(operations: Iterable[PlannedOperation], *, stops_writes: bool = Fals
             created.add((label, model))
             continue
         elif (label, model) in created and kind in _ON_NEW_TABLES:
-            # No row event of the old schema is about a table that it does not have.
+            # The old schema does not have this table, so no row event of the old schema is about
+            # it.
             continue
         else:
             reason = rules.get(kind, _unknown)(planned.piece, label)
@@ -202,7 +210,7 @@ def _new_column(piece: Piece, label: str) -> str:
 
 
 def _computed_column(piece: Piece, label: str) -> str:
-    """Like a rule, while no row is written."""
+    """A rule for AddField if no row is written until both sides have the new schema."""
     field: Any = piece.operation.field  # type: ignore[attr-defined]  # an AddField
     if field.many_to_many or isinstance(field, GeneratedField):
         return ""
@@ -213,7 +221,7 @@ def _computed_column(piece: Piece, label: str) -> str:
 
 
 def _computed_values(piece: Piece, label: str) -> str:
-    """Like a rule, while no row is written."""
+    """A rule for AlterField if no row is written until both sides have the new schema."""
     operation: Any = piece.operation
     old: Any = piece.from_state.models[label, operation.model_name_lower].fields[operation.name]
     new: Any = operation.field
@@ -226,7 +234,7 @@ def _computed_values(piece: Piece, label: str) -> str:
 
 
 def _is_constant(field: Any) -> bool:
-    """Whether each row gets the same value for ``field``, on whatever side and whenever."""
+    """Whether each row gets the same value for ``field``, on both sides and at any time."""
     if getattr(field, "auto_now", False) or getattr(field, "auto_now_add", False):
         return False
     if field.has_db_default():
@@ -244,7 +252,10 @@ def _lacks_default(field: Any) -> bool:
 
 
 def _keeps_default(field: Any) -> bool:
-    """Whether Django's schema editor adds the column with a default and drops the default at once."""
+    """Whether Django adds the column with a default in the database and drops this default at once.
+
+    A rolling upgrade must keep it for some time.
+    """
     if field.many_to_many or field.has_db_default():
         return False
     if field.has_default():
@@ -262,7 +273,8 @@ def _changed_column(piece: Piece, label: str) -> str:
         return _renamed(piece, label)
     before, after = _database_part(old), _database_part(new)
     if new.null:
-        # Rows of the old schema, without NULL, fit into a column that takes NULL.
+        # If the new column takes NULL, rows of the old schema fit, whether the old one took NULL or
+        # not.
         before.pop("null", None)
         after.pop("null", None)
     if before.get("unique") and not after.get("unique"):
@@ -279,13 +291,13 @@ def _changed_column(piece: Piece, label: str) -> str:
 
 
 def _changed_again(piece: Piece, label: str) -> str:
-    """Like a rule, for a column that the same plan has added to an old table."""
+    """A rule for AlterField on a column that the same plan has added to an existing table."""
     operation: Any = piece.operation
     old: Any = piece.from_state.models[label, operation.model_name_lower].fields[operation.name]
     new: Any = operation.field
     if _database_part(old) == _database_part(new) and old.db_comment == new.db_comment:
         return ""
-    # The server drops the default of a column when MODIFY does not repeat it.
+    # MODIFY drops the default of a column unless it repeats the default.
     return (
         "the new column would lose its default in the database, and rows of the old schema would get"
         " another value on each side. Instead, write this into AddField; or upgrade to the migration"
@@ -294,8 +306,9 @@ def _changed_again(piece: Piece, label: str) -> str:
 
 
 def _database_part(field: Field[Any, Any]) -> dict[str, Any]:
-    """Return the parts of ``field`` that make its column, without indexes, comments and defaults in
-    Python.
+    """Return the parts of ``field`` that decide how its column stores values.
+
+    Indexes, comments, and defaults in Python are left out.
     """
     _, path, arguments, keywords = field.deconstruct()
     left_out = {*field.non_db_attrs, "default", "db_index", "db_comment"}
@@ -325,7 +338,7 @@ _STOPPED_RULES: Final[dict[str, Callable[[Piece, str], str]]] = {
     "AddField": _computed_column,
     "AlterField": _computed_values,
 }
-# Operations that may do anything to a table that the same plan has created.
+# Operations that are allowed without a check if the same plan has created the table.
 _ON_NEW_TABLES: Final = frozenset(
     {
         "AddField", "AlterField", "RemoveField", "AddConstraint", "RemoveConstraint", "AddIndex",

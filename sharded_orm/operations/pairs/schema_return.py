@@ -1,7 +1,8 @@
-"""Undo migrations on one side of a pair: give it the schema that the other side has.
+"""Undo migrations on one side of a pair: give it back the schema that the other side has.
 
-No migration runs backwards. An aborted upgrade may stand in the middle of one, and some migrations
-cannot be undone. Instead, each table gets the definition that it has on the other side.
+No migration runs backwards: an aborted upgrade may have stopped in the middle of a migration, and
+some migrations cannot be undone. Instead, each table gets the definition that it has on the other
+side.
 """
 
 from __future__ import annotations
@@ -27,14 +28,17 @@ if TYPE_CHECKING:
     from sharded_orm.backends.mysql.pair_side import MySQLPairSide
     from sharded_orm.backends.mysql.side_rows import MySQLSideRows
 
-#: The constraint of a table that does not have all of its rows yet. It refuses each row, because a new
-#: table has no triggers of the fence at first. Also, the table does not look complete after a kill.
+#: The name of a constraint that refuses each row. A table has it while its rows are copied: at
+#: first, a new table has no triggers of the fence, so it could be written. After a kill, the
+#: constraint also shows that the table is not complete.
 FILLING: Final = f"{OWN_PREFIX}filling"
 
 
 @dataclass(frozen=True)
 class _OldState:
-    """The schema of one shard, and the ids of its rows in ``django_migrations``."""
+    """What one shard has on the side with the old schema: its schema, and the ids of its rows in
+    ``django_migrations``.
+    """
 
     schema: SchemaSnapshot
     records: Sequence[int]
@@ -54,14 +58,17 @@ def return_schema(
     The changes are not replicated. ``side`` must be the passive side, and must execute no
     replicated rows meanwhile.
 
-    :param copies_rows: whether tables whose values are lost are filled from ``model``. No row may
-        be written meanwhile, on either side. If False, such a table is refused.
-    :param check: called before each shard. Raises an error if this process must not go on.
-    :param confirm: called before each change of a table. Raises the same error, and is certain even
-        if this process was paused for long, while another process gave the table its new schema.
-    :raises PairRefused: a table cannot get its old definition, or did not.
+    :param model: the other side, which has the old schema.
+    :param copies_rows: what to do with a table whose old values are lost on ``side``, for example
+        of a dropped column. True copies its rows from ``model``; then no row may be written
+        meanwhile, on either side. False refuses such a table.
+    :param check: called before each shard. It raises an error if this process must not continue.
+    :param confirm: called before each change of a table. It raises the same error. Unlike
+        ``check``, it is reliable even if this process was paused for long and another process has
+        given the table its new schema meanwhile.
+    :raises PairRefused: a table cannot get its old definition, or still differs afterwards.
 
-    Costs an ``ALTER TABLE`` for each changed table, and the time to copy what is copied.
+    Costs an ``ALTER TABLE`` for each changed table, and the time to copy rows.
     """
     pair = (side.name, model.name)
     for shard in shards:
@@ -89,7 +96,11 @@ def return_schema(
 
 @contextmanager
 def shard_connection(shard: Shard, side: MySQLPairSide, pair: Iterable[str]) -> Iterator[Any]:
-    """A context manager that yields the connection of ``shard`` on ``side``; see :func:`only_on`."""
+    """A context manager that yields a connection to ``shard`` on ``side``, whichever side is
+    active.
+
+    See :func:`only_on`.
+    """
     with only_on(side, pair):
         connection: Any = connections[shard.alias]
         try:
@@ -112,7 +123,10 @@ def _change(
     side: MySQLPairSide,
     confirm: Callable[[], object],
 ) -> list[str]:
-    """Change tables that keep their values, and drop those that are new. Return the other tables."""
+    """Give tables their old definition, and drop new tables.
+
+    Return the names of the tables for which this is not possible, because old values are lost.
+    """
     present, lost = connection.schema_snapshot(), []
     quote = connection.ops.quote_name
     for table in sorted({*present.definitions, *wanted.definitions}):
@@ -149,7 +163,7 @@ def _replace_tables(
     check: Callable[[], None],
     confirm: Callable[[], object],
 ) -> None:
-    """Make ``tables`` anew on ``side`` with the rows that they have on ``model``."""
+    """Create ``tables`` anew on ``side``, and copy their rows from ``model``."""
     own, source = (database_settings.operator_settings(each.name) or {} for each in (side, model))
     with side.rows(side.quiet_settings(own)) as mine, model.rows(source) as theirs:
         for table in tables:
@@ -178,8 +192,10 @@ def _require_primary_key(shard: Shard, rows: MySQLSideRows, table: str) -> None:
 def _forget_migrations(
     shard: Shard, connection: Any, wanted: _OldState, confirm: Callable[[], object]
 ) -> None:
-    """Delete the migrations that the other side does not record, and set the counter of ids to the
-    other side's, so that later rows have the same ids.
+    """Delete the records of migrations that ``wanted`` does not have.
+
+    Then set the counter of the ids of ``django_migrations`` to the value of the other side, so that
+    later rows get the same ids on both sides.
     """
     rows = MigrationRecorder.Migration.objects.using(shard.alias)
     confirm()

@@ -1,8 +1,9 @@
-"""Make half of the shards of each pair active on each of its two servers, so that both work (Yupoo,
-Y9).
+"""Make half of the shards of each pair active on each of its two servers, so that both have work
+(Yupoo, Y9).
 
-The plan depends on the topology alone, and each of its steps is one call of
-:func:`~sharded_orm.operations.pairs.switch_runner.switch_sides`. After an interruption, plan again.
+The plan depends on the topology alone. Each of its steps is one call of
+:func:`~sharded_orm.operations.pairs.switch_runner.switch_sides`. After an interruption, make a new
+plan.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ from sharded_orm.operations.runs import journal
 from sharded_orm.operations.runs.rollout import Stopping
 from sharded_orm.topology.model import Shard
 
-#: The largest number of shards of one step. Before each step, all its shards are checked.
+#: The largest number of shards in one step. Before a step, all its shards are checked.
 BATCH: Final = 64
 
 
 @dataclass(frozen=True)
 class SideStep:
-    """Shards of one group that change their active side by one run.
+    """Shards of one group that change their active side in one step.
 
     :param source: the node that is active now.
-    :param target: the node that is to be active.
+    :param target: the node that becomes active.
     :param numbers: the numbers of the shards, ascending.
     """
 
@@ -42,12 +43,13 @@ class SideStep:
 
 @dataclass(frozen=True)
 class SideBalance:
-    """The plan for one pair.
+    """Which shards of one pair change their active side, so that each server is active for half of
+    them.
 
-    :param nodes: the two nodes.
+    :param nodes: the names of the two nodes.
     :param before: how many shards are active on each node now.
     :param after: how many shards are active on each node after all steps.
-    :param pinned: the number of shards that stay where they are, because their range is pinned.
+    :param pinned: the number of shards that must not change, because their range is pinned.
     """
 
     nodes: tuple[str, str]
@@ -58,12 +60,12 @@ class SideBalance:
 
 
 def plan_sides(group: str | None = None) -> list[SideBalance]:
-    """Return which shards must change their side, so that each side of a pair is active for half of
-    its shards: for half of each group, and for half of all. Sends no query.
+    """Plan which shards change their active side, so that each server of a pair is active for half.
 
-    As few shards as possible change. Those of pinned ranges stay.
+    This means half of the shards of each group, and half of all shards. As few shards as possible
+    change, and none of a pinned range. Sends no query.
 
-    :param group: look at the shards of this group only; by default at those of all groups.
+    :param group: the group whose shards are planned; by default all groups.
     :raises UnknownShard: there is no such group.
     :raises SwitchRefused: no shard is on a pair.
     """
@@ -86,8 +88,8 @@ def _plan(nodes: tuple[str, str], shards: Sequence[Shard]) -> SideBalance:
         sides.setdefault(shard.group, _GroupSides()).add(shard, nodes.index(shard.node), is_pinned)
     for each in sides.values():
         each.move_half()
-    # If a group has an odd number of shards, one side has one more. Over several groups, these
-    # extra shards must not all be on one side.
+    # If a group has an odd number of shards, one side gets one more than the other. If there are
+    # several such groups, the extra shards must not all be on the same side.
     for each in sides.values():
         excess = sum(other.excess for other in sides.values())
         if abs(excess) > 1 and each.excess == (1 if excess > 0 else -1):
@@ -109,14 +111,14 @@ def _plan(nodes: tuple[str, str], shards: Sequence[Shard]) -> SideBalance:
 
 
 class _GroupSides:
-    """The shards of one group that are active on each side of a pair: side 0 and side 1."""
+    """The shards of one group on one pair. The two sides have the indexes 0 and 1 in the lists."""
 
     def __init__(self) -> None:
-        #: The numbers of the shards that may change, ascending, by their active side.
+        #: For each side, the numbers of the shards that are active there and may change, ascending.
         self._movable: tuple[list[int], list[int]] = ([], [])
-        #: The numbers of the shards that change, by the side that they leave.
+        #: For each side, the numbers of the shards that leave it.
         self.moved: tuple[list[int], list[int]] = ([], [])
-        #: How many shards more are active on side 0 than on side 1.
+        #: The number of shards that are active on side 0, minus the number on side 1.
         self.excess = 0
         self.pinned = 0
 
@@ -131,9 +133,10 @@ class _GroupSides:
         self.move(0 if self.excess > 0 else 1, abs(self.excess) // 2)
 
     def move(self, side: int, count: int) -> None:
-        """Let ``count`` shards leave ``side``, or as many as may.
+        """Plan that ``count`` shards leave ``side``; fewer if not so many may change.
 
-        The last ones leave side 0, and the first ones leave side 1, so that the topology has few ranges.
+        The last shards leave side 0, and the first shards leave side 1. So neighbours stay
+        together, and the topology needs few ranges.
         """
         movable = self._movable[side]
         for _ in range(min(count, len(movable))):
@@ -148,12 +151,12 @@ def balance_sides(
     stopping: Stopping | None = None,
     tell: Tell = lambda line: None,
 ) -> list[SwitchReport]:
-    """Make half of the shards of each pair active on each side, while the site works.
+    """Make half of the shards of each pair active on each of its servers, while the site works.
 
-    Ends switches that were broken off first. Stops after a step that fails. If this process is killed,
-    call the function again: it goes on.
+    First ends switches that were interrupted. Stops after a step that fails. If this process is
+    killed, call the function again.
 
-    :param group: look at the shards of this group only; by default at those of all groups.
+    :param group: the group whose shards are balanced; by default all groups.
     :returns: the report of each step that was begun.
     :raises: the errors of :func:`plan_sides` and of :func:`switch_runner.switch_sides`.
     """
@@ -162,7 +165,7 @@ def balance_sides(
     stopping = stopping or Stopping()
     for name in _interrupted(plan_sides(group)):
         reports.append(switch_runner.repair(name, tell=tell))
-    # A switch that was ended may have changed the side of its shard.
+    # Plan only now: the end of an interrupted switch may have changed the active side of its shard.
     for step in [step for balance in plan_sides(group) for step in balance.steps]:
         if stopping() or not all(report.ok for report in reports):
             break
@@ -180,7 +183,7 @@ def balance_sides(
 
 
 def _interrupted(balances: Sequence[SideBalance]) -> Iterator[str]:
-    """Yield the groups with shards on these pairs in which a switch was broken off."""
+    """Yield the names of groups with shards on these pairs in which a switch was interrupted."""
     topology, pairs = runtime.topology(), {frozenset(balance.nodes) for balance in balances}
     for name, group in topology.groups.items():
         if any(r.is_pair and {r.primary, r.replica} in pairs for r in group.ranges):

@@ -1,4 +1,7 @@
-"""Compare the rows of both sides of a pair at one moment, while the active side takes writes."""
+"""Compare the rows of both sides of a pair, while the active side takes writes.
+
+Both sides are read as they are at one and the same moment.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,10 @@ from sharded_orm.operations.migrate.migration_records import TABLE
 if TYPE_CHECKING:
     from sharded_orm.backends.mysql.pair_side import MySQLPairSide
 
-#: The columns of each table in their order, by schema and table.
+#: Maps a schema to its tables, and a table to the descriptions of its columns in their order.
 Columns = Mapping[str, Mapping[str, Sequence[tuple[Any, ...]]]]
-# Each side has recorded its migrations at a moment of its own.
+# The column with the time at which a migration was recorded. It differs, because each side has
+# recorded the migration by itself.
 _MOMENT = "applied"
 # The number of differences that a message names.
 _NAMED = 5
@@ -32,13 +36,15 @@ def compare(
 ) -> None:
     """Check that both sides have the same rows in ``schemas``.
 
-    Replication to the passive side stops when the rows of the active side are read, and goes on
-    before this returns. Reads all tables on both servers.
+    The passive side executes the changes up to the moment at which the active side is read. Then
+    its replication stops, and it starts again before this function returns. Reads all tables on
+    both servers.
 
-    :param upgraded: whether both sides have the new schema. If not, only the passive side has it:
-        its tables may have more columns at their ends, and there may be more tables.
-    :param timeout: seconds in which the passive side must execute what it lacks.
-    :param check: called before each table. Raises an error if this process must not go on.
+    :param upgraded: whether both sides have the new schema. If False, only the passive side has it:
+        it may have more tables, and more columns at the end of a table.
+    :param timeout: seconds in which the passive side must execute the changes that it does not have
+        yet.
+    :param check: called before each table. It raises an error if this process must not continue.
     :raises PairRefused: rows or tables differ, or the passive side does not catch up in time.
     """
     here, there = active.columns(schemas), passive.columns(schemas)
@@ -119,9 +125,10 @@ def _row_differences(
 
 
 def _require_same_moment(active: MySQLPairSide, passive: MySQLPairSide, position: str) -> None:
-    """Check that the rows of both sides were those of ``position``.
+    """Check that the replication stood still during the comparison.
 
-    :raises PairRefused: the passive side has executed more.
+    :param position: the position in the log of the active side at which its rows were read.
+    :raises PairRefused: the passive side has executed changes after ``position``.
     """
     if active.own_part(passive.status().current) != active.own_part(position):
         raise PairRefused(

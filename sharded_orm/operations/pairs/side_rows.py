@@ -1,4 +1,4 @@
-"""Find the rows that differ between the two sides of a pair, and give one side those of the other."""
+"""Find rows that differ between the sides of a pair, and copy those of one side to the other."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ _CHUNK: Final = 2000
 class RowDifference(NamedTuple):
     """A row that differs between the two sides of a pair.
 
-    :param row: the row on the compared side: the values by column; None if it is missing there.
+    :param row: the row on the side that is repaired, as a dict that maps columns to values; None if
+        the row is missing there.
     :param instead: the row on the other side, in the same form.
     """
 
@@ -32,17 +33,17 @@ class RowDifference(NamedTuple):
 
 
 class SideRows:
-    """Sessions on both sides of a pair, to compare rows by their primary keys. A context manager.
+    """Compares the rows of both sides of a pair by their primary keys, and repairs one side.
 
-    The rows of the survivor are read as they are at one moment, :attr:`position`. The other side
-    does not change meanwhile. For one thread only.
+    It is a context manager with sessions on both sides. The rows of the survivor are read as they
+    are at one moment. Nothing must change the other side meanwhile. To be used by one thread.
 
     :param survivor: the side whose rows are right.
-    :param side: the side that gets them.
-    :param check: called before each query. Raises an error if this process must not continue.
+    :param side: the side that gets the rows of the survivor.
+    :param check: called before each query. It raises an error if this process must not continue.
     """
 
-    #: The moment at which the rows of the survivor are read, in its log.
+    #: The moment at which the rows of the survivor are read, as a position in its log.
     position: str
 
     def __init__(
@@ -116,7 +117,7 @@ class SideRows:
             ) from exc
 
     def differences(self) -> Iterator[RowDifference]:
-        """Yield the rows that differ, after :meth:`compare`."""
+        """Yield the rows that differ. Call :meth:`compare` before."""
         for (schema, name), different in self._different.items():
             table = self._table(schema, name)
             for pks in batches(sorted(different)):
@@ -126,7 +127,9 @@ class SideRows:
                     yield RowDifference(schema, name, own.get(pk), theirs.get(pk))
 
     def repair(self) -> None:
-        """Give the side the rows of the survivor, in a transaction for each table."""
+        """Replace the rows of the side that differ by those of the survivor, one transaction per
+        table.
+        """
         for (schema, name), different in self._different.items():
             self._check()
             table = self._table(schema, name)

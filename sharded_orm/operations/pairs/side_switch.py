@@ -36,22 +36,26 @@ from sharded_orm.operations.pairs.record import (
 )
 from sharded_orm.two_phase.recovery import refuse_prepared
 
-#: The largest number of seconds that creating or dropping triggers may take.
+#: The largest number of seconds to wait for open transactions when triggers are created or dropped.
 TRIGGER_PATIENCE: Final = 10.0
-# The largest number of seconds that writes wait, in addition, until every process uses the new
-# topology. If a process takes longer, the cache is invalidated later.
+# After the publication, writes wait for at most this number of seconds more, until every process
+# uses the new topology. If a process takes longer, the cache is invalidated later.
 _PAUSE_FOR_FOLLOWERS: Final = 0.03
-# Seconds between two checks whether every process uses the new topology, while writes wait.
+# Writes wait until every process uses the new topology. This is checked at this interval, in
+# seconds.
 _INTERVAL: Final = 0.003
-# Seconds of one wait for the passive side. Between two waits, the lease of the run is checked.
+# The wait for the passive side consists of waits of this number of seconds. After each, the lease
+# of the run is checked.
 _SLICE: Final = 1.0
 
 
 class SideSwitch:
-    """Switches one shard. Used by one thread.
+    """Switches one shard to the other side of its pair. To be used by one thread.
 
-    :param servers: the operator's sessions on the old side, the first, and on the new side.
-    :param old: the fence of the shard on the old side; ``new`` is that on the new side.
+    :param servers: the operator's sessions. Its ``first`` is the server of the old side, its
+        ``second`` that of the new side.
+    :param old: the fence of the shard on the old side, which can make this side refuse writes.
+    :param new: the same on the new side.
     :param check: called before each step. It raises an error if this process must not continue.
     """
 
@@ -90,14 +94,19 @@ class SideSwitch:
         self._record.prepare()
         self._refuse_prepared()
         self._record.enter(FENCING)
-        # Refused writes wait on the server where they were refused, until the new side is open.
+        # In this block, a process whose write is refused can wait on the server that refused it,
+        # until the new side takes writes.
         with self.new.switching(), self._old.switching():
             began = time.monotonic()
             self._pause()
             self.pause = time.monotonic() - began
 
     def _pause(self) -> None:
-        """Change the side. Writes of the shard wait meanwhile, so no step may be here that can be elsewhere."""
+        """Change the active side.
+
+        Writes of the shard wait during this method. So a step that can run before or after it must
+        not be here.
+        """
         with self._open_transactions():
             self._old.close(self._patience)
         self._refuse_prepared()
@@ -108,15 +117,17 @@ class SideSwitch:
                 f" {open_tables!r} meanwhile. Try again."
             )
         self._record.enter(PUBLISHING)
-        # publish() does not record that it has ended. The check before open() does so, which saves
-        # a statement during the pause.
+        # publish() does not record in the journal that it has ended. open() records this first. So
+        # writes wait for one statement less.
         version = self._record.publish()
         self.is_followed = _is_followed(version)
         self.new.open(TRIGGER_PATIENCE)
 
     @contextmanager
     def _open_transactions(self) -> Iterator[None]:
-        """Turn the error of a wait for transactions into one that says what to do."""
+        """A context manager. If its block fails because a transaction was open for too long, it
+        raises an error that tells an operator what to do.
+        """
         try:
             yield
         except OperationalError as exc:
@@ -126,8 +137,8 @@ class SideSwitch:
             ) from exc
 
     def _refuse_prepared(self) -> None:
-        # A transaction that is prepared for a two-phase commit holds no metadata locks after its
-        # session has ended, so the fence does not wait for it.
+        # Look for transactions that are prepared for a two-phase commit. If the session of such a
+        # transaction has ended, it holds no metadata locks, so the fence does not wait for it.
         change = self._change
         refuse_prepared(runtime.group(change.group), [change.on(change.source)])
 
@@ -143,9 +154,9 @@ class SideSwitch:
 
 
 def _is_followed(version: int) -> bool:
-    """Wait for a moment until every process uses the topology ``version``. Return whether they all do.
+    """Wait for a moment until every process uses the topology ``version``. Return whether all do.
 
-    Does not wait if the processes learn of the topology only when they ask for it.
+    Do not wait if the source of the topology cannot push it to the processes.
     """
     if not runtime.source().pushes:
         return False
@@ -157,8 +168,9 @@ def _is_followed(version: int) -> bool:
 
 
 def close_side(fence: SideFence) -> None:
-    """Make one side refuse the writes of a shard. Can be repeated; costs a few queries if it does
-    already.
+    """Make one side refuse the writes of a shard. Can be repeated.
+
+    Costs only a few queries if the side refuses them already.
 
     :raises django.db.OperationalError: a transaction was open for too long.
     """
@@ -169,12 +181,13 @@ def close_side(fence: SideFence) -> None:
 
 
 def remove_fence(fence: SideFence) -> str:
-    """Let one side take the writes of a shard, and drop its triggers. Can be repeated.
+    """Make one side take the writes of a shard, and drop the triggers of its fence. Can be
+    repeated.
 
-    Return why the triggers could not be dropped; "" if they were. They refuse nothing, and the next
-    switch uses them.
+    Return why the triggers could not be dropped; "" if they were. Triggers that stay refuse
+    nothing, and the next switch uses them.
 
-    :raises django.db.OperationalError: the side could not be opened.
+    :raises django.db.OperationalError: the side could not be made to take writes.
     """
     fence.open(TRIGGER_PATIENCE)
     try:
@@ -187,11 +200,11 @@ def remove_fence(fence: SideFence) -> str:
 def wait_for(
     server: ReplicationServer, position: str, seconds: float, check: Callable[[], None]
 ) -> str:
-    """Wait until ``server`` has executed everything up to ``position``.
+    """Wait until ``server`` has executed everything up to ``position``, for at most ``seconds``.
 
-    Return the part that it still lacks after ``seconds``; "" if it lacks nothing.
+    Return "" if it has. Otherwise return the part that it has not executed, as a position.
 
-    :param check: called before each slice of the wait. It raises an error to end the wait.
+    :param check: called about once a second. It raises an error if the wait must end.
     """
     deadline = time.monotonic() + seconds
     while lacking := server.missing(position, server.status().current):

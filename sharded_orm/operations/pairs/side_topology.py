@@ -1,4 +1,7 @@
-"""Work on one side of a pair with the operator's account, unnoticed by the other side or not."""
+"""Make this process work on one side of a pair, with the operator's account.
+
+The changes may be replicated to the other side or not.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,14 @@ if TYPE_CHECKING:
 
 @contextmanager
 def only_on(side: MySQLPairSide, pair: Iterable[str], *, is_logged: bool = False) -> Iterator[None]:
-    """A context manager in whose block all shards of the pair are on ``side``, for this process.
+    """A context manager. In its block, this process uses ``side`` for all shards of the pair, even
+    for shards that are active on the other side.
 
-    Their sessions use the operator's account. Only one thread may use this, while no other thread
-    of the process uses shards.
+    The sessions use the operator's account. Only one thread may use this, while no other thread of
+    the process uses shards.
 
-    :param is_logged: whether the changes of the sessions are replicated to the other side. If not,
-        they are not in the binary log, and fences let them pass.
+    :param is_logged: whether changes are replicated to the other side. If False, they are not in
+        the binary log, and fences do not refuse them.
     """
     settings = database_settings.operator_settings(side.name)
     assert settings is not None, "opening the pair has checked this"

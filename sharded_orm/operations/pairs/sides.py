@@ -1,4 +1,4 @@
-"""The sessions of the operator on the two servers of a pair."""
+"""The operator's sessions on the sides of a pair, for the fences of shards."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ def open_fence(
 ) -> Iterator[SideFence]:
     """A context manager that yields the fence of ``shard`` on the node ``shard.node``.
 
-    The session uses the account ``OPERATOR`` of the node.
+    A fence is the set of triggers that can make a side refuse writes. The session uses the account
+    ``OPERATOR`` of the node.
 
-    :param confirm: called before each change; raises an error if this process must not make it.
+    :param confirm: called before each change. It raises an error if this process must not make the
+        change.
     :param answer_within: seconds in which the server must answer each statement; None for no limit.
     :raises django.db.Error: the server does not answer, or refuses the account.
     """
@@ -35,5 +37,5 @@ def open_fence(
 
 
 def change_nothing() -> None:
-    """Raise an error. Fences that are only read get this function as ``confirm``."""
+    """Raise an error. Pass this function as ``confirm`` to a fence that must not be changed."""
     raise AssertionError("checks change nothing")

@@ -24,9 +24,10 @@ from sharded_orm.topology.model import Shard
 
 @dataclass(frozen=True)
 class DirectionStatus:
-    """The replication from ``source`` to ``target``.
+    """The state of the replication from the server ``source`` to the server ``target``.
 
-    :param seconds_behind: None if the server does not report it.
+    :param seconds_behind: how old the last executed change is; None if the server does not report
+        it.
     :param error: why changes do not arrive; "" if they do.
     """
 
@@ -38,10 +39,11 @@ class DirectionStatus:
 
 @dataclass(frozen=True)
 class SideStatus:
-    """One side of a pair.
+    """The state of one side of a pair.
 
     :param active: how many of the selected shards are active on this side.
-    :param writable: how many of the selected shards are passive on this side and accept writes.
+    :param writable: how many of the selected shards are passive on this side but accept writes
+        there, which is wrong.
     :param direction: the replication from the other side; None if a server does not answer.
     """
 
@@ -56,16 +58,17 @@ class PairStatus:
     """The state of one pair of servers.
 
     :param nodes: the two nodes.
-    :param active: the number of selected shards that are active on each of them.
-    :param directions: the replication; empty if a server does not answer.
-    :param writable: shards whose passive side accepts writes, on all tables or on some.
-    :param closed: shards whose active side refuses writes.
-    :param outside: nodes that are read only, as after a restart, or were given up while they were
-        dead.
+    :param active: the numbers of selected shards that are active on the first and on the second
+        node.
+    :param directions: the replication in each direction; empty if a server does not answer.
+    :param writable: shards whose passive side wrongly accepts writes, to all tables or to some.
+    :param closed: shards whose active side wrongly refuses writes.
+    :param outside: nodes that must rejoin the pair. Either they have restarted and so are read
+        only, or they were down and were given up.
     :param newer: sentences about nodes that have a later epoch than the topology.
     :param error: why a server did not answer; "" if both did.
-    :param upgrade: a sentence without a full stop if a rolling upgrade is not finished. Replication
-        may then stand still on purpose.
+    :param upgrade: a sentence without a full stop if a rolling upgrade is not finished; otherwise
+        "". During an upgrade, replication may stand still on purpose.
     """
 
     nodes: tuple[str, str]
@@ -93,7 +96,9 @@ class PairStatus:
 
     @property
     def upgrade_problem(self) -> str:
-        """The sentence about the unfinished upgrade, and why other problems are expected until its end."""
+        """Sentences that an upgrade is unfinished, and that other problems are normal until its
+        end.
+        """
         text = (
             f"{self.upgrade[:1].upper()}{self.upgrade[1:]}. Until then, shards of one side may lack migrations,"
             " and differ from others."
@@ -135,14 +140,16 @@ class PairStatus:
                 f"The active side of {aliases_text(swapped)} refuses writes, and the passive side takes"
                 " them. If the topology was changed by hand, change it back."
             )
-        # A passive side that is down, or read only, gets its fence when it rejoins.
+        # Leave out passive sides whose server is down or read only. They get their fence when they
+        # rejoin.
         writable = [s for s in self.writable if s not in swapped and s.replica not in self.outside]
         for group, shards in _by_group(writable):
             yield (
                 f"The passive side of {aliases_text(shards)} accepts writes, which would be lost or"
                 f" conflict. Run 'manage.py shards switch {group} {numbers_text(shards)} --fence'."
             )
-        # The upgrade may have stopped the writes. It opens the shards, and '--repair' is refused.
+        # During an upgrade, shards may refuse writes on purpose. The upgrade makes them take writes
+        # again, and '--repair' is refused.
         closed = [] if self.upgrade else [s for s in self.closed if s not in swapped]
         for group, shards in _by_group(closed):
             yield (
@@ -154,7 +161,7 @@ class PairStatus:
 def pair_states(
     shards: Iterable[Shard] | None = None, *, patience: float = PATIENCE
 ) -> tuple[PairStatus, ...]:
-    """Return the state of each pair of servers that has one of ``shards``. Changes nothing.
+    """Return the state of each pair of servers with at least one of ``shards``. Changes nothing.
 
     :param shards: the shards; by default all.
     :param patience: seconds to wait for the first answer of a pair.

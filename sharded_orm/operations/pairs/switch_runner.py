@@ -1,8 +1,9 @@
-"""Switch sides, and end switches that were broken off: the functions that an operator's commands
-call.
+"""Switch the active side of shards, and end switches that were interrupted. The operator's commands
+call these functions.
 
-Only the process that holds the group's run in the journal can switch its shards. It switches one
-shard after the other, so that the writes of each shard wait only for some milliseconds.
+A process first takes over the group's run in the journal. As long as it holds the run, no other
+process can switch shards of the group. It switches one shard after the other, so that the writes of
+each shard wait for some milliseconds only.
 """
 
 from __future__ import annotations
@@ -54,19 +55,19 @@ def switch_sides(
     """Make the passive server of a pair the active server of shards, while the site works (Yupoo,
     Y9).
 
-    The servers of a pair, its sides, replicate from each other. The active side takes the writes of
-    a shard, and the passive side refuses them. At no moment do both take writes. No acknowledged
-    write is lost. A second switch goes back.
+    The two servers of a pair, its sides, replicate from each other. The active side takes the
+    writes of a shard, and the passive side refuses them. The two never take writes at the same
+    time, and no acknowledged write is lost. To undo a switch, switch again.
 
-    In autocommit, writes of the shard wait for some milliseconds; a transaction that would write on
-    the old side gets :exc:`~sharded_orm.exceptions.SideFenced`. If this process is killed, call the
-    function again: it first ends the unfinished switch.
+    In autocommit, writes of the shard wait for some milliseconds. A transaction that writes on the
+    old side fails with :exc:`~sharded_orm.exceptions.SideFenced`. If this process is killed, call
+    the function again: it first ends the unfinished switch.
 
-    :param numbers: numbers of the shards; None with ``all_from``.
-    :param to_side: the node that is to be active; by default the other side of each shard.
+    :param numbers: the numbers of the shards; None if ``all_from`` is given.
+    :param to_side: the node that becomes active; by default the passive side of each shard.
     :param all_from: a node; all shards of the group that are active on it are switched.
-    :param confirm: called before a dead side is given up (``options.force``), with what may be
-        lost. If it returns False, the switch is refused.
+    :param confirm: called before a side whose server is down is given up (``options.force``), with
+        what may be lost. If it returns False, the switch is refused.
     :param tell: called with a line for the operator.
     :raises SwitchRefused: the sides cannot be changed. Every reason is listed, and nothing was
         changed.
@@ -117,7 +118,7 @@ def check_switch(
     all_from: str | None = None,
     options: SwitchOptions | None = None,
 ) -> SwitchPlan:
-    """Return what :func:`switch_sides` would do. Changes nothing.
+    """Check whether :func:`switch_sides` would work, and return what it would do. Changes nothing.
 
     :raises: the errors of :func:`switch_sides`, except :exc:`OperationHeld`.
     """
@@ -144,9 +145,9 @@ def _checked_plan(
     options: SwitchOptions,
     upgraded: tuple[str, str] | None,
 ) -> tuple[SwitchPlan, UnsentWrites | None]:
-    """Return the checked plan, and what may be lost if a side is given up.
+    """Check a plan. Return it, and what may be lost if a side is given up.
 
-    :param upgraded: if a side is given up during a rolling upgrade: that side, and the other side.
+    :param upgraded: the given-up side and the other side, if this happens during a rolling upgrade.
     """
     if options.force and all_from is None:
         raise SwitchRefused(
@@ -162,11 +163,12 @@ def _checked_plan(
 def repair(
     group: str, *, options: SwitchOptions | None = None, tell: Tell = lambda line: None
 ) -> SwitchReport:
-    """End an unfinished switch of the active side of a shard.
+    """End an unfinished switch of a shard's active side.
 
-    If the topology already names the new active side, the new side begins to take writes. Otherwise
-    the old side takes writes as before. Also, if both sides of a shard refuse writes although no switch
-    is unfinished, the active side takes writes again.
+    If the topology names the new side as the active one already, the switch is completed: the new
+    side takes writes. Otherwise it is undone, and the old side takes writes. This function also
+    mends shards whose sides both refuse writes although no switch is unfinished: their active side
+    takes writes again.
 
     :raises django.db.Error: a server does not answer.
     :raises OperationHeld: a process switches shards of the group at this time.
@@ -189,9 +191,10 @@ def fence_passive_sides(
 ) -> int:
     """Make the passive server of each shard refuse writes to all tables of the shard.
 
-    The two servers of a pair replicate from each other. For each shard, one of them is active (takes
-    writes), and the other is passive. Call this after a range of shards got a pair of servers, and each
-    time after tables were created. The call can be repeated.
+    The two servers of a pair replicate from each other. For each shard, one of them is active
+    (takes writes), and the other is passive. Call this when a range of shards has got a pair of
+    servers, and whenever tables were created, because a new table has no triggers that refuse
+    writes. The call can be repeated.
 
     :param numbers: the numbers of the shards.
     :param tell: called with a line for the operator.
@@ -225,7 +228,7 @@ def fence_passive_sides(
 
 
 def _wait_for_tables(source: str, target: str, run: journal.JournalRun) -> None:
-    """Wait until the passive side ``target`` has all tables that ``source`` has created."""
+    """Wait until ``target``, the passive side, has all tables that ``source`` has."""
     seconds = SwitchOptions().patience
     with open_pair(source, target) as servers:
         position = servers.first.status().logged
@@ -237,8 +240,10 @@ def _wait_for_tables(source: str, target: str, run: journal.JournalRun) -> None:
 
 
 class _SwitchWork:
-    """Switches shards of one group. Only one process does so at a time, because it holds the group's
-    run in the journal.
+    """Switches shards of one group.
+
+    The process holds the group's run in the journal, so no other process switches shards of the
+    group.
     """
 
     def __init__(
@@ -250,16 +255,16 @@ class _SwitchWork:
         self._tell = tell
         self.report = SwitchReport(run.subject, run.id)
         self._given_up = GivenUpSide(run.note, self._note)
-        #: The time of the first switch after which the cache was not invalidated yet, by
-        #: ``time.monotonic()``; infinite if there is none.
+        #: The cache must be invalidated after a switch. This is the time (``time.monotonic()``) of
+        #: the first switch after which it was not; infinite if there is none.
         self._stale_since = float("inf")
 
     def begin(self, *, repairs: bool = False, within_upgrade: bool = False) -> None:
         """End the switch that an earlier process has left unfinished.
 
-        :param repairs: whether the caller only repairs. Then other operations that were broken off do
-            not matter.
-        :param within_upgrade: whether the caller holds a rolling upgrade, and ends it.
+        :param repairs: whether the caller only repairs. Then it does not matter if other operations
+            were interrupted.
+        :param within_upgrade: whether the caller ends a rolling upgrade, and holds its run.
         """
         within = "rolling" if self._options.is_upgrade or within_upgrade else None
         refuse_conflicts(self._run, only_held=repairs, within=within)
@@ -270,9 +275,9 @@ class _SwitchWork:
             self._end(record)
 
     def open_active_sides(self) -> None:
-        """Let the active side take writes, for each shard of which both sides refuse writes.
+        """Find shards of which both sides refuse writes, and make their active side take writes.
 
-        Both sides still refuse writes if the journal was lost during a switch.
+        Both sides may refuse writes if the journal was lost during a switch.
         """
         if self._run.arguments.get("current") is not None:
             return
@@ -304,7 +309,7 @@ class _SwitchWork:
         self._tell(f"{change}: {change.target} takes writes again")
 
     def refuse(self, cause: Exception) -> None:
-        """Finish the run because a check has failed with ``cause``."""
+        """Finish the run as refused, because a check has failed with ``cause``."""
         self._invalidate()
         self._run.finish("refused", journal.one_line(cause))
 
@@ -315,8 +320,8 @@ class _SwitchWork:
                 break
             self._switch_one(change)
             if self._run.arguments.get("current") is not None:
-                # This switch could be neither completed nor undone. Its record is needed to end it,
-                # so do not begin another switch, whose record would replace it.
+                # The switch of this shard could be neither completed nor undone. Its record is
+                # needed to end it later. Another switch would replace the record, so begin none.
                 break
         self.report.stopped = self._stopping.cause
 
@@ -375,8 +380,8 @@ class _SwitchWork:
             self.report.notes.append(note)
 
     def _end_after(self, record: SwitchRecord, cause: BaseException) -> None:
-        """End a switch that has failed with ``cause``: complete it if it is published, otherwise undo
-        it.
+        """End a switch that has failed with ``cause``: complete it if the topology names the new
+        side already, otherwise undo it.
         """
         change = record.change
         why = str(cause) if isinstance(cause, SwitchFailed) else journal.one_line(cause)
@@ -395,7 +400,9 @@ class _SwitchWork:
             )
 
     def _end(self, record: SwitchRecord) -> None:
-        """End a switch of a shard: complete it if it is published, otherwise undo it."""
+        """End the switch of a shard: complete it if the topology names the new side already,
+        otherwise undo it.
+        """
         change = record.change
         is_published = record.phase == OPENING or (
             record.phase == PUBLISHING and not record.rule_out()
@@ -407,8 +414,8 @@ class _SwitchWork:
             if change.epoch is not None:
                 # The old side may be back since it was given up.
                 self._given_up.close(change)
-        # A published switch opens the new side, and an undone switch the old side. The other side
-        # refuses writes by then, or is dead.
+        # Make the new side take writes if the switch is completed, and the old side if it is
+        # undone. The server of the other side refuses writes by now, or is down.
         side = change.target if is_published else change.source
         try:
             with open_fence(change.on(side), record.confirm) as fence:
@@ -417,7 +424,7 @@ class _SwitchWork:
                 self._remove_fence(change, fence)
         except Error as exc:
             if change.epoch is None:
-                # A dead side need not be opened if this process gives it up next.
+                # The server is down, and this process gives it up next. So it need not take writes.
                 may_be_dead = self._options.force and is_silence(side, exc)
             else:
                 may_be_dead = not is_published
@@ -448,10 +455,11 @@ class _SwitchWork:
     # ##### Processes that do not know the new topology yet #####
 
     def _wait_for_followers(self) -> None:
-        """Wait until every process uses the new topology. A note names the processes that do not.
+        """Wait until every process uses the new topology. A note in the report names processes that
+        do not.
 
-        If such a process writes to a switched shard, the old side refuses that, and the process looks
-        up the new topology.
+        If such a process writes to a switched shard, the old side refuses the write. The process
+        then reads the new topology.
         """
         if note := note_on_followers(
             "read on the old side until they follow, or write to a switched shard"
@@ -459,15 +467,20 @@ class _SwitchWork:
             self.report.notes.append(note)
 
     def _note_reads(self, change: SideChange, *, is_followed: bool) -> None:
-        """Record whether a process may have cached rows of the old side after the switch."""
+        """Record that the cache must be invalidated, if a process may have cached rows of the old
+        side.
+
+        :param is_followed: whether all processes used the new topology before the new side took
+            writes.
+        """
         if not is_followed:
             self._run.note(left_side=change.source)
             self._stale_since = min(self._stale_since, time.monotonic())
 
     def _invalidate(self) -> None:
-        """Invalidate the cache if a process may have cached rows as the old side had them.
+        """Invalidate the cache if a process may have cached rows of the old side.
 
-        The whole cache is emptied, so this is done once for all switches within some seconds.
+        This empties the whole cache. So it is done once for all switches within some seconds.
         """
         if (node := self._run.arguments.get("left_side")) is not None:
             cached_rows.invalidate(node, self._tell, self.report.notes.append)

@@ -1,16 +1,15 @@
-"""The end of a rolling upgrade of a pair that has lost one side for ever (``shards switch
---force``).
+"""End a rolling upgrade of a pair that has lost one side for ever (``shards switch --force``).
 
-The other side, the survivor, executes what it has received before it takes writes. Some of it may
-be rows of the new schema, which do not fit into the old one. The journal records which shards have
-the new schema. So the survivor first gets it for each shard for which the lost side may have it, or
-the survivor has begun to get it. The tables of the lost side may be different, so it comes back as
-a copy only.
+The other side, the survivor, executes the changes that it has received, and then takes writes. Some
+of the changes may be rows of the new schema, which do not fit into the old one. The journal records
+which shards have the new schema on which side. A shard first gets the new schema on the survivor in
+two cases: the lost side may have the new schema already, or the survivor has begun to get it. The
+lost side may have other tables than the survivor, so it can come back as a copy only.
 
-An abort of the upgrade ends in the same way. It changes tables only on the side with the new
-schema. If this side is lost, the survivor has the old schema. If the other side is lost before the
-first table was changed back, the survivor has the new schema. After that, only the lost side knows
-how the tables were.
+An abort of an upgrade that loses a side ends in the same way. An abort changes tables on the side
+with the new schema only. If this side is lost, the survivor has the old schema. If the other side
+is lost, the survivor has the new schema, unless the abort has begun to change tables back. Then
+only the lost side knows how the tables were.
 """
 
 from __future__ import annotations
@@ -40,12 +39,13 @@ from sharded_orm.topology.document import Document
 from sharded_orm.topology.model import Shard
 from sharded_orm.topology.range_entries import entry_of, replace_shard
 
-#: The state of the journal's run of an upgrade that ended so.
+#: The state of the journal's run for an upgrade that has ended without one side.
 GIVEN_UP = "given up"
 
 
 def upgraded_sides(node: str) -> tuple[str, str] | None:
-    """Return ``node`` and the other side if the rolling upgrade of their pair is not finished.
+    """Return ``node`` and the other side of its pair, if a rolling upgrade of the pair is not
+    finished. Otherwise return None.
 
     One or two queries.
     """
@@ -56,7 +56,8 @@ def upgraded_sides(node: str) -> tuple[str, str] | None:
 
 
 def problems_of_end(lost: str) -> Iterator[str]:
-    """Yield the reason why the unfinished upgrade of a pair cannot end without the side ``lost``, if any.
+    """Yield the reason why an unfinished upgrade cannot end without the side ``lost``; nothing if
+    it can.
 
     One or two queries.
     """
@@ -77,16 +78,18 @@ def problems_of_end(lost: str) -> Iterator[str]:
 
 
 def _current(arguments: Mapping[str, Any], plan: RollingPlan) -> tuple[UpgradeRound | None, int]:
-    """Return the round and the index of the step that come next; no round if all are finished."""
+    """Return the next step of an upgrade: its round, and its index in the round. The round is None
+    if all rounds are finished.
+    """
     number, step = divmod(int(arguments["done"]), len(steps_of(arguments)))
     return (plan.rounds[number] if number < len(plan.rounds) else None), step
 
 
 @contextmanager
 def hold_upgrade(node: str) -> Iterator[UpgradeEnd | None]:
-    """A context manager that holds the unfinished rolling upgrade of a pair with ``node``.
+    """A context manager that takes over the unfinished rolling upgrade of a pair with ``node``.
 
-    Yields None if there is none.
+    Yields an object that can end the upgrade; None if there is no unfinished upgrade.
 
     :raises OperationHeld: a process works on the upgrade.
     """
@@ -102,7 +105,9 @@ def hold_upgrade(node: str) -> Iterator[UpgradeEnd | None]:
 
 
 class UpgradeEnd:
-    """Ends one rolling upgrade without the side ``lost``. Each part can be repeated. For one thread only."""
+    """Ends one rolling upgrade without the side ``lost``. Each part can be repeated. To be used by
+    one thread.
+    """
 
     def __init__(self, run: journal.JournalRun, lost: str) -> None:
         self._run = run
@@ -111,12 +116,16 @@ class UpgradeEnd:
         (self.survivor,) = {self._plan.first, self._plan.second} - {lost}
 
     def repair(self) -> None:
-        """Store the epochs that an earlier process has published on the survivor, and not stored there."""
+        """Store new epochs on the survivor. An earlier process may have published them in the
+        topology, and not have stored them on the survivor before it was killed.
+        """
         if group := self._run.arguments.get("new_epochs"):
             self._store_epochs(self._shards_of(group))
 
     def migrate_survivor(self, stopping: Stopping, tell: Tell) -> None:
-        """Give shards on the survivor the new schema where that must be, and record what it has.
+        """Give shards on the survivor the new schema where this is necessary.
+
+        The journal first records which shards have the new schema there.
 
         :raises PairRefused: a shard was not migrated.
         :raises OperationStopped: ``stopping`` was set.
@@ -131,11 +140,12 @@ class UpgradeEnd:
                 self._steps(servers, stopping, tell).migrate(behind, side)
 
     def finish(self, group: str, patience: float, tell: Tell, *, needs_epoch: bool) -> None:
-        """End the replication from the lost side, and the upgrade.
+        """End the replication from the lost side, and then the upgrade.
 
-        :param group: the group of which shards were given up.
-        :param needs_epoch: whether no shard of the group was active on the lost side. Then its shards get
-            a new epoch here, so that the lost side does not come back unnoticed.
+        :param group: the group whose shards were given up.
+        :param needs_epoch: whether no shard of the group was active on the lost side, so that no
+            switch has begun a new epoch. Then a new epoch begins here. By its older epoch, the lost
+            side is recognized if it comes back.
         """
         with open_side(self.survivor) as side:
             end_replication(side, patience, self._run.check, "The upgrade was not ended")
@@ -172,7 +182,9 @@ class UpgradeEnd:
         tell(f"The rolling upgrade has ended: {outcome}")
 
     def _behind(self) -> UpgradeRound | None:
-        """Return the shards that get the new schema on the survivor now; None if there are none."""
+        """Return the shards that must get the new schema on the survivor now; None if there are
+        none.
+        """
         current, step = _current(self._run.arguments, self._plan)
         if current is None or step > self._own_step(current):
             return None
@@ -180,11 +192,12 @@ class UpgradeEnd:
         is_begun = int(self._run.arguments.get("begun", done)) >= done
         first = self._own_step(current)
         if current.active == self.survivor and not self._plan.stop_writes:
-            # From this step on, the lost side may have sent rows of the new schema.
+            # From the step "switch" on, the lost side may have sent rows of the new schema.
             first = steps_of(self._run.arguments).index("switch")
         if step + is_begun <= first:
             return None
-        # The survivor takes writes of the other shards with the old schema, and got none from the lost side.
+        # Leave out shards that are active on the survivor. They take writes with the old schema
+        # there, and the lost side has sent no rows of them.
         numbers = {
             selected.group.name: [
                 shard.number
@@ -204,7 +217,9 @@ class UpgradeEnd:
         return names.index("migrate-active" if self._plan.stop_writes else "migrate-other")
 
     def _upgraded(self, behind: UpgradeRound | None) -> dict[str, list[int]]:
-        """Return the numbers of the shards that have the new schema on the survivor, by group."""
+        """Return a dict that maps each group to the numbers of its shards with the new schema on
+        the survivor.
+        """
         number = int(self._run.arguments["done"]) // len(steps_of(self._run.arguments))
         current, step = _current(self._run.arguments, self._plan)
         rounds = list(self._plan.rounds[:number])
@@ -212,7 +227,7 @@ class UpgradeEnd:
             rounds.append(behind)
         elif current is not None and step > self._own_step(current):
             rounds.append(current)
-        # An earlier call may have been interrupted after it had given up shards.
+        # An earlier call may have been interrupted after it had recorded shards. Keep these.
         upgraded = {name: set(n) for name, n in self._run.arguments.get("upgraded", {}).items()}
         for each in rounds:
             for name, numbers in each.numbers.items():
@@ -245,9 +260,9 @@ class UpgradeEnd:
 
 
 def last_lost_at(node: str) -> dict[str, int]:
-    """Return the epochs, by schema, that began when ``node`` was given up during an upgrade.
+    """Return the epochs that began when ``node`` was given up during an upgrade, keyed by schema.
 
-    Empty if that has not happened. One query.
+    Empty if ``node`` was never given up during an upgrade. One query.
     """
     runs = leases.runs().filter(kind=KIND, subject=EVERYTHING, state=GIVEN_UP).order_by("-pk")
     return next((run.arguments["lost_at"] for run in runs if run.arguments["given_up"] == node), {})
@@ -259,7 +274,7 @@ def _text(group: str, numbers: Sequence[int]) -> str:
 
 
 class _FailureLines:
-    """The progress of a migration of which only failures are told."""
+    """Receives the progress of a migration, and passes only failures on to the operator."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell = tell

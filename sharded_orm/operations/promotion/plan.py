@@ -43,7 +43,7 @@ class PromotionPlan:
     """The plan of a promotion: which ranges of shards move to the new primary.
 
     One server can have several node names in the topology. For example, nodes ``db1`` and ``db1b``
-    may have the same address. So two ranges on the same server may have different names of it.
+    may have the same address. So two ranges on the same server may name it differently.
 
     :param node: the node name of the old primary that the operator gave.
     :param new: a node name of the new primary, that of the first range.

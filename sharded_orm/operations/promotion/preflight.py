@@ -82,8 +82,8 @@ class Findings:
 def operator(name: str, plan: PromotionPlan) -> ReplicationServer:
     """Connect to node ``name`` with the account in the node's setting ``OPERATOR``.
 
-    This account may make a server refuse writes, and may promote it. The account of the application
-    may not.
+    This account may make a server refuse writes, and may promote it. The application does not use
+    it.
 
     :param plan: the plan of the promotion, to which the node belongs.
     :raises PromotionRefused: the setting is missing, the server refuses the account, or the server

@@ -1,8 +1,8 @@
 """Find out whether the new topology document of a promotion was published.
 
 Call this when the answer to the publication got lost. The *source*, the place where the document is
-stored, is queried until it answers. Meanwhile, writes to the shards of the promotion are refused,
-because it is not known which of the two servers is their primary.
+stored, is queried again and again for some seconds. Meanwhile, writes to the shards of the
+promotion are refused, because it is not known which of the two servers is their primary.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class PromotionOptions:
 class PromotionReport:
     """The result of a promotion, or of a check whether it is possible.
 
-    :param outcome: "promoted" or "undone"; "checked" if nothing was promoted, only checked.
+    :param outcome: "promoted", "undone", or "checked" after a check, which promotes nothing.
     :param loss: the writes that a forced promotion loses; None for any other promotion.
     """
 

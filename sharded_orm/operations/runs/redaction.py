@@ -34,7 +34,7 @@ _REPLACEMENT = "this account"
 
 
 def without_accounts(text: str) -> str:
-    """Return ``text`` with "this account" in place of the names of database accounts.
+    """Return ``text`` without the names of database accounts, usually with "this account" instead.
 
     :param text: a message of a database server or of this library.
 

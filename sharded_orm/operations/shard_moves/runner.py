@@ -34,7 +34,8 @@ from sharded_orm.operations.shard_moves.shard_sessions import SchemaSessions
 
 #: If a process is paused during a move, a second process may undo the move. When the first process
 #: continues, it may still create the shard's schema on the target, before it notices that it has
-#: lost the run. So a run that begins later than this after the undo looks for such a schema.
+#: lost the run. So the first run that begins more than this time after the undo looks for such a
+#: schema.
 LATE_SCHEMA: Final = timedelta(hours=1)
 
 
@@ -237,8 +238,9 @@ class _Work:
     def _end(self, record: ShardMoveRecord, look_after: timedelta | None = None) -> None:
         """Complete the move if its new topology is published, otherwise undo it.
 
-        :param look_after: after an undo, a run that begins later than this looks once more for
-            tables that the move has left on the target. None if it can leave none.
+        :param look_after: if the move is undone, the first run that begins more than this time
+            after the undo looks for tables that the move has left on the target. None if it can
+            leave none.
         """
         move = record.change
         if record.phase == PUBLISHING and not record.rule_out():

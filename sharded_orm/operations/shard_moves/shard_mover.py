@@ -254,7 +254,7 @@ class ShardMover:
 
     def _follow_to_the_end(self) -> None:
         """Copy all changed rows that are left. The site cannot reach the hidden tables any more."""
-        # So no more changes are recorded, and it is enough to read them once.
+        # Nobody can write to the hidden tables, so no more changes are recorded: read them once.
         changes = self._source.capture.changes(self._record.number, ALL_CHANGES)
         for _ in range(ATTEMPTS):
             self._check()

@@ -46,9 +46,10 @@ EXAMPLES = 3
 class CrossKeyPair:
     """Two rows that are related although their shard keys differ.
 
-    :param row: the primary key of the row that has the foreign key.
+    :param row: the primary key of the row whose model declares the relation.
     :param key: the shard key of this row.
-    :param related: the value of the foreign key, usually the primary key of the other row.
+    :param related: the value by which the relation refers to the other row, usually its primary
+        key.
     :param related_key: the shard key of the other row.
     """
 

@@ -38,8 +38,8 @@ class HealthReport:
     :param foreign_ids: functions and counters that would make ids of another shard.
     :param misplaced: rows that are not on the shard of their key.
     :param cross_key: rows that are related to rows with a different shard key.
-    :param dangling: rows with a foreign key to a global model, or a generic foreign key, whose row
-        does not exist.
+    :param dangling: rows that refer to a row that does not exist, by a foreign key to a global
+        model or by a generic foreign key.
     :param rows: number of rows that the search for misplaced rows has read.
     :param errors: maps the name of a shard, node, group or model to the reason why a check of it
         could not be finished.

@@ -110,7 +110,7 @@ def create(
         begin(server, [name], after=last_used, form=server_form)
     created = {(name, server.alias) for name, server, _, _ in plan}
     # Read and check the sequences again. If two aliases in the settings lead to the same database,
-    # the check fails now, because both have the sequence of one server.
+    # the check fails now, because the new sequence has the slot of only one of the two servers.
     sequences = _sequences_by_server(servers, selected) if created else sequences
     return [
         _result(sequences[server.alias][name], server, (name, server.alias) in created)

@@ -30,7 +30,7 @@ _MISSING_STATES = {"3D000", "3F000", "42P01", "42703"}
 
 @dataclass(frozen=True)
 class Largest:
-    """The largest id that a sequence has given to any row, and the table with this row."""
+    """The largest id in the tables of the models that use a sequence, and where it was found."""
 
     id: int
     #: Where the id was found, such as "table 'photo' of group 'photos'".

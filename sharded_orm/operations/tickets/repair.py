@@ -119,10 +119,10 @@ def advance(
 ) -> list[Advanced]:
     """Move ticket servers forward, so that they hand out no id for a second time.
 
-    A server that comes back from an old backup has forgotten which ids it has handed out. Three
-    numbers tell: its position, the last id by its own count; its high-water mark, the highest id
-    that the next server has stored for it; and the largest of its ids in the tables. The server is
-    moved to ``margin`` above the largest of these numbers.
+    A server that comes back from an old backup has forgotten the last ids that it has handed out.
+    Three numbers show how far it had come: its position, the last id by its own count; its
+    high-water mark, the highest id that the next server has stored for it; and the largest of its
+    ids in the tables. The server is moved to ``margin`` above the largest of these numbers.
 
     A server is not moved in the following cases. Then its result has a ``problem``. The other
     servers are moved in spite of it.

@@ -140,7 +140,7 @@ def slot_problem(
 
     Each server has a slot, which says which ids it hands out. The sequence was created with the
     slot that the server had then. The slot may have changed since, because somebody has changed the
-    order of the servers in the settings.
+    order or the number of the servers in the settings.
 
     :param row: the sequence, as the server has it.
     :param answers: the answers of all servers; empty to look only at ``server``. If another server
