@@ -96,20 +96,28 @@ def batch_instances(queryset: Any, ids: dict[Shard, list[int]]) -> list[Any]:
     key = (queryset.model, None, None)
     instances: list[Any] = []
     others: list[tuple[list[str], list[Row]]] = []
+    refusal: ValueError | None = None
     parts = batch_rows(queryset, ids)
-    # If a converter raises an error, close the cursors of the nodes that still execute.
+    # If an exception ends the loop, close the cursors of the nodes that still execute.
     with closing(parts):
         for _, aliases, rows in parts:
-            if not rows:
+            if not rows or refusal is not None:
                 continue
             # All shards of a node have its settings, so one loader serves all rows of the node.
             # Loaders for each shard would take twice as long.
             loader = loader_of(key, connection_of(aliases[0]))
-            if loader.serves_others and loader.is_unobserved():
-                # Make the instances while the other nodes still execute their statements.
-                instances += loader.loaded(rows, queryset, aliases)
-            else:
+            if not loader.is_unobserved():
                 others.append((aliases, rows))
+                continue
+            # Make the instances while the other nodes still execute their statements.
+            try:
+                instances += loader.loaded(rows, queryset, aliases)
+            except ValueError as error:
+                # A stored value cannot be converted. First see whether a node fails, as with one
+                # database.
+                refusal = error
+    if refusal is not None:
+        raise refusal
     # No node has failed, so the project's own code may see the rows.
     for aliases, rows in others:
         loader = loader_of(key, connection_of(aliases[0]))

@@ -11,7 +11,7 @@ from types import MethodType
 from typing import Any
 
 from django.conf import settings
-from django.db.models import DecimalField, Model
+from django.db.models import DecimalField, JSONField, Model
 from django.db.models.base import ModelState
 from django.db.models.fields.related_descriptors import ForeignKeyDeferredAttribute
 from django.db.models.query_utils import DeferredAttribute
@@ -87,14 +87,16 @@ class InstanceLoader:
         #: Whether this loader may also make instances from rows of another connection whose
         #: settings differ only in the schema. False if the project or another package has written a
         #: converter: it gets the connection as an argument, and may treat connections differently.
-        self.serves_others = all(
-            (getattr(converter, "__module__", None) or "").startswith(("django.", "sharded_orm."))
+        self.serves_others = not any(
+            _is_own(converter)
             for _, converters, _ in (*self._of_backend, *self._of_fields)
             for converter in converters
         )
         # The decimal places of each DecimalField. SQLite's converter rounds to this number of
         # places, so a loader is out of date if a program changes the number.
-        self._places = [(field, field.decimal_places) for field in self._decimal_fields()]
+        self._places = [(field, field.decimal_places) for field in self._fields(DecimalField)]
+        # The converter of a JSONField is Django's, but calls a project's decoder.
+        self._json_fields = self._fields(JSONField)
 
     def _converters(self, find: Callable[[Any], list[Any]]) -> list[_Converters]:
         converters = enumerate(map(find, self._columns))
@@ -102,9 +104,15 @@ class InstanceLoader:
             (position, found, self._columns[position]) for position, found in converters if found
         ]
 
-    def _decimal_fields(self) -> list[Any]:
-        fields = [getattr(column, "target", None) for column in self._columns]
-        return [field for field in fields if isinstance(field, DecimalField)]
+    def _fields(self, kind: type) -> list[Any]:
+        fields: list[Any] = []
+        for column in self._columns:
+            field = getattr(column, "target", None)
+            while field is not None:
+                fields.append(field)
+                # The converter of an ArrayField calls that of its base field.
+                field = getattr(field, "base_field", None)
+        return [field for field in fields if isinstance(field, kind)]
 
     def knows_all_fields(self) -> bool:
         """Whether the fields of the model have not changed since the loader was made."""
@@ -158,14 +166,16 @@ class InstanceLoader:
     def is_unobserved(self) -> bool:
         """Whether nobody can observe the moment at which :meth:`loaded` makes the instances.
 
-        True if the model is plain (it replaces no method of Django that makes instances), and no
-        receiver listens to ``pre_init`` or ``post_init``.
+        True if the model is plain (it replaces no method of Django that makes instances), no
+        receiver listens to ``pre_init`` or ``post_init``, and no converter is a project's own.
         """
         return not (
             self._make_loaded is None
+            or not self.serves_others
             or pre_init.receivers
             or post_init.receivers
             or not _calls_django(self._model)
+            or any(field.decoder is not None for field in self._json_fields)
         )
 
     def loaded(
@@ -179,7 +189,7 @@ class InstanceLoader:
         if aliases is None:
             aliases = [self._alias] * len(rows)
         make = self._make_loaded
-        # As is_unobserved(), without the call: single rows are read in this way, too.
+        # The conditions for a plain model, without a call: single rows are read in this way, too.
         if (
             make is None
             or pre_init.receivers
@@ -288,6 +298,16 @@ def _has_plain_attributes(model: Any, names: Sequence[str]) -> bool:
     """Whether the fields with these attnames can be set by a plain assignment in generated code."""
     attributes = [getattr_static(model, name) for name in names]
     return {DeferredAttribute}.issuperset(map(type, attributes)) and all(map(_is_word, names))
+
+
+def _is_own(converter: Any) -> bool:
+    """Whether a converter is a project's own, or that of an array of values with such a converter."""
+    module = getattr(converter, "__module__", None) or ""
+    if not module.startswith(("django.", "sharded_orm.")):
+        return True
+    base = getattr(getattr(converter, "__self__", None), "base_field", None)
+    of_values = getattr(base, "from_db_value", None)
+    return of_values is not None and _is_own(of_values)
 
 
 def _is_word(name: str) -> bool:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gc
+import json
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from threading import Barrier
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from django.db import connections
@@ -43,7 +44,7 @@ Act = Callable[[NodeCursor], None]
 
 @pytest.fixture(autouse=True)
 def rows() -> None:
-    store([Sample(id=n, owner=n % 5, number=n % 3, name=f"n{n}") for n in range(20)])
+    store([Sample(id=n, owner=n % 5, number=n % 3, name=f"n{n}", data={"n": n}) for n in range(20)])
     # Each node has an idle session now.
     assert read() == ROWS
 
@@ -190,19 +191,64 @@ def test_no_signal_tells_of_rows_if_a_later_node_fails(
     assert len(seen) == (len(ROWS) if is_watched else 0)
 
 
-def test_a_converter_that_fails_leaves_no_answer_to_others(
-    when_sent: Any, monkeypatch: pytest.MonkeyPatch
+class Decoder(json.JSONDecoder):
+    """Remembers the texts that it has read."""
+
+    seen: ClassVar[list[str]] = []
+
+    def decode(self, text: str, *args: Any) -> Any:
+        self.seen.append(text)
+        return super().decode(text, *args)
+
+
+def test_no_decoder_of_a_project_reads_rows_if_a_later_node_fails(
+    last_node_lost: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other node's answer is not read, so its session is closed."""
+    """The converter of a JSONField is Django's, but it calls the class that the project has set."""
+    monkeypatch.setattr(Sample._meta.get_field("data"), "decoder", Decoder)
+    monkeypatch.setattr(Decoder, "seen", [])
+    queryset = Sample._default_manager.all()
+    with last_node_lost() as waiting, pytest.raises(ScatterError):
+        batch_instances(queryset, ids_by_shard())
+    assert waiting
+    assert not Decoder.seen
+    loaded = batch_instances(queryset, ids_by_shard())
+    assert all(each.data == {"n": each.pk} for each in loaded)
+    assert len(Decoder.seen) == len(ROWS)
+
+
+def test_an_error_of_a_node_comes_before_that_of_a_value(
+    last_node_lost: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One database converts no value before it has answered."""
 
     def refuse(*_: Any) -> Any:
         raise ValueError("refused")
 
+    monkeypatch.setattr(InstanceLoader, "loaded", refuse)
+    queryset = Sample._default_manager.all()
+    with last_node_lost() as waiting, pytest.raises(ScatterError) as caught:
+        batch_instances(queryset, ids_by_shard())
+    assert waiting
+    assert caught.value.failures.keys() == OTHERS
+    with pytest.raises(ValueError, match="refused"):
+        batch_instances(queryset, ids_by_shard())
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, TimeoutError])
+def test_an_interrupt_between_two_nodes_leaves_no_answer_to_others(
+    when_sent: Any, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException]
+) -> None:
+    """The other node's answer is not read, so its session is closed."""
+
+    def interrupt(*_: Any) -> Any:
+        raise kind
+
     sessions: list[Any] = []
     when_sent(lambda cursor: sessions.append(cursor._session))
     with monkeypatch.context() as patched:
-        patched.setattr(InstanceLoader, "loaded", refuse)
-        with pytest.raises(ValueError, match="refused") as caught:
+        patched.setattr(InstanceLoader, "loaded", interrupt)
+        with pytest.raises(kind) as caught:
             batch_instances(Sample._default_manager.all(), ids_by_shard())
     # While somebody has the traceback, the frames are alive. The session must not wait for their end.
     assert caught.tb is not None

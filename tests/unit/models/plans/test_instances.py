@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import pytest
+from django.contrib.postgres.fields import ArrayField
 from django.db import connections, models
 from django.test.utils import isolate_apps
 
@@ -37,3 +41,36 @@ def test_instances_are_those_of_from_db(name: str) -> None:
             assert instance.get_deferred_fields() == other.get_deferred_fields()
     with pytest.raises(ValueError, match="has not 1 values"):
         loader.instances(rows, Named.objects.all())
+
+
+class Shouted(models.TextField):
+    def from_db_value(self, value: Any, expression: Any, connection: Any) -> Any:
+        return value.upper()
+
+
+@isolate_apps("tests.samples")
+@pytest.mark.parametrize(
+    ("field", "is_own", "is_observed"),
+    [
+        (models.JSONField(), False, False),
+        (models.JSONField(decoder=json.JSONDecoder), False, True),
+        (Shouted(), True, True),
+        (ArrayField(models.TextField()), False, False),
+        (ArrayField(ArrayField(models.JSONField())), False, False),
+        (ArrayField(models.JSONField(decoder=json.JSONDecoder)), False, True),
+        (ArrayField(ArrayField(Shouted())), True, True),
+    ],
+)
+def test_converters_that_call_code_of_a_project(
+    field: models.Field[Any, Any], is_own: bool, is_observed: bool
+) -> None:
+    """The converter of an array calls that of its values."""
+
+    class Holder(models.Model):
+        value = field
+
+        class Meta:
+            app_label = "samples"
+
+    loader = InstanceLoader(Holder, connections["default"])
+    assert (loader.serves_others, loader.is_unobserved()) == (not is_own, not is_observed)
