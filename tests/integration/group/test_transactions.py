@@ -279,6 +279,52 @@ def test_the_first_writer_fails_after_the_readers_have_committed(
     assert (shards.rows(1), shards.rows(8), ran) == ([1], [], [0, 1])
 
 
+def _make_function(shards: Shards, number: int) -> None:
+    """Make a function on the shard that inserts the row 7."""
+    insert = "INSERT INTO thing (value) VALUES (7)"
+    with shards[number].cursor() as cursor:
+        cursor.execute(
+            f"CREATE FUNCTION take() RETURNS int LANGUAGE sql AS '{insert} RETURNING 1'"
+            if shards[number].vendor == "postgresql"
+            else f"CREATE FUNCTION take() RETURNS int BEGIN {insert}; RETURN 1; END"
+        )
+    shards[number].close()  # The statement pins its session on MariaDB.
+
+
+@pytest.mark.parametrize(
+    "sql", ["SELECT take()", "SELECT 1 FROM (SELECT take() AS n) s WHERE n = 1"]
+)
+def test_a_read_that_calls_a_function_counts_as_a_write(
+    shards: Shards, monkeypatch: pytest.MonkeyPatch, sql: str
+) -> None:
+    _make_function(shards, 8)
+    _break_commit(shards[0], monkeypatch)
+    with pytest.raises(OperationalError) as caught, atomic(using=GROUP):
+        shards.add(0, 1)
+        with shards[8].cursor() as cursor:
+            cursor.execute(sql)
+    assert not isinstance(caught.value, PartialCommitError)
+    assert shards.rows(0) == shards.rows(8) == []
+    monkeypatch.undo()
+    with atomic(using=shards.alias(8)):
+        _read(shards, 8)
+        assert shards[8].reads_as_autocommit()
+        with shards[8].cursor() as cursor:
+            cursor.execute(sql)
+        assert not shards[8].reads_as_autocommit()
+    assert shards.rows(8) == [7]
+
+
+@pytest.mark.parametrize("nodes", ["postgresql"], indirect=True)
+def test_a_named_cursor_that_calls_a_function_counts_as_a_write(shards: Shards) -> None:
+    _make_function(shards, 8)
+    with atomic(using=shards.alias(8)):
+        with shards[8].chunked_cursor() as cursor:
+            cursor.execute("SELECT take()")
+            cursor.fetchall()
+        assert not shards[8].reads_as_autocommit()
+
+
 @pytest.mark.parametrize("nodes", ["mariadb"], indirect=True)
 @pytest.mark.parametrize("others", [[0], [0, 1], []])
 def test_a_deadlock_that_the_program_ignores(shards: Shards, others: list[int]) -> None:
