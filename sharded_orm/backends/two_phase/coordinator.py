@@ -63,6 +63,8 @@ class Coordinator:
         self._decider: Participant | None = None
         self._transaction = ""
         self._count = 0
+        #: The shards that the transaction has used.
+        self.shards: list[Shard] = []
 
     def join(self, member: Participant) -> None:
         """Make the transaction of a shard part of this two-phase commit.
@@ -103,6 +105,7 @@ class Coordinator:
             assert member.shard is not None
             member.begin_branch(BranchName(self._transaction, member.shard.schema))
         self._count += 1
+        self.shards += _shards([member])
 
     def commit(self, members: Sequence[Participant]) -> None:
         """Commit the transaction on all of ``members``, or on none.
