@@ -52,6 +52,11 @@ class RowCopy(RowAccess):
     thread only.
     """
 
+    def report_counts(self) -> None:
+        """Make the server count the rows that this session has written, if it counts them later than
+        other statements see them.
+        """
+
     def claim(self, number: int) -> None:
         """Mark this session as one that works on a move, so that :meth:`ChangeCapture.end_sessions`
         finds it.
