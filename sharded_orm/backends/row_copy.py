@@ -52,6 +52,11 @@ class RowCopy(RowAccess):
     them into the tables of the models. For one thread only.
     """
 
+    def report_counts(self) -> None:
+        """Make the server count the rows that this session has written, if it counts them later than
+        other statements see them.
+        """
+
     def claim(self, number: int) -> None:
         """Mark this session as one of a move, so that :meth:`ChangeCapture.end_sessions` can end it
         if another process takes the move over.

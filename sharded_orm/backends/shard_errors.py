@@ -8,6 +8,7 @@ from django.db import Error
 from django.db.utils import DatabaseErrorWrapper
 
 from sharded_orm.backends.fence_messages import is_refusal, is_side_refusal
+from sharded_orm.backends.two_phase.branch import note_orphans
 from sharded_orm.exceptions import KeyFenced, SideFenced
 from sharded_orm.topology.model import Shard
 
@@ -41,6 +42,8 @@ class ShardErrorWrapper(DatabaseErrorWrapper):
         except Error as exc:
             add_shard_note(exc, self._wrapper.shard)
             _add_note_of_locked_file(exc, self._wrapper)
+            if self._wrapper.in_two_phase:
+                note_orphans(exc, self._wrapper)
             raise
 
     def _refusal(self, error: BaseException) -> KeyFenced | SideFenced | None:

@@ -35,6 +35,7 @@ from sharded_orm.scatter.counted_ids import refuse_comparison
 from sharded_orm.scatter.facade import PK_MARK, SHARD_MARK, Facade
 from sharded_orm.scatter.partial_aggregates import Partial, partial_of
 from sharded_orm.scatter.refusals import parts_of, refuse, refuse_time_and_chance
+from sharded_orm.scatter.rounded_floats import widened
 from sharded_orm.scatter.summands import refuse_narrow
 
 if TYPE_CHECKING:
@@ -259,6 +260,10 @@ class _Root(SQLCompiler):
             # The shard's index must be the last column, because ORDER BY and GROUP BY may refer to
             # columns by position.
             self._added.append((None, (SHARD_MARK, ()), "__scatter_shard"))
+        compares = self.query.distinct or (grouped and not self.options.summary)
+        if self.marks_rows and not compares and features_of(self.connection).computes_beyond_types:
+            # One database, too, cuts off what it compares in a temporary table, as for DISTINCT.
+            self.select, self._added = widened(self.select), widened(self._added)
         return self._added, (ordered if keep_order else []), group_by
 
     def get_extra_select(self, order_by: Any, select: Any) -> Any:

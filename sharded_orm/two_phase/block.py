@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from django.db import connections, transaction
+from django.db import DatabaseError, connections, transaction
 
 from sharded_orm.backends.two_phase.coordinator import Coordinator
 from sharded_orm.exceptions import TwoPhaseMisused, TwoPhaseUnavailable
@@ -66,6 +66,11 @@ class TwoPhaseAtomic(transaction.Atomic):
             raise
 
     def __exit__(self, *exc_info: Any) -> None:
+        if isinstance(exc_info[1], DatabaseError):
+            # The block may have waited in vain for a branch whose process has died. Let the next block
+            # look for such branches on the shards of this one.
+            coordinator: Any = connections[self._group].coordinator  # type: ignore[attr-defined]
+            watch.note(coordinator.shards if coordinator is not None else (), True)
         try:
             super().__exit__(*exc_info)
         finally:

@@ -119,6 +119,7 @@ def recover(
     *,
     grace: float = GRACE,
     failures: dict[str, Error] | None = None,
+    logs: bool = True,
 ) -> list[Recovered]:
     """End the branches of ``group`` that have been prepared for ``grace`` seconds, and return the
     results.
@@ -132,6 +133,7 @@ def recover(
     :param grace: seconds for which a branch must stay prepared before it is ended.
     :param failures: a dict to which the error of each node that does not answer is added, keyed by
         the node's name.
+    :param logs: whether to log each result. False if the caller shows the results.
     :raises django.db.Error: a node of the shards does not answer, and ``failures`` is None.
     """
     shards = None if shards is None else list(shards)
@@ -141,7 +143,7 @@ def recover(
         # Poll, because servers do not notify anybody when a branch ends.
         time.sleep(_POLL)
         before &= _prepared(group, shards, failures)
-    return [end(prepared) for prepared in sorted(before)]
+    return [end(prepared, logs=logs) for prepared in sorted(before)]
 
 
 def left_on(group: ShardGroup, shards: Iterable[Shard]) -> list[str]:
@@ -167,7 +169,7 @@ def refuse_prepared(group: ShardGroup, shards: Iterable[Shard]) -> None:
         raise BranchesPrepared(left)
 
 
-def end(prepared: PreparedBranch, *, seconds: float = 1.0) -> Recovered:
+def end(prepared: PreparedBranch, *, seconds: float = 1.0, logs: bool = True) -> Recovered:
     """End one prepared branch: commit it or roll it back, as the deciding shard has decided.
 
     The branch is left prepared if the decision is not certain yet, or if a server does not answer.
@@ -175,12 +177,15 @@ def end(prepared: PreparedBranch, *, seconds: float = 1.0) -> Recovered:
 
     :param seconds: how long to wait for the end of the transaction that may still store the
         decision.
+    :param logs: whether to log the result.
     """
     try:
         outcome, is_over = _end(prepared, seconds)
     except (Error, ShardedOrmError) as exc:
         outcome, is_over = f"left, because a server does not answer: {exc}", False
-    logger.log(logging.WARNING if is_over else logging.INFO, "Branch %s: %s", prepared, outcome)
+    if logs:
+        level = logging.WARNING if is_over else logging.INFO
+        logger.log(level, "Branch %s: %s", prepared, outcome)
     return Recovered(prepared, outcome, is_over)
 
 

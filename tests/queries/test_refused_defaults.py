@@ -114,3 +114,72 @@ def test_columns_of_a_row_that_may_be_new_are_refused_by_django(placed: None) ->
         Photo.objects.get_or_create(user_id=ONE, stars=2, defaults={"title": F("absent")})
     with pytest.raises(ValueError, match=r"F\(\) expressions can only be used to update"):
         Photo.objects.get_or_create(user_id=ONE, stars=2, defaults={"title": F("stars")})
+
+
+def _lazy(expression: Any) -> Any:
+    return SimpleLazyObject(lambda: expression)
+
+
+@pytest.mark.parametrize("expression", [OF_ALL_KEYS, Upper(OF_ANOTHER_KEY)])
+def test_a_lazy_object_of_an_expression_is_checked_as_the_expression(
+    placed: None, expression: Any
+) -> None:
+    stored = Photo.objects.create(user_id=ONE, stars=1, title="a")
+    person = Person.objects.create(username="x")
+    one = {"user_id": ONE, "stars": 1}
+    new = {"user_id": ONE, "stars": 2}
+
+    def save() -> None:
+        stored.title = _lazy(expression)
+        stored.save(update_fields=["title"])
+
+    def bulk_update() -> None:
+        stored.title = _lazy(expression)
+        Photo.objects.bulk_update([stored], ["title"])
+
+    calls: list[Any] = [
+        lambda: Photo.objects.get_or_create(**new, defaults={"title": _lazy(expression)}),
+        lambda: Photo.objects.update_or_create(**one, defaults={"title": _lazy(expression)}),
+        lambda: Photo.objects.update_or_create(
+            **new, defaults={"title": "b"}, create_defaults={"title": _lazy(expression)}
+        ),
+        lambda: Photo.objects.create(**new, title=_lazy(expression)),
+        lambda: Photo.objects.bulk_create([Photo(**new, title=_lazy(expression))]),
+        lambda: Photo.objects.filter(**one).update(title=_lazy(expression)),
+        save,
+        bulk_update,
+        lambda: Person.objects.create(username=_lazy(expression)),
+        lambda: Person.objects.get_or_create(
+            username="y", defaults={"username": _lazy(expression)}
+        ),
+        lambda: Person.objects.update_or_create(
+            username="x", defaults={"username": _lazy(expression)}
+        ),
+        lambda: Person.objects.filter(pk=person.pk).update(username=_lazy(expression)),
+    ]
+    for call in calls:
+        with pytest.raises(CrossShardRelation):
+            call()
+    assert [photo.title for photo in Photo.objects.filter(user_id=ONE)] == ["a"]
+    assert [each.username for each in Person.objects.all()] == ["x"]
+
+
+def test_a_lazy_object_of_what_the_shard_can_compute_is_written(placed: None) -> None:
+    Photo.objects.create(user_id=ONE, stars=1, title="a")
+    for value, title in ((Value("b"), "b"), (OF_ONE_KEY, "a")):
+        lookup = {"user_id": ONE, "stars": 2}
+        Photo.objects.filter(**lookup).delete()
+        Photo.objects.create(**lookup, title=_lazy(value))
+        assert Photo.objects.get(**lookup).title == title
+        Photo.objects.update_or_create(**lookup, defaults={"title": _lazy(value)})
+        assert Photo.objects.get(**lookup).title == title
+
+
+def test_a_lazy_object_beside_the_fields_is_not_evaluated(placed: None) -> None:
+    def read() -> str:
+        raise AssertionError("the attribute was evaluated")
+
+    photo = Photo(user_id=ONE, stars=1, title="a")
+    photo.other = SimpleLazyObject(read)  # type: ignore[attr-defined]  # no field of the model
+    photo.save()
+    photo.save()

@@ -23,7 +23,7 @@ from sharded_orm.operations.imports import row_comparison, row_copy, source_foll
 from sharded_orm.operations.migrate import migration_run
 from sharded_orm.operations.pairs import upgrade_state
 from sharded_orm.operations.promotion.runner import KIND as PROMOTION
-from sharded_orm.operations.runs import journal, lease
+from sharded_orm.operations.runs import global_database, journal, lease
 from sharded_orm.operations.runs.redaction import without_accounts
 
 #: How many runs one page of the list of runs shows, and how many steps one page of a run shows.
@@ -62,7 +62,7 @@ class RunAdmin(FleetAdmin):
         Costs three queries of the journal (the tables that record the runs).
         """
         try:
-            with journal.require_journal():
+            with global_database.require_journal():
                 page = Paginator(visible_runs(request).order_by("-pk"), _RUNS).get_page(
                     request.GET.get("page")
                 )
@@ -166,7 +166,7 @@ def _counts(runs: Iterable[int]) -> dict[int, dict[str, int]]:
 
 def _run_context(request: HttpRequest, pk: int) -> dict[str, Any]:
     try:
-        with journal.require_journal():
+        with global_database.require_journal():
             row = visible_runs(request).filter(pk=pk).first()
             counts = {} if row is None else _counts([pk]).get(pk, {})
     except JournalMissing as exc:

@@ -39,7 +39,7 @@ from sharded_orm.backends.sizes import TableSize
 from sharded_orm.models import OperationRun, OperationStep
 from sharded_orm.operations.exceptions import JournalMissing
 from sharded_orm.operations.pairs.status import PairStatus, pair_states
-from sharded_orm.operations.runs import journal
+from sharded_orm.operations.runs import global_database
 from sharded_orm.operations.runs.redaction import without_accounts
 from sharded_orm.operations.shards.detail import seconds_left, shard_detail, sizes
 from sharded_orm.operations.shards.fleet_status import FleetStatus
@@ -222,7 +222,7 @@ class ShardMapAdmin(RangePages, DirectoryPages):
         steps = OperationStep.objects.using(DEFAULT_DB_ALIAS).filter(alias=shard.alias)
         steps = steps.filter(run__in=visible_runs(request).values("pk"))
         try:
-            with journal.require_journal():
+            with global_database.require_journal():
                 rows = list(steps.select_related("run").order_by("-run_id")[:_STEPS])
         except JournalMissing:
             return []

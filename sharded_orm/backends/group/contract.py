@@ -57,6 +57,10 @@ class GroupMember(Protocol):
     def has_lost_session(self) -> bool:
         """Whether the session of the transaction is known to be lost, so that COMMIT raises an error."""
 
+    @property
+    def seems_lost(self) -> bool:
+        """Whether the server seems to have closed the session of the transaction. Sends nothing."""
+
     def reads_as_autocommit(self) -> bool:
         """Whether the transaction has only read. False if the backend does not know."""
 

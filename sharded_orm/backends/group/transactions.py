@@ -269,6 +269,8 @@ class GroupTransactions(BaseDatabaseWrapper):
                 wrapper.leave_group_levels(0, commit=True)
         readers = [wrapper for wrapper in participants if wrapper.reads_as_autocommit()]
         writers = [wrapper for wrapper in participants if wrapper not in readers]
+        # A session that the server has closed is the first to commit, and fails: nothing is stored then.
+        writers.sort(key=lambda wrapper: not wrapper.seems_lost)
         for wrapper in [wrapper for wrapper in writers if wrapper.commits_with_group][1:]:
             # If the commit of the first writer fails, nothing is committed. On the others, a violated
             # constraint must show before that.

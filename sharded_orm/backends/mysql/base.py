@@ -300,6 +300,12 @@ class DatabaseWrapper(PlainStatementMixin, ServerConnectionMixin[NodePool], stoc
         return self.connection is not None and self.connection.mode is SessionMode.LOST
 
     @property
+    def seems_lost(self) -> bool:
+        # An idle session has something to read only if the server has closed it.
+        session = None if self.connection is None else self.connection.session
+        return session is not None and not session.busy and bool(session.poll(0))
+
+    @property
     def sends_with_commit(self) -> bool:
         return self.connection is not None and self.connection.may_wait
 

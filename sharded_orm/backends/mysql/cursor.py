@@ -156,6 +156,8 @@ class LeaseMixin(BaseCursor):
                     not retry_until
                     or time.monotonic() > retry_until
                     or not isinstance(exc, MySQLError)
+                    # The function may have written before the session was lost.
+                    or calls_stored_function(query)
                 ):
                     raise
                 retry_until = 0.0
@@ -236,10 +238,9 @@ class LeaseMixin(BaseCursor):
                     _OUT_OF_SYNC, "Commands out of sync: a cursor has results left to read"
                 )
             if mode is _TRANSACTION and (
-                # In a two-phase commit, a shard whose transaction only reads is committed early,
-                # before the decision is stored. A stored function might write, so a query that
-                # calls one does not count as a read.
-                kind or (connection.transaction.plain_only and calls_stored_function(query))
+                # If several shards commit, those that were only read commit first. A stored function
+                # might write, so a query that calls one does not count as a read.
+                kind or (connection.transaction.only_reads and calls_stored_function(query))
             ):
                 connection.transaction.only_reads = False
             sent = True

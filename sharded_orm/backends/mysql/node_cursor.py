@@ -16,7 +16,11 @@ from sharded_orm.backends.mysql.cursor import RETRY_WITHIN
 from sharded_orm.backends.mysql.errors import integrity_error
 from sharded_orm.backends.mysql.node import NodePool
 from sharded_orm.backends.mysql.session import NodeSession, is_lost
-from sharded_orm.backends.mysql.statement_kind import StatementKind, classify
+from sharded_orm.backends.mysql.statement_kind import (
+    StatementKind,
+    calls_stored_function,
+    classify,
+)
 
 
 class _NodeCursorMixin(BaseCursor):
@@ -34,6 +38,7 @@ class _NodeCursorMixin(BaseCursor):
     # The last statement with its parameters. If its session is lost, the statement is repeated
     # until this time: 0 (never) for a statement that may change rows.
     _statement: tuple[Any, Any]
+    _text: Any
     _may_repeat_until: float
 
     def __init__(self, pool: NodePool, node: str | None) -> None:
@@ -50,7 +55,8 @@ class _NodeCursorMixin(BaseCursor):
         if self._is_awaited:
             # The driver would return the unread answer as the answer to the new statement.
             raise ProgrammingError("this cursor has sent a statement whose answer was not received")
-        kind = classify(select or query)
+        self._text = select or query
+        kind = classify(self._text)
         if kind > StatementKind.WRITE:
             raise ProgrammingError(f"a node's cursor takes plain statements only, not {query!r}")
         self._statement = query, args
@@ -62,7 +68,12 @@ class _NodeCursorMixin(BaseCursor):
         except MySQLError as exc:
             if (error := integrity_error(exc)) is not None:
                 raise error from exc
-            if not is_lost(exc) or time.monotonic() > self._may_repeat_until:
+            if (
+                not is_lost(exc)
+                or time.monotonic() > self._may_repeat_until
+                # The function may have written before the session was lost.
+                or calls_stored_function(self._text)
+            ):
                 raise
             self._pool.stats.retries += 1
             self._session = self._pool.lease()

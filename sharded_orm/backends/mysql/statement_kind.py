@@ -50,6 +50,7 @@ _CACHE_SIZE = 2048
 
 SEVERAL_STATEMENTS = "several statements"
 _READS = frozenset(["SELECT", "SHOW", "EXPLAIN", "DESCRIBE", "DESC", "VALUES", "HELP"])
+_EXPLAINS = frozenset(["EXPLAIN", "DESCRIBE", "DESC"])
 _WRITES = frozenset(
     ["INSERT", "UPDATE", "DELETE", "REPLACE", "WITH", "DO", "LOAD", "TABLE", "KILL"]
 )
@@ -113,12 +114,15 @@ _HARMLESS_WORDS = """
     MONTH WEEK WEEKDAY DAYOFWEEK DAYOFMONTH DAYOFYEAR DAY HOUR MINUTE SECOND MICROSECOND NOW CURDATE CURTIME
     UTC_TIMESTAMP UNIX_TIMESTAMP FROM_UNIXTIME DATE_ADD DATE_SUB DATE_FORMAT STR_TO_DATE TIMESTAMP TIMESTAMPDIFF
     TIMESTAMPADD DATEDIFF TIMEDIFF LAST_DAY MAKEDATE MAKETIME CONVERT_TZ ROUND ABS CEIL CEILING FLOOR POW POWER
-    SQRT SIGN LN LOG LOG2 LOG10 EXP TRUNCATE PI RAND MATCH UUID VERSION DATABASE SCHEMA CONNECTION_ID ROW_NUMBER
+    SQRT SIGN LN LOG LOG2 LOG10 EXP TRUNCATE PI RAND SIN COS TAN COT ASIN ACOS ATAN ATAN2 DEGREES RADIANS MATCH SLEEP UUID VERSION DATABASE SCHEMA CONNECTION_ID ROW_NUMBER
     RANK DENSE_RANK PERCENT_RANK CUME_DIST NTILE LAG LEAD FIRST_VALUE LAST_VALUE NTH_VALUE
 """
 _HARMLESS = frozenset(_HARMLESS_WORDS.split())
-# Matches a function call. A function with a schema name before it is not one of the server's own.
-_CALL = re.compile(r"(\.\s*)?(\w+|\?)\s*\(")
+# Matches the name of a function at the end of a text. A quote ends a quoted name.
+_LAST_WORD = re.compile(r"(?:\w+|[?`\"])\Z")
+_COMMENTS_OR_BACKSLASH = ("--", "/*", "#", "\\")
+# No word of _HARMLESS is as long as this.
+_LONG_WORD = 70
 
 
 def classify(sql: str | bytes | bytearray) -> StatementKind:
@@ -150,16 +154,36 @@ def reads_insert_id(sql: str | bytes | bytearray) -> bool:
 
 def calls_stored_function(sql: str | bytes | bytearray) -> bool:
     """Whether the read ``sql`` may call a function other than the server's own. Such a function may
-    write.
+    write. Results for short statements are cached.
 
     :param sql: a statement of the kind READ.
     """
     text = sql if isinstance(sql, str) else bytes(sql).decode("latin-1")
+    if "(" not in text:
+        return False
+    return _calls_cached(text) if len(text) <= _CACHED_LENGTH else _calls(text)
+
+
+def _calls(text: str) -> bool:
+    # Split at each parenthesis, because a search for words before one would read long texts slowly.
+    if not any(mark in text for mark in _COMMENTS_OR_BACKSLASH) and not any(
+        map(_ends_in_call, text.upper().split("(")[:-1])
+    ):
+        # Quoted text need not be removed: it can only add calls to those that the statement makes.
+        return False
     bare = _bare(text)
-    return bare is None or any(
-        schema or (word not in _HARMLESS and not word.isdigit())
-        for schema, word in _CALL.findall(bare.upper())
-    )
+    return bare is None or any(map(_ends_in_call, bare.upper().split("(")[:-1]))
+
+
+def _ends_in_call(text: str) -> bool:
+    """Whether ``text``, which a parenthesis follows, ends in the name of a function that may write."""
+    text = text.rstrip()
+    word = _LAST_WORD.search(text, max(0, len(text) - _LONG_WORD))
+    if word is None:
+        return False
+    # A function with a schema name before it is not one of the server's own.
+    has_schema = text[: word.start()].rstrip().endswith(".")
+    return has_schema or (word[0] not in _HARMLESS and not word[0].isdigit())
 
 
 def reason(sql: str | bytes | bytearray) -> str:
@@ -254,9 +278,13 @@ def _by_word(word: str, upper: str) -> StatementKind:
         and _LOCKING_READ.search(upper)
     ):
         return StatementKind.WRITE
+    if word in _EXPLAINS and "ANALYZE" in upper:
+        # MySQL's EXPLAIN ANALYZE runs the statement, which may write.
+        return StatementKind.WRITE
     if read and ("AUTOCOMMIT" in upper or "@@IN_TRANSACTION" in upper):
         return StatementKind.IMPLICIT
     return StatementKind.READ if read else StatementKind.WRITE
 
 
 _cached = lru_cache(maxsize=_CACHE_SIZE)(_classify)
+_calls_cached = lru_cache(maxsize=_CACHE_SIZE)(_calls)

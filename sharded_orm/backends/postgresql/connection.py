@@ -26,6 +26,7 @@ from psycopg.adapt import AdaptersMap
 from psycopg.pq.abc import PGconn
 
 from sharded_orm.backends import savepoints
+from sharded_orm.backends.postgresql import branches
 from sharded_orm.backends.postgresql.search_path import guard_of, packet_of, search_path_of
 from sharded_orm.backends.postgresql.session_lease import SessionLease
 from sharded_orm.backends.postgresql.sql_quotes import literal
@@ -287,9 +288,12 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
                 prefix = [*prefix, self.limit]
             return session, prefix
         sets_transaction = kind is PostgreSQLKind.SET_TRANSACTION
+        # A part of a two-phase commit must not wait without limit: no server sees that two such
+        # transactions wait for each other on two servers, or that a branch's process has died.
+        limits = [branches.WAIT_LIMIT] if self.is_shared and not sets_transaction else []
         if session.in_transaction:
             if self.is_unguarded and not sets_transaction and self.set_path is not None:
-                return session, [self.set_path, *self.pending]
+                return session, [self.set_path, *limits, *self.pending]
             return session, self.pending[:]
         prefix = [self.begin]
         if not self.has_own_path and self.set_path is not None:
@@ -297,7 +301,7 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
             # schema exists is then sent with the next statement. record_prefix() notes that it was.
             self.is_unguarded = True
             prefix.append(self.set_path_bare if sets_transaction else self.set_path)
-        return session, [*prefix, *self.pending]
+        return session, [*prefix, *limits, *self.pending]
 
     def record_prefix(self, prefix: list[bytes], done: int) -> None:
         """Record that the server has executed the first ``done`` statements of ``prefix``.

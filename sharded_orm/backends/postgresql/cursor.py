@@ -104,10 +104,9 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
         elif connection.mode is _FREE:
             self._run_free(connection, kind, text, query, params, options)
         else:
-            if not kind and connection.is_shared and not is_repeatable(text):
-                # The statement calls a function that may write. In a two-phase commit, a
-                # transaction that only reads commits before the decision is stored. So this one
-                # must not count as such.
+            if not kind and connection.only_reads and not is_repeatable(text):
+                # The statement calls a function that may write. If several shards commit, those that
+                # were only read commit first. So this one must not count as such.
                 connection.only_reads = False
             self._run_held(connection, kind, query, params, options)
         return self

@@ -57,7 +57,7 @@ class PostgreSQLServerCursor(SessionLeaseMixin, StockServerCursor):
                 connection.pin("a cursor WITH HOLD")
         self._ends_with_transaction = in_transaction and not self._withhold
         self._is_leased = connection.mode is SessionMode.FREE and self._withhold
-        if kind or (connection.is_shared and not is_repeatable(self._text(query))):
+        if kind or (connection.only_reads and not is_repeatable(self._text(query))):
             self._record_write(kind)
         if self._is_leased:
             session, prefix = connection.lease_session(), connection.autocommit_prefix

@@ -176,7 +176,9 @@ _HARMLESS_WORDS = """
     NULLIF GREATEST LEAST LOWER UPPER INITCAP LENGTH CHAR_LENGTH SUBSTRING SUBSTR TRIM BTRIM LTRIM RTRIM LEFT
     RIGHT LPAD RPAD POSITION STRPOS OVERLAY REPLACE REVERSE REPEAT CONCAT CONCAT_WS MD5 SHA224 SHA256 SHA384
     SHA512 ENCODE DECODE CHR ASCII CAST EXTRACT DATE_PART DATE_TRUNC NOW STATEMENT_TIMESTAMP AGE TO_CHAR
-    TO_DATE TO_TIMESTAMP ROUND ABS CEIL CEILING FLOOR MOD POWER SQRT SIGN LN LOG EXP TRUNC DIV PI RANDOM
+    TO_DATE TO_TIMESTAMP ROUND ABS CEIL CEILING FLOOR MOD POWER SQRT SIGN LN LOG EXP TRUNC DIV PI RANDOM SIN COS TAN
+    COT ASIN ACOS ATAN ATAN2 DEGREES RADIANS JSONB_EXTRACT_PATH JSONB_EXTRACT_PATH_TEXT JSONB_TYPEOF
+    JSONB_ARRAY_LENGTH
     ROW_NUMBER RANK DENSE_RANK PERCENT_RANK CUME_DIST NTILE LAG LEAD FIRST_VALUE LAST_VALUE NTH_VALUE
     PERCENTILE_CONT PERCENTILE_DISC UNNEST GENERATE_SERIES ARRAY_LENGTH CARDINALITY TO_TSVECTOR TO_TSQUERY
     PLAINTO_TSQUERY PHRASETO_TSQUERY WEBSEARCH_TO_TSQUERY TS_RANK CURRENT_SETTING CURRENT_SCHEMA VERSION
@@ -184,9 +186,13 @@ _HARMLESS_WORDS = """
     TIMESTAMP TIME INTERVAL BIT TEXT INTEGER BIGINT
 """
 _HARMLESS = frozenset(_HARMLESS_WORDS.split())
-# Matches a function call. A function with a schema other than pg_catalog is not one of the server's
-# own. After AS, INTO and WITH, a parenthesis begins names of columns, as in "AS u (a, b)".
-_CALL = re.compile(r"((?<!PG_CATALOG)\.\s*)?(?<!\bAS )(?<!\bINTO )(?<!\bWITH )((?<!\w)\w+|\?)\s*\(")
+# Matches the name of a function at the end of a text. A quote ends a quoted name.
+_LAST_WORD = re.compile(r"(?:\w+|[?\"])\Z")
+_COMMENTS = ("--", "/*")
+# No word of _HARMLESS is as long as this.
+_LONG_WORD = 70
+# After one of these words, a parenthesis begins names of columns, as in "AS u (a, b)".
+_BEFORE_COLUMNS = re.compile(r"\b(?:AS|INTO|WITH) \Z")
 
 
 def classify(sql: str) -> PostgreSQLKind:
@@ -256,15 +262,40 @@ def is_repeatable(sql: str) -> bool:
     """Whether the statement ``sql`` may be sent again if its result was lost.
 
     True if ``sql`` calls no function that might write. The server may have run the statement before
-    its result was lost, so the function might write twice.
+    its result was lost, so the function might write twice. Results for short statements are cached.
 
     :param sql: a statement that reads or writes rows.
     """
+    if "(" not in sql:
+        return True
+    return _repeatable_cached(sql) if len(sql) <= _CACHED_LENGTH else _is_repeatable(sql)
+
+
+def _is_repeatable(sql: str) -> bool:
+    # Split at each parenthesis, because a search for words before one would read long texts slowly.
+    if not any(mark in sql for mark in _COMMENTS) and not any(
+        map(_ends_in_call, sql.upper().split("(")[:-1])
+    ):
+        # Quoted text need not be removed: it can only add calls to those that the statement makes.
+        return True
     bare = _strip(sql)
-    return bare is not None and all(
-        not schema and (word in _HARMLESS or word.isdigit())
-        for schema, word in _CALL.findall(bare.upper())
-    )
+    return bare is not None and not any(map(_ends_in_call, bare.upper().split("(")[:-1]))
+
+
+def _ends_in_call(text: str) -> bool:
+    """Whether ``text``, which a parenthesis follows, ends in the name of a function that may write."""
+    text = text.rstrip()
+    word = _LAST_WORD.search(text, max(0, len(text) - _LONG_WORD))
+    if word is None:
+        return False
+    before = text[: word.start()]
+    if _BEFORE_COLUMNS.search(before, max(0, len(before) - 6)):
+        return False
+    # A function with a schema other than pg_catalog is not one of the server's own.
+    schema = before.rstrip()
+    if schema.endswith(".") and not schema.endswith("PG_CATALOG."):
+        return True
+    return word[0] not in _HARMLESS and not word[0].isdigit()
 
 
 def makes_table(sql: str) -> bool:
@@ -459,3 +490,4 @@ def _by_names(upper: str, text: str, raw: str) -> PostgreSQLKind:
 
 _cached = lru_cache(maxsize=_CACHE_SIZE)(_classify)
 _cached_long = lru_cache(maxsize=_LONG_CACHE_SIZE)(_classify)
+_repeatable_cached = lru_cache(maxsize=_CACHE_SIZE)(_is_repeatable)

@@ -10,9 +10,15 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
-from django.db import DatabaseError
+from django.db import DatabaseError, Error
+
+from sharded_orm.backends.sqlstate import LOCK_NOT_AVAILABLE
+from sharded_orm.exceptions import ShardedOrmError
+
+if TYPE_CHECKING:
+    from sharded_orm.topology.model import Shard
 
 #: The table for the decisions of two-phase commits. Every shard has it. A row means that the
 #: transaction with this name is committed.
@@ -23,6 +29,7 @@ MAX_BYTES: Final = 64
 _RANDOM_BYTES = 8
 _SEPARATOR = "."
 _PG_UNKNOWN_TABLE, _MYSQL_UNKNOWN_TABLE = "42P01", 1146
+_MYSQL_LOCK_WAIT = 1205
 
 
 @dataclass(frozen=True, order=True)
@@ -85,6 +92,30 @@ def note_missing_table(error: DatabaseError, alias: str) -> None:
         error.add_note(
             f"The table {TABLE!r} of {alias!r} is one of the app 'sharded_orm.contrib.two_phase': run"
             " 'manage.py migrate_shards'."
+        )
+
+
+def note_orphans(error: Error, wrapper: Any) -> None:
+    """Add a note to ``error`` if it ends a wait for a lock that a prepared branch may hold.
+
+    A prepared branch whose process has died holds its locks until a recovery ends it. Queries the
+    server, in another session, only if ``error`` is the end of a wait for a lock.
+
+    :param wrapper: the connection object of a shard that is in a block with ``two_phase=True``.
+    """
+    state = getattr(error.__cause__, "sqlstate", None)
+    if state != LOCK_NOT_AVAILABLE and error.args[:1] != (_MYSQL_LOCK_WAIT,):
+        return
+    shard: Shard = wrapper.shard
+    try:
+        branches: list[BranchName] = wrapper.prepared_branches()
+    except (Error, ShardedOrmError):
+        return  # The caller receives the error of the wait.
+    names = [branch.transaction for branch in branches if branch.schema == shard.schema]
+    if names:
+        error.add_note(
+            f"Prepared on this shard, and perhaps in the way, are the branches of {names!r}. If their process has"
+            " died, 'manage.py transactions recover' ends them."
         )
 
 

@@ -65,6 +65,8 @@ class Coordinator:
         self._decider: Participant | None = None
         self._transaction = ""
         self._count = 0
+        #: The shards that the transaction has used.
+        self.shards: list[Shard] = []
 
     def join(self, member: Participant) -> None:
         """Make the transaction on one more shard a part of this two-phase commit.
@@ -106,6 +108,7 @@ class Coordinator:
             assert member.shard is not None
             member.begin_branch(BranchName(self._transaction, member.shard.schema))
         self._count += 1
+        self.shards += _shards([member])
 
     def commit(self, members: Sequence[Participant]) -> None:
         """Commit the transaction on all of ``members``, or on none.

@@ -181,6 +181,14 @@ class CommitHookMixin(_Wrapper):
         """
         return False
 
+    @property
+    def seems_lost(self) -> bool:
+        """Whether the server seems to have closed the session of the open transaction. Sends nothing.
+
+        False if the backend has another way to notice that before a commit of several shards.
+        """
+        return False
+
     def check_deferred_constraints(self) -> None:
         """Check now the constraints that the database would check at COMMIT, if the backend can do
         so.

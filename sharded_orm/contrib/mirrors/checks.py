@@ -10,6 +10,7 @@
 ``sharded_orm_mirrors.E007``  a condition that the mirror cannot follow
 ``sharded_orm_mirrors.E008``  ``verify_reads`` without what it needs
 ``sharded_orm_mirrors.E009``  the database itself deletes or changes rows of the source
+``sharded_orm_mirrors.W010``  ``verify_reads`` with a base manager that does not verify reads
 ============================  =====================================================
 """
 
@@ -20,6 +21,7 @@ from typing import Any
 
 from django.apps import AppConfig
 from django.core import checks
+from django.db.models import QuerySet
 
 from sharded_orm.contrib.mirrors.declaration import declared_mirrors, problems_of
 from sharded_orm.contrib.mirrors.querysets import MirrorQuerySet
@@ -46,10 +48,24 @@ def _messages_of(model: Any) -> Iterator[checks.CheckMessage]:
             id=f"sharded_orm_mirrors.{number}",
         )
     verifies = getattr(model.ShardMeta, "verify_reads", False)
-    if verifies and not issubclass(model._default_manager._queryset_class, MirrorQuerySet):
+    if not verifies:
+        return
+    if not _verifies(model._default_manager):
         yield checks.Error(
             f"{model._meta.label} has verify_reads = True, and its default manager does not verify reads.",
             hint="objects = MirrorManager(), of sharded_orm.contrib.mirrors.querysets.",
             obj=model,
             id="sharded_orm_mirrors.E008",
         )
+    elif not _verifies(model._base_manager):
+        yield checks.Warning(
+            f"{model._meta.label} has verify_reads = True, and its base manager does not verify reads:"
+            " refresh_from_db(), deferred fields and foreign keys to it read the mirror alone.",
+            hint='Name a MirrorManager in the class Meta of the model: base_manager_name = "objects".',
+            obj=model,
+            id="sharded_orm_mirrors.W010",
+        )
+
+
+def _verifies(manager: Any) -> bool:
+    return issubclass(getattr(manager, "_queryset_class", QuerySet), MirrorQuerySet)

@@ -50,9 +50,11 @@ class Recover(Action):
         problems: list[str] = []
         for group in _groups(options["group"]):
             failures: dict[str, Error] = {}
-            results = recovery.recover(group, grace=options["grace"], failures=failures)
+            results = recovery.recover(group, grace=options["grace"], failures=failures, logs=False)
             for result in results:
-                command.stdout.write(str(result))
+                # Each branch is shown once: the error at the end shows those that are left.
+                if result.is_over:
+                    command.stdout.write(str(result))
             left = [result for result in results if not result.is_over]
             problems += map(str, left)
             problems += (f"Node {node!r} does not answer: {exc}" for node, exc in failures.items())

@@ -27,6 +27,7 @@ from django.db.models.sql import InsertQuery, UpdateQuery
 
 from sharded_orm.models.fields.tickets import TicketField
 from sharded_orm.models.plans.prepared_values import is_sent_unchanged
+from sharded_orm.models.sharding.statements import may_be_expression
 
 # These pre_save() methods return the attribute of the instance, or a new id if it is None.
 _PLAIN_PRE_SAVE = frozenset({Field.pre_save, TicketField.pre_save})
@@ -158,7 +159,7 @@ def _converted_fields(
         if type(field) in _SENDS_NONE:
             kinds = kinds - {type(None)}
         if not all(is_sent_unchanged(field, kind, connection) for kind in kinds):
-            yield field, any(hasattr(kind, "resolve_expression") for kind in kinds)
+            yield field, any(map(may_be_expression, kinds))
 
 
 def _values(field: Any, rows: Iterable[Any]) -> Iterator[Any]:

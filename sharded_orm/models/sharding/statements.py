@@ -18,6 +18,7 @@ from django.db.models import Model
 from django.db.models.base import ModelState
 from django.db.models.expressions import CombinedExpression, DatabaseDefault, F, Value
 from django.db.models.sql import InsertQuery, Query, UpdateQuery
+from django.utils.functional import LazyObject
 
 from sharded_orm.exceptions import CrossShardRelation
 from sharded_orm.models.sharding.colocation import Colocation
@@ -90,13 +91,16 @@ def check_values(colocation: Colocation, query: Query, values: Iterable[Any]) ->
 
 
 def has_expressions(row: Any) -> bool:
-    """Whether a value of ``row`` is an expression. If not, :func:`check_update` and
+    """Whether a value of ``row`` is an expression, or may be one. If not, :func:`check_update` and
     :func:`check_insert` have nothing to check.
     """
     kinds = set(map(type, row.__dict__.values()))
-    return not kinds <= _NO_EXPRESSIONS and any(
-        hasattr(kind, "resolve_expression") for kind in kinds
-    )
+    return not kinds <= _NO_EXPRESSIONS and any(map(may_be_expression, kinds))
+
+
+def may_be_expression(kind: type) -> bool:
+    """Whether values of the type ``kind`` are expressions, or may turn out to be: lazy objects."""
+    return hasattr(kind, "resolve_expression") or issubclass(kind, LazyObject)
 
 
 def check_update(
@@ -149,8 +153,8 @@ def check_found_or_created(
     for query, values in ((UpdateQuery(model), changed), (InsertQuery(model), new)):
         resolved = []
         for value in (values or {}).values():
-            # Ask the type, because a lazy object would be evaluated. save() evaluates it only if it
-            # writes the value.
+            # Ask the type, because a lazy object would be evaluated. Only if save() writes the value,
+            # it evaluates the object, and checks it then.
             if hasattr(type(value), "resolve_expression"):
                 with suppress(FieldError):
                     allow_joins = isinstance(query, UpdateQuery)
@@ -191,7 +195,7 @@ def _expressions(rows: Sequence[Any], names: Iterable[str] | None = None) -> lis
     # Look at the types of all values first, and return at once if none is an expression. This is the
     # usual case.
     types = {type(value) for row in rows for value in row.__dict__.values()}
-    if not any(hasattr(kind, "resolve_expression") for kind in types):
+    if types <= _NO_EXPRESSIONS or not any(map(may_be_expression, types)):
         return []
     selected = None if names is None else set(names)
     expressions = []
@@ -202,7 +206,7 @@ def _expressions(rows: Sequence[Any], names: Iterable[str] | None = None) -> lis
         # Examine the distinct types of the field's values first: there are many rows, but few
         # types.
         kinds = {type(row.__dict__.get(name)) for row in rows}
-        if any(hasattr(kind, "resolve_expression") for kind in kinds):
+        if any(map(may_be_expression, kinds)):
             values = (row.__dict__.get(name) for row in rows)
             expressions += [
                 value

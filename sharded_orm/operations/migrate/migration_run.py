@@ -20,7 +20,7 @@ from sharded_orm.exceptions import LeaseLost, OperationHeld, UnknownShard
 from sharded_orm.models.tables.journal import OperationStep
 from sharded_orm.operations.exceptions import NothingUnclear, OperationStopped, OperationUnclear
 from sharded_orm.operations.migrate import AppliedState, MigrateOptions, Migrator
-from sharded_orm.operations.runs import journal
+from sharded_orm.operations.runs import global_database, journal
 from sharded_orm.operations.runs.conflicts import refuse_conflicts
 from sharded_orm.operations.runs.rollout import Stopping, Waves, work_through
 from sharded_orm.operations.selection import Selected
@@ -230,7 +230,7 @@ def _looks_current(alias: str, behind: set[str], missing: set[str]) -> bool:
 
 
 def _open_steps(kind: str, subject: str) -> Iterator[OperationStep]:
-    with journal.require_journal():
+    with global_database.require_journal():
         yield from journal.in_batches(journal.open_steps(kind, subject))
 
 
@@ -361,7 +361,7 @@ def _unclear(shard: Shard) -> MigrationRequest | None:
     An operation is unclear if nothing shows whether it took effect. Return None if ``shard`` has no
     such operation.
     """
-    with journal.require_journal():
+    with global_database.require_journal():
         for side in ("", shard.node, shard.replica):
             request = MigrationRequest(MigrateOptions(), side=side or "")
             steps = journal.open_steps(request.kind, request.subject(shard.group))

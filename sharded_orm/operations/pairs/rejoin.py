@@ -27,7 +27,7 @@ from sharded_orm.operations.pairs.side_rows import SideRows
 from sharded_orm.operations.pairs.side_switch import close_side
 from sharded_orm.operations.pairs.sides import open_fence
 from sharded_orm.operations.pairs.upgrade_end import last_lost_at
-from sharded_orm.operations.runs import journal
+from sharded_orm.operations.runs import global_database, journal
 from sharded_orm.operations.runs.conflicts import EVERYTHING, refuse_conflicts
 
 if TYPE_CHECKING:
@@ -219,6 +219,12 @@ class _Rejoin:
                 f" {survivor}' first"
             )
         problems += self._lost_problems()
+        if is_given_up and side in global_database.nodes_beside():
+            problems.append(
+                f"the global database ('default') is on {side!r}, which was given up, so this command would"
+                f" close it for its own journal: copy the global database to another server, such as"
+                f" {survivor!r}, let DATABASES name it there, and run the command again"
+            )
         if is_given_up:
             for each in self._servers.both:
                 problems += replication_setup.account_problems(each)

@@ -13,7 +13,8 @@ from sharded_orm.exceptions import OperationHeld
 from sharded_orm.models.tables.journal import OperationRun
 from sharded_orm.operations.exceptions import JournalMissing
 from sharded_orm.operations.runs import lease as leases
-from sharded_orm.operations.runs.journal import JournalRun, require_journal
+from sharded_orm.operations.runs.global_database import require_journal
+from sharded_orm.operations.runs.journal import JournalRun
 
 #: The journal stores with each run what the operation works on, its subject: usually the name of a
 #: group. This is the subject of an operation that works on all groups.

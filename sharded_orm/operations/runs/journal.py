@@ -22,7 +22,12 @@ from functools import cache
 from itertools import islice
 from typing import Any, Final
 
-from django.db import DEFAULT_DB_ALIAS, OperationalError, ProgrammingError, connections, transaction
+from django.db import (
+    DEFAULT_DB_ALIAS,
+    OperationalError,
+    connections,
+    transaction,
+)
 from django.db.models import Count, F, Q, QuerySet
 from django.utils import timezone
 
@@ -30,6 +35,7 @@ from sharded_orm.autonomous_connections import AutonomousConnections
 from sharded_orm.database_clock import DatabaseClock
 from sharded_orm.models.tables.journal import OperationRun, OperationScript, OperationStep
 from sharded_orm.operations.exceptions import JournalMissing
+from sharded_orm.operations.runs import global_database
 from sharded_orm.operations.runs import lease as leases
 
 #: The largest number of steps that one statement reads or writes.
@@ -284,7 +290,12 @@ class JournalRun:
         return OperationStep.objects.using(DEFAULT_DB_ALIAS).filter(run_id=self.id)
 
     def _write(self, **changes: Any) -> None:
-        if not self.lease.own_row().update(**changes):
+        try:
+            is_written = self.lease.own_row().update(**changes)
+        except OperationalError as exc:
+            global_database.explain(exc)
+            raise
+        if not is_written:
             raise self.lease.lost_error()
 
 
@@ -330,33 +341,17 @@ def take_lease(kind: str, subject: str, arguments: dict[str, Any]) -> tuple[leas
     :raises JournalMissing: the journal's tables do not exist, or the caller is in a transaction.
     """
     default = connections[DEFAULT_DB_ALIAS]
-    if default.in_atomic_block or not default.get_autocommit():
+    with global_database.require_journal():
+        is_in_transaction = default.in_atomic_block or not default.get_autocommit()
+    if is_in_transaction:
         raise JournalMissing(
             f"The operation {kind!r} on {subject!r} was called inside a transaction of"
             f" {DEFAULT_DB_ALIAS!r}, which would hold back the journal: a kill could not be"
             " resumed, and its threads would not see it. Call it outside (in tests: in a"
             " TransactionTestCase)."
         )
-    with require_journal():
+    with global_database.require_journal():
         return leases.take(kind, subject, arguments)
-
-
-@contextmanager
-def require_journal() -> Iterator[None]:
-    """A context manager that replaces the error of its block if the journal's tables are missing.
-
-    :raises JournalMissing: instead of the database error, if the journal's tables do not exist.
-    """
-    try:
-        yield
-    except (OperationalError, ProgrammingError) as exc:
-        tables = connections[DEFAULT_DB_ALIAS].introspection.table_names()
-        if OperationScript._meta.db_table in tables:
-            raise
-        raise JournalMissing(
-            f"The global database ({DEFAULT_DB_ALIAS!r}) has no journal of operations yet. Make it"
-            " with 'manage.py migrate sharded_orm'."
-        ) from exc
 
 
 # ##### Contents that many steps share, such as recorded SQL #####
@@ -472,7 +467,7 @@ def last_run(kind: str, subject: str) -> RunStatus | None:
 
     :raises JournalMissing: the journal's tables do not exist.
     """
-    with require_journal():
+    with global_database.require_journal():
         row = (
             leases.with_silence(leases.runs())
             .filter(kind=kind, subject=subject)

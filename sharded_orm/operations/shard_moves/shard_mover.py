@@ -120,6 +120,7 @@ class ShardMover:
         began = time.monotonic()
         self._comparison.compare_all(self._tables, self._proceed)
         self.comparing = time.monotonic() - began
+        self._target.rows.report_counts()
         self._target.schema.warm_up()
         self._compare_open()
         self._switch()

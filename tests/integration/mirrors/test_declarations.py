@@ -77,3 +77,27 @@ except InvalidMirror as refusal:
     assert any(line.startswith(error) for line in lines), out
     if "nobody verifies" not in what:
         assert lines[-2:] == ["refused", "0"], out
+
+
+_VERIFIED = "fields(owner_id=models.BigIntegerField(), objects=MirrorManager())"
+
+
+def test_a_base_manager_that_does_not_verify_reads_is_warned_of(small_site: Site) -> None:
+    out = small_site.run(
+        _DECLARE
+        + f"""
+class Meta:
+    app_label = "notes"
+    base_manager_name = "objects"
+declare("Bare", {_VERIFIED}, mirror_of=Note, verify_reads=True)
+declare("Named", {{"Meta": Meta, **{_VERIFIED}}}, mirror_of=Note, verify_reads=True)
+declare("Unverified", {_VERIFIED}, mirror_of=Note)
+show()
+"""
+    )
+    (line,) = [
+        line
+        for line in out.splitlines()
+        if any(name in line for name in ("Bare", "Named", "Unver"))
+    ]
+    assert line.startswith("W010 notes.Bare has verify_reads = True, and its base manager does not")

@@ -168,9 +168,14 @@ def test_a_read_is_repeated_once(node: Node, cut: Cut) -> None:
 
 @pytest.mark.parametrize(
     "sql",
-    ["UPDATE item SET value = 'x'", "SELECT * FROM item FOR UPDATE", "CREATE TABLE x (i INT)"],
+    [
+        "UPDATE item SET value = 'x'",
+        "SELECT * FROM item FOR UPDATE",
+        "SELECT take(1)",
+        "CREATE TABLE x (i INT)",
+    ],
 )
-def test_a_write_is_never_repeated(node: Node, cut: Cut, sql: str) -> None:
+def test_what_may_write_is_never_repeated(node: Node, cut: Cut, sql: str) -> None:
     retries = node.pool.stats.retries
     cut.before_next_query()
     with pytest.raises(OperationalError):

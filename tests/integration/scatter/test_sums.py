@@ -412,3 +412,29 @@ def test_zero_dates_are_refused_where_they_are_compared(rows: None) -> None:
         queryset.values("flag").annotate(n=Min("day"), m=Max("day")).order_by("n", "flag"),
     ):
         assert fetch(accepted) == list(accepted)
+
+
+@pytest.mark.every_backend
+def test_rounded_floats_have_all_their_digits() -> None:
+    ratios = [1.5e17, -1.5e19, 3e300, 2e18, -0.4, 2.5, None, 1.5e17]
+    store([Sample(id=n, owner=n % 5, ratio=ratio) for n, ratio in enumerate(ratios)])
+    queryset = one_database(Sample)
+    for rounded in (
+        Round("ratio"),
+        Ceil("ratio"),
+        Floor("ratio"),
+        Coalesce(Round("ratio"), 0.0),
+        Round("ratio") * 1.0,
+    ):
+        for query in (
+            queryset.annotate(x=rounded).order_by("id").values_list("id", "x"),
+            queryset.annotate(x=rounded).order_by("x", "id").values_list("id", "x"),
+            queryset.order_by(rounded, "id").values_list("id"),
+            queryset.annotate(x=rounded).values_list("x").distinct().order_by("x"),
+            queryset.annotate(x=rounded).values("x").annotate(n=Count("id")).order_by("x"),
+            queryset.values("flag").annotate(x=Max(rounded), y=Min(rounded)),
+        ):
+            assert repr(fetch(query)) == repr(list(query)), str(query.query)
+        extremes = {"x": Max(rounded), "y": Min(rounded)}
+        many = scatter.aggregate(queryset, targets(queryset), extremes)
+        assert repr(many) == repr(queryset.aggregate(**extremes))

@@ -101,6 +101,22 @@ def test_keys_of_text_and_the_id_zero_move_in_several_batches(site: Site) -> Non
     assert site.rows(*ACCOUNTS) == before
 
 
+_COUNTED = """
+from sharded_orm import runtime
+wrapper = connections["accounts_00000"]
+if wrapper.vendor == "postgresql":
+    (table,) = [t for t in wrapper.table_sizes(runtime.shard("accounts", 0)) if t.name == "library_account"]
+    print(table.rows == execute(wrapper.alias, "SELECT COUNT(*) FROM library_account")[0][0], table.rows)
+"""
+
+
+def test_the_server_counts_the_moved_rows_once(site: Site) -> None:
+    site.run(_TEXT_KEYS)
+    site.move("accounts", "0", "--to", "db2")
+    counted = site.run(_COUNTED)
+    assert not counted or counted.startswith("True"), counted
+
+
 # ##### Faults #####
 
 #: Changes the rows on their way to the target, as a wrong copier would.

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from django.db import DatabaseError, ProgrammingError, connections
+from django.db import DatabaseError, OperationalError, ProgrammingError, connections, transaction
 
 import sharded_orm
+from sharded_orm.backends.postgresql import branches
 from sharded_orm.backends.two_phase.branch import BranchName, Fate, new_transaction
 from sharded_orm.backends.two_phase.coordinator import Coordinator
 from sharded_orm.exceptions import BranchesPrepared
@@ -266,3 +267,54 @@ def test_only_a_missing_table_is_named_as_missing(bank: Bank) -> None:
     with pytest.raises(DatabaseError) as error:
         recovery.forget_decisions(bank.model, [bank[1].shard])
     assert "is one of the app" not in "".join(error.value.__notes__)
+
+
+def test_a_block_of_a_new_process_names_the_branch_that_it_waits_for(
+    bank: Bank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(branch_watch, "GRACE", 0)
+    branch = branch_on(bank, 8)
+    orphan(bank, 8, branch)
+    wait = {
+        "mysql": ["SELECT balance FROM account WHERE id = 1 FOR UPDATE WAIT 1"],
+        "postgresql": ["SET LOCAL lock_timeout = '10ms'", "SELECT balance FROM account FOR UPDATE"],
+    }[bank[8].vendor]
+    with pytest.raises(OperationalError) as caught, sharded_orm.atomic(GROUP, two_phase=True):
+        bank.add(0, 1)
+        with bank[8].cursor() as cursor:
+            for statement in wait:
+                cursor.execute(statement)
+    (note,) = [note for note in caught.value.__notes__ if "transactions recover" in note]
+    assert repr(branch.transaction) in note
+    # The next block looks for the branch, and ends it.
+    bank.transfer(0, 8)
+    assert bank.balances() == [START + 1, START, START - 1, START]
+
+
+def test_waits_of_a_block_are_limited_on_postgresql(bank: Bank) -> None:
+    if bank[0].vendor != "postgresql":
+        pytest.skip("MariaDB limits each wait")
+
+    def limits() -> list[str]:
+        found = []
+        with sharded_orm.atomic(GROUP, two_phase=True):
+            for number in (0, 8):
+                with bank[number].cursor() as cursor:
+                    cursor.execute("SHOW lock_timeout")
+                    found.append(cursor.fetchone()[0])
+        return found
+
+    assert limits() == ["50s", "50s"]
+    with sharded_orm.atomic(GROUP, two_phase=True), bank[0].cursor() as cursor:
+        cursor.execute("SET TRANSACTION ISOLATION LEVEL SERIALIZABLE")
+        cursor.execute("SHOW lock_timeout")
+        assert cursor.fetchone() == ("50s",)
+    with transaction.atomic(using=GROUP), bank[0].cursor() as cursor:
+        cursor.execute("SHOW lock_timeout")
+        assert cursor.fetchone() == ("0",)
+    with transaction.atomic(using=bank.alias(0)), bank[0].cursor() as cursor:
+        # A limit of the project stays.
+        cursor.execute("SET LOCAL lock_timeout = '7s'")
+        cursor.execute(branches.WAIT_LIMIT.decode())
+        cursor.execute("SHOW lock_timeout")
+        assert cursor.fetchone() == ("7s",)

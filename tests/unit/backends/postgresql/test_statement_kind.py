@@ -341,6 +341,14 @@ def test_statements_that_give_back_the_default_path() -> None:
         ("SELECT lo_create (0)", False),
         ("SELECT pg_catalog.lower('A')", True),
         ("SELECT mine.lower('A')", False),
+        ('SELECT "take" (1)', False),
+        ("SELECT take /* lower */ (1)", False),
+        ("SELECT take -- lower\n (1)", False),
+        ("SELECT 'lower(' , lower( take (1))", False),
+        ("SELECT lower(a) -- take(1)", True),
+        (f"SELECT {'x' * 99}lower(1)", False),
+        ("SELECT mine." + " " * 99 + "lower(1)", False),
+        ("SELECT a FROM t WHERE id IN (" + ", ".join(["%s"] * 1000) + ")", True),
         # The names of a query's columns.
         (
             'SELECT c0, s FROM ((SELECT "a", 0 FROM "x"."t") UNION ALL (SELECT 1, 2)) AS u (c0, s)',

@@ -1,0 +1,75 @@
+"""Errors of the global database, where the journal of operations is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+from django.db import DEFAULT_DB_ALIAS, Error, OperationalError, ProgrammingError, connections
+
+from sharded_orm import runtime
+from sharded_orm.models.tables.journal import OperationScript
+from sharded_orm.operations.exceptions import JournalMissing
+
+# The codes by which servers refuse a write because they are read only: MariaDB's and MySQL's number, and
+# PostgreSQL's SQLSTATE.
+_READ_ONLY: Final = (1290, "25006")
+
+
+def nodes_beside() -> list[str]:
+    """Return the nodes whose server has the global database, too, by the addresses in the settings."""
+    address = _address(connections[DEFAULT_DB_ALIAS].settings_dict)
+    if not any(address):
+        return []
+    nodes = runtime.topology().nodes
+    return sorted(name for name, settings in nodes.items() if _address(settings) == address)
+
+
+def explain(error: Error) -> None:
+    """Add a note to ``error`` of the global database: which server it is, and what to do."""
+    host, port = _address(connections[DEFAULT_DB_ALIAS].settings_dict)
+    place = f"{DEFAULT_DB_ALIAS!r}, {host}:{port}" if host else repr(DEFAULT_DB_ALIAS)
+    nodes = nodes_beside()
+    server = f"the server of node {' and '.join(map(repr, nodes))}" if nodes else "its server"
+    cause = error.__cause__
+    codes = (*error.args[:1], getattr(cause, "sqlstate", None))
+    if any(code in _READ_ONLY for code in codes):
+        closed = ", as each side of a pair is after a restart" if nodes else ""
+        error.add_note(
+            f"The global database ({place}), which has the journal of operations, refuses writes: {server} is"
+            f" read only{closed}. Open it by hand (SET GLOBAL read_only = OFF), and run the command again at"
+            " once."
+        )
+    else:
+        error.add_note(
+            f"This is the error of the global database ({place}), which has the journal of operations. See"
+            f" that {server} runs and takes writes, and run the command again."
+        )
+
+
+@contextmanager
+def require_journal() -> Iterator[None]:
+    """A context manager that detects missing journal tables if its block raises a database error.
+
+    :raises JournalMissing: the block failed because the journal's tables do not exist.
+    """
+    try:
+        yield
+    except (OperationalError, ProgrammingError) as exc:
+        try:
+            tables = connections[DEFAULT_DB_ALIAS].introspection.table_names()
+        except Error:
+            # Nobody can tell whether the tables exist. The caller receives the first error.
+            tables = [OperationScript._meta.db_table]
+        if OperationScript._meta.db_table in tables:
+            explain(exc)
+            raise
+        raise JournalMissing(
+            f"The global database ({DEFAULT_DB_ALIAS!r}) has no journal of operations yet. Make it"
+            " with 'manage.py migrate sharded_orm'."
+        ) from exc
+
+
+def _address(settings: Mapping[str, Any]) -> tuple[str, str]:
+    return str(settings.get("HOST") or ""), str(settings.get("PORT") or "")
