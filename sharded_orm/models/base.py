@@ -47,9 +47,7 @@ from sharded_orm.models.sharding.key_errors import describe, shard_key_required
 from sharded_orm.models.sharding.key_validation import install_key_validation
 from sharded_orm.models.sharding.options import ShardOptions, options_of, shard_options
 from sharded_orm.models.sharding.row_placement import colocated_alias
-from sharded_orm.models.sharding.same_key import (
-    refuse_related_of_other_key,
-)
+from sharded_orm.models.sharding.same_key import are_of_two_keys, refuse_related_of_other_key
 from sharded_orm.models.sharding.statements import check_insert, check_update, has_expressions
 from sharded_orm.topology.model import Shard
 
@@ -108,6 +106,13 @@ class ShardedModel(RowValidation, metaclass=ShardedModelBase):
 
     class Meta:
         abstract = True
+
+    def __eq__(self, other: object) -> bool:
+        # Django compares primary keys, but rows of two shards may have the same primary key.
+        is_equal = super().__eq__(other)
+        return is_equal if is_equal is not True else not are_of_two_keys(self, other)
+
+    __hash__ = models.Model.__hash__
 
     def save(self, *args: Any, **kwargs: Any) -> None:
         give_bound_key(self)
