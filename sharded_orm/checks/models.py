@@ -18,6 +18,7 @@ The ids of the checks never change. No check in this module queries a database.
 ``sharded_orm.E017``  two models of a group have the same ``type_id``
 ``sharded_orm.E018``  the group has too many shards for the bits in an id
 ``sharded_orm.E021``  a ``TimestampedIDField`` is not unique
+``sharded_orm.E023``  ``order_with_respect_to`` orders rows of several shards
 ``sharded_orm.E050``  a text key has a collation that treats different keys as equal; see also
                       ``sharded_orm.checks.databases``, which reads the collations in databases
 ==================  ==========================================================
@@ -67,6 +68,7 @@ def check_models(
             messages += _collations(model)
             messages += _uniqueness(model)
             messages += _inheritance(model)
+            messages += _order(model)
             messages += _manager(model)
         messages += _embedded_ids(model)
         messages += check_relations(model)
@@ -180,6 +182,25 @@ def _collations(model: type[ShardedModel]) -> Iterator[checks.CheckMessage]:
             f"{collations.remedy}.",
             obj=key.field,
             id="sharded_orm.E050",
+        )
+
+
+def _order(model: type[ShardedModel]) -> Iterator[checks.CheckMessage]:
+    # A field by now; the stubs know its name only.
+    relation: Any = model._meta.order_with_respect_to
+    options = shard_options(model)
+    remote = getattr(relation, "remote_field", None)
+    if options is None or remote is None or relation == options.key:
+        return
+    related = shard_options(remote.model)
+    if related is None or related.group != options.group:
+        yield checks.Error(
+            f"order_with_respect_to = {relation.name!r} numbers rows on each shard apart, and the rows of"
+            f" one {remote.model.__name__} may be on several.",
+            hint="Use a relation inside the group, or the relation that is the shard key; or a field of"
+            " your own for the order.",
+            obj=model,
+            id="sharded_orm.E023",
         )
 
 

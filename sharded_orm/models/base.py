@@ -35,6 +35,7 @@ from sharded_orm.models.querysets.route import colocation_on
 from sharded_orm.models.querysets.sharded import ShardedManager, ShardedQuerySet
 from sharded_orm.models.relations.descriptors import install_descriptors
 from sharded_orm.models.relations.forms import install_relations_in_forms
+from sharded_orm.models.relations.order import install_order, neighbour_in_order
 from sharded_orm.models.relations.through import install_through
 from sharded_orm.models.row_validation import RowValidation
 from sharded_orm.models.sharding import row_placement
@@ -47,9 +48,7 @@ from sharded_orm.models.sharding.key_errors import describe, shard_key_required
 from sharded_orm.models.sharding.key_validation import install_key_validation
 from sharded_orm.models.sharding.options import ShardOptions, options_of, shard_options
 from sharded_orm.models.sharding.row_placement import colocated_alias
-from sharded_orm.models.sharding.same_key import (
-    refuse_related_of_other_key,
-)
+from sharded_orm.models.sharding.same_key import are_of_two_keys, refuse_related_of_other_key
 from sharded_orm.models.sharding.statements import check_insert, check_update, has_expressions
 from sharded_orm.topology.model import Shard
 
@@ -77,6 +76,7 @@ class ShardedModelBase(ModelBase):
             install_through(cls)
             install_key_validation(cls)
             install_relations_in_forms(cls)
+            install_order(cls)
         return cls
 
 
@@ -108,6 +108,13 @@ class ShardedModel(RowValidation, metaclass=ShardedModelBase):
 
     class Meta:
         abstract = True
+
+    def __eq__(self, other: object) -> bool:
+        # Django compares primary keys, but rows of two shards may have the same primary key.
+        is_equal = super().__eq__(other)
+        return is_equal if is_equal is not True else not are_of_two_keys(self, other)
+
+    __hash__ = models.Model.__hash__
 
     def save(self, *args: Any, **kwargs: Any) -> None:
         give_bound_key(self)
@@ -480,6 +487,13 @@ class ShardedModel(RowValidation, metaclass=ShardedModelBase):
                 options, f"{name}() compares rows of one key: pass {key.name}= of this row"
             )
         return super()._get_next_or_previous_by_FIELD(field, is_next, **kwargs)  # type: ignore[misc]  # not in the stubs
+
+    def _get_next_or_previous_in_order(self, is_next: bool) -> Any:
+        # get_next_in_order() and get_previous_in_order() call this method of Model. Keep its memory.
+        refuse_other_key(self)
+        if (name := f"__{is_next}_order_cache") not in self.__dict__:
+            setattr(self, name, neighbour_in_order(self, is_next=is_next))
+        return self.__dict__[name]
 
 
 _save_methods = SaveMethods(ShardedModel)

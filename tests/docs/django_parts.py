@@ -35,6 +35,7 @@ PLACES = (
     "contrib/contenttypes",
     "core/checks",
     "core/management",
+    "core/serializers",
     "db",
     "forms",
     "test",
@@ -44,7 +45,7 @@ PRIVATE = re.compile(r"_[a-zA-Z]")
 DOCUMENTED = {"_base_manager", "_default_manager", "_meta", "_state"}
 # Names of the library's own that Django happens to use somewhere as well.
 OWN = {
-    "_cache", "_check", "_check_model", "_choices", "_compile", "_count", "_create_server", "_description", "_execute", "_file", "_identity", "_json",
+    "_cache", "_check", "_check_model", "_choices", "_compile", "_count", "_create_server", "_current", "_description", "_execute", "_file", "_identity", "_json",
     "_lock", "_order", "_path", "_prepare", "_quote", "_relations", "_rename", "_render", "_settings",
     "_store", "_templates",
     "_unique", "_update", "_url", "_values", "_version", "_wrapper", "_write",

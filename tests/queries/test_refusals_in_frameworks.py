@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 from django.contrib.sitemaps import Sitemap
+from django.core.exceptions import ValidationError as InvalidRow
+from django.db import models
 from django.forms import ModelChoiceField, ModelMultipleChoiceField
 from django.http import Http404
 from django.template import Context, Template
@@ -25,7 +27,7 @@ from sharded_orm.exceptions import (
     ShardKeyChanged,
     ShardKeyRequired,
 )
-from tests.photos.models import Comment, Event, Photo, Visit
+from tests.photos.models import Comment, Event, Photo, Tag, Visit
 from tests.queries.conftest import DATABASES, ONE, TWO
 
 pytestmark = [pytest.mark.every_backend, pytest.mark.django_db(databases=DATABASES)]
@@ -191,3 +193,16 @@ def test_an_assignment_to_another_shard_is_no_bad_input(rows: list[Photo]) -> No
     with pytest.raises(CrossShardRelation) as caught:
         Comment(user_id=TWO, text="x", photo=rows[0]).save()
     assert not isinstance(caught.value, TAKEN_FOR_BAD_INPUT)
+
+
+def test_a_condition_that_the_alias_of_a_group_would_check(placed: None) -> None:
+    """``Q.check()`` takes a condition for true if a database answers with an error."""
+    tag = Tag.objects.create(user_id=ONE, name="sea")
+    kept = models.CheckConstraint(condition=models.Q(name="sea"), name="kept")
+    broken = models.CheckConstraint(condition=models.Q(name="hill"), name="broken")
+    for constraint in (kept, broken):
+        with pytest.raises(ShardKeyRequired, match=r"using=row\._state\.db"):
+            constraint.validate(Tag, tag, using="photos")
+    kept.validate(Tag, tag, using=tag._state.db)
+    with pytest.raises(InvalidRow):
+        broken.validate(Tag, tag, using=tag._state.db)

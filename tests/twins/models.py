@@ -62,6 +62,51 @@ class Knot(TwigColumns, OnEvents):
     )
 
 
+class SheetColumns(models.Model):
+    id = models.BigIntegerField(primary_key=True)
+    owner = models.BigIntegerField()
+
+    class Meta:
+        abstract = True
+
+
+class Folder(SheetColumns, ShardedModel):
+    class ShardMeta:
+        group = "events"
+        shard_key = "owner"
+
+
+class Sheet(SheetColumns, ShardedModel):
+    folder = models.ForeignKey(Folder, models.CASCADE, related_name="sheets")
+
+    class Meta:
+        order_with_respect_to = "folder"
+
+    class ShardMeta:
+        group = "events"
+        shard_key = "owner"
+
+
+class PlainFolder(SheetColumns):
+    pass
+
+
+class PlainSheet(SheetColumns):
+    folder = models.ForeignKey(PlainFolder, models.CASCADE, related_name="sheets")
+
+    class Meta:
+        order_with_respect_to = "folder"
+
+
+class Leaf(TwigColumns, OnEvents):
+    """Ordered below a trunk, which may be of another key."""
+
+    trunk = models.ForeignKey(Trunk, models.CASCADE, related_name="leaves")
+
+    class Meta:
+        order_with_respect_to = "trunk"
+
+
 class Seed(TrunkColumns, OnEvents):
     pass
 

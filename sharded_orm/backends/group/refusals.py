@@ -4,6 +4,7 @@ database.
 
 from __future__ import annotations
 
+from functools import cache
 from io import UnsupportedOperation
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -11,12 +12,13 @@ from django.db.backends.base.client import BaseDatabaseClient
 from django.db.backends.base.introspection import BaseDatabaseIntrospection
 from django.db.backends.base.operations import BaseDatabaseOperations
 
-from sharded_orm.exceptions import GroupAliasError
+from sharded_orm.exceptions import GroupAliasError, ShardKeyRequired
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from django.core.management.color import Style
+    from django.db.models.sql.compiler import SQLCompiler
 
 
 def group_alias_error(alias: str, what: str = "run SQL") -> GroupAliasError:
@@ -71,12 +73,34 @@ class GroupIntrospection(BaseDatabaseIntrospection):
         return []
 
 
+@cache
+def _refusing_conditions(compiler: type[SQLCompiler]) -> type[SQLCompiler]:
+    """Return a subclass of ``compiler`` that does not execute a query without a model.
+
+    ``Q.check()`` sends such a query, for ``validate()`` of a constraint. It catches the errors of databases,
+    which :exc:`GroupAliasError` is one of, and takes the condition for true.
+    """
+
+    def execute_sql(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.query.model is None:
+            raise ShardKeyRequired(
+                f"A condition is checked by a database, and the alias {self.connection.alias!r} stands for all"
+                " shards of the group. Name the shard of the row: using=row._state.db."
+            )
+        return compiler.execute_sql(self, *args, **kwargs)
+
+    return type(compiler.__name__, (compiler,), {"execute_sql": execute_sql})
+
+
 class GroupOperations(BaseDatabaseOperations):
     """The ``ops`` of a group's alias.
 
     In tests, a flush of the alias restores the rows that the shards had after their migrations.
     Outside of tests it is refused.
     """
+
+    def compiler(self, compiler_name: str) -> type[SQLCompiler]:
+        return _refusing_conditions(super().compiler(compiler_name))  # type: ignore[arg-type]  # classes are hashable
 
     def sql_flush(
         self,

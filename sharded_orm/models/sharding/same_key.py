@@ -253,3 +253,20 @@ def cross_key_relation(
         f" {related_key!r}. Relate rows with the same shard key: rows of different keys are on one shard"
         " only by chance. If you accept that, set same_key = False in the ShardMeta of one of the models."
     )
+
+
+def are_of_two_keys(row: Any, other: Any) -> bool:
+    """Whether two rows with the same primary key are different rows, since their shards are.
+
+    Rows of one shard are one row, whatever has changed in memory, and so is a row that has moved
+    with its key. Nothing is said about an instance that was not read, or has no key.
+    """
+    one, two = row._state.db, other._state.db
+    if one == two or one is None or two is None:
+        return False
+    options = options_of(row)
+    if options is None or options.key is None:
+        return False
+    # Do not load a deferred key.
+    keys = [instance.__dict__.get(options.key.attname) for instance in (row, other)]
+    return None not in keys and keys[0] != keys[1]

@@ -147,6 +147,43 @@ def test_a_one_to_one_relation_inside_the_group_is_unique() -> None:
     assert declare(one_to_one) == {"W011"}
 
 
+@pytest.mark.parametrize(("name", "expected"), [("photo", set()), ("author", {"E023"})])
+def test_an_order_over_several_shards(name: str, expected: set[str]) -> None:
+    def ordered() -> type[Any]:
+        class Ordered(Base):
+            photo = models.ForeignKey(Photo, models.CASCADE, related_name="+")
+            author = models.ForeignKey(
+                User, models.DO_NOTHING, db_constraint=False, related_name="+"
+            )
+
+            class Meta(Base.Meta):
+                order_with_respect_to = name
+
+        return Ordered
+
+    assert declare(ordered) - {"W011"} == expected
+
+
+def test_an_order_by_the_relation_that_is_the_key() -> None:
+    def ordered() -> type[Any]:
+        class Ordered(ShardedModel):
+            author = models.ForeignKey(
+                User, models.DO_NOTHING, db_constraint=False, related_name="+"
+            )
+
+            class Meta:
+                app_label = "photos_app"
+                order_with_respect_to = "author"
+
+            class ShardMeta:
+                group = "photos"
+                shard_key = "author"
+
+        return Ordered
+
+    assert declare(ordered) == {"W011"}
+
+
 def test_foreign_keys_that_leave_the_group() -> None:
     def leaving() -> type[Any]:
         class Leaving(Base):

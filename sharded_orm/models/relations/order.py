@@ -1,0 +1,66 @@
+"""Rows with ``order_with_respect_to``: neighbours and the order of the rows of one related row.
+
+The methods of Django compare the id of the related row only, so their queries do not determine a shard.
+"""
+
+from __future__ import annotations
+
+from functools import partialmethod
+from typing import Any
+
+from django.db.models import Model
+from django.db.models.fields.related import lazy_related_operation
+
+from sharded_orm.models.sharding.same_key import key_for_related
+
+
+def install_order(model: type[Model]) -> None:
+    """Replace ``get_…_order()`` and ``set_…_order()`` of the model with respect to which rows are ordered."""
+    # A field by now; the stubs know its name only.
+    relation: Any = model._meta.order_with_respect_to
+    if relation is not None and relation.remote_field is not None:
+        # Django has asked for the same before, so its methods are set by then.
+        lazy_related_operation(_install_accessors, model, relation.remote_field.model)
+
+
+def _install_accessors(model: Any, related_model: Any) -> None:
+    name = model.__name__.lower()
+    setattr(related_model, f"get_{name}_order", partialmethod(_get_order, model))
+    setattr(related_model, f"set_{name}_order", partialmethod(_set_order, model))
+
+
+def _get_order(related: Any, model: Any) -> Any:
+    relation = model._meta.order_with_respect_to
+    # An instance as the value determines the shard.
+    rows = model.objects.filter(**{relation.name: related})
+    return rows.values_list(model._meta.pk.name, flat=True)
+
+
+def _set_order(related: Any, model: Any, id_list: Any, using: str | None = None) -> None:
+    relation = model._meta.order_with_respect_to
+    rows = model.objects.db_manager(using).filter(**{relation.name: related})
+    keys = _key_of_rows(model, relation, related)
+    ids = list(id_list)
+    if keys is None:
+        row_by_id = rows.in_bulk()
+        ordered = [row_by_id[pk] for pk in map(model._meta.pk.to_python, ids) if pk in row_by_id]
+        for row in ordered:
+            row._order = ids.index(row.pk)
+    else:
+        ordered = [model(pk=pk, _order=number, **keys) for number, pk in enumerate(ids)]
+    rows.bulk_update(ordered, ["_order"])
+
+
+def neighbour_in_order(row: Any, *, is_next: bool) -> Any:
+    """Return the next or the previous row of the same related row; raise ``DoesNotExist``."""
+    relation = row._meta.order_with_respect_to
+    rows = type(row)._default_manager.using(row._state.db)
+    own = rows.filter(pk=row.pk).values("_order")
+    same = rows.filter(**relation.get_filter_kwargs_for_object(row))
+    comparison, order = ("gt", "_order") if is_next else ("lt", "-_order")
+    return same.filter(**{f"_order__{comparison}": own}).order_by(order)[:1].get()
+
+
+def _key_of_rows(model: Any, relation: Any, related: Any) -> dict[str, Any] | None:
+    """Return the shard key of the rows of ``related``; None if they may have several."""
+    return key_for_related(model, relation, related, load=True) or None
