@@ -127,7 +127,7 @@ def stale_rows(index: Index, rows: Sequence[IndexRow]) -> list[IndexRow]:
 def mark_lacking(
     store: DataStore, indexes: Sequence[Index], rows: Any, report: CleanReport
 ) -> Iterator[int]:
-    """Mark entities that lack index rows, so that the cleaner writes the rows.
+    """Mark entities that lack index rows. The cleaner writes the rows of marked entities later.
 
     Yield the number of newly marked entities of each batch.
 
