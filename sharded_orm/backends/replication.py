@@ -256,7 +256,7 @@ class ReplicationServer(ABC):
     @abstractmethod
     def link_problems(self, link: ReplicationLink) -> Iterator[str]:
         """Yield the reasons why the replication ``link`` may not bring all changes to this server,
-        for example because it is stopped.
+        for example because a filter leaves some out.
         """
 
     def warnings(self, task: Task) -> Iterator[str]:

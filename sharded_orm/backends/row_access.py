@@ -324,8 +324,8 @@ class RowAccess(OwnSession, ABC):
 
     def _of_key(self, table: CapturedTable, key: Any) -> tuple[str, list[Any]]:
         if table.fence is not None:
-            # The whole shard moves to another node, so select all rows, whatever their shard keys
-            # are.
+            # The table is copied as a whole, for example because its shard moves to another node.
+            # So select all rows, whatever their shard keys are.
             return "1 = 1", []
         condition = self._key_condition(self._quote(table.key))
         for link in reversed(table.links):
