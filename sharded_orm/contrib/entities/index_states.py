@@ -71,7 +71,7 @@ def is_written(index: Index) -> bool:
     """Whether writers must write rows of ``index``.
 
     If the global database does not answer, the last state that this process has read decides. If
-    the process has not read a state yet, the answer is True, because a needless row does no harm.
+    the process has not read a state yet, the answer is True.
     """
     try:
         return state_of(index) != DROPPED

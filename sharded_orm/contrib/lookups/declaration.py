@@ -267,8 +267,7 @@ def own_field(model: Any, lookup: Any) -> Any:
 
 
 def declared_inexact(lookup: ModelLookup, collations: Any) -> str | None:
-    """Return the collation that the lookup's text field declares, if it is not exact; otherwise
-    None.
+    """Return the declared collation of the lookup's text field; None if it is exact.
 
     A collation is not exact if it treats different texts, such as "a" and "A", as equal.
     """

@@ -265,8 +265,10 @@ def mark(places: Iterable[Place], token: str, writer: str) -> None:
 
 
 def remove(table: EntryTable, tokens: Sequence[str]) -> None:
-    """Remove the entries that have one of ``tokens``, the name of the statement that wrote them
-    last.
+    """Remove the entries that were last written by one of several statements.
+
+    :param tokens: the tokens of the statements. Each entry holds the token of the statement that
+        has written it.
 
     Costs one statement per :data:`BATCH` tokens.
     """

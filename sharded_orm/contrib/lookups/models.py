@@ -24,8 +24,9 @@ class LookupEntry(EntryColumns):
 
 
 class LookupState(models.Model):
-    """The state of a lookup. If ``served_since`` is set, all rows have entries, and queries may use
-    it.
+    """The state of a lookup.
+
+    If ``served_since`` is set, all rows have their entries, and queries may use the lookup.
     """
 
     lookup: models.CharField[str, str] = ExactCharField(max_length=200, primary_key=True)

@@ -82,8 +82,7 @@ class RowFollower:
         return any(field.name in names for field, _, _ in values)
 
     def needs_transaction(self, compiler: Any) -> bool:
-        """Whether the statement needs a transaction, in which it is sent before its entries are
-        written.
+        """Whether the statement needs a transaction, and is sent before its entries are written.
 
         False for an INSERT of rows with known primary keys, if all its entries are of unique
         lookups. Then the entries can be written first, and the INSERT is sent in autocommit, which
@@ -385,7 +384,7 @@ def _new_value(query: Any, field: Any, obj: Any) -> Any:
 
 
 def _new_values(query: Any, field: Any, value: Any) -> Callable[[Any], Any]:
-    """Return a function that computes, from the primary key of a row, the row's new value of
+    """Return a function that takes the primary key of a row, and returns the new value of
     ``field``.
 
     :param value: the value that the UPDATE sets for all rows, or the expression that

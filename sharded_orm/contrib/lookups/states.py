@@ -51,10 +51,9 @@ def is_known_to_be_served(lookup: ModelLookup) -> bool:
 
 
 def refuse_other_table(lookups: Iterable[ModelLookup]) -> None:
-    """Raise an error if other processes still use an older declaration of a lookup with another
-    table.
+    """Raise an error if the entries of a lookup are still in another table than the declared one.
 
-    Queries of these processes read the other table. They would not find the entries that this
+    Other processes may still run with an older declaration. Their queries read the other table. They would not find the entries that this
     process writes to the new table. One query for each lookup.
 
     :param lookups: lookups that are not served, as far as this process knows.
