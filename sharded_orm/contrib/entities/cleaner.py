@@ -219,8 +219,7 @@ def clean_once(report: CleanReport, stopping: Callable[[], bool]) -> None:
 
 
 def _marked_shards(store: DataStore, min_age: float, report: CleanReport) -> list[str]:
-    """Return the aliases of the shards that may have marked entities, those with the newest marks
-    first.
+    """Return the aliases of the shards that may have marked entities, newest marks first.
 
     An entity is marked while its index rows may be wrong. Costs one query of each node (a database
     server).
@@ -298,10 +297,9 @@ class ContinuousCleaner:
         self._failed: list[WholePart] = []
 
     def round(self) -> CleanReport:
-        """Clean marked entities. In the remaining time of the interval, continue the pass over all
-        entities.
+        """Clean marked entities; then compare other entities until the interval is over.
 
-        The pass makes at least one step in each round, even if no time remains. Otherwise it would
+        This continues the pass over all entities, marked or not. The pass makes at least one step in each round, even if no time remains. Otherwise it would
         never end when there are always many marked entities.
 
         :returns: the work that was done since the last call.

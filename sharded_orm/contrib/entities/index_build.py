@@ -184,8 +184,7 @@ def _write(index: Index, report: BuildReport, found: CleanReport) -> Iterator[in
 
 
 def _verify(index: Index, report: BuildReport, found: CleanReport) -> Iterator[int]:
-    """Compare all entities with all rows of the index. Mark entities that lack rows, and remove
-    stale rows.
+    """Mark the entities that lack rows of the index, and remove stale rows of the index.
 
     Yield the number of newly marked entities after each batch.
     """

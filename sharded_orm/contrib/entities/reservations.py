@@ -153,9 +153,9 @@ def take_away(index: Index, row: IndexRow) -> bool:
     Another writer may have reserved the values for the entity just now. It will notice that the row
     is missing, and reserve them again.
 
-    :returns: True if the row was removed or is gone. False if the entity has the values, or if the
-        row must stay for another reason: the body of the entity is damaged, or the caller has a
-        transaction open on one of the two shards, which may be rolled back.
+    :returns: True if the entity does not have the values. False if it has them, or if the row must
+        stay for another reason: the body of the entity is damaged, or the caller has a transaction
+        open on one of the two shards, which may be rolled back.
     """
     return _repeated(index.store.group, partial(_take_away, index, row))
 
@@ -214,9 +214,7 @@ def _locks_rows(alias: str) -> bool:
 
 
 def _commits_apart(alias: str, other: str) -> bool:
-    """Whether the caller has a transaction open on ``alias`` that may commit without one on
-    ``other``.
-    """
+    """Whether the caller has a transaction on ``alias`` that commits separately from ``other``."""
     connection: Any = connections[alias]
     # Read ``atomic_blocks`` before ``get_autocommit()``: reading it makes the connection join an
     # open transaction of its shard group.

@@ -338,7 +338,7 @@ class DataStore:
         if former:
             changes.update(marked_at=now, pending=with_rows(former))
         # Compare the time as well as the version. If this entity was put in a transaction that was
-        # rolled back, another writer may have stored a different entity with the same version.
+        # rolled back, another writer may have stored other properties with the same version.
         rows = self._rows(entity.id, entity._stored)
         rows = rows.filter(version=entity.version, updated=entity.updated)
         if not (rows.filter(has_room()) if former else rows).update(**changes):

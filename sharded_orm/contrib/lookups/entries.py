@@ -267,10 +267,10 @@ def mark(places: Iterable[Place], token: str, writer: str) -> None:
 def remove(table: EntryTable, tokens: Sequence[str]) -> None:
     """Remove the entries that were last written by one of several statements.
 
+    Costs one SQL statement per :data:`BATCH` tokens.
+
     :param tokens: the tokens of the statements. Each entry holds the token of the statement that
         has written it.
-
-    Costs one statement per :data:`BATCH` tokens.
     """
     for some in _batches(tokens, BATCH):
         _run(table, _statements(table).remove(len(some)), some)

@@ -53,8 +53,8 @@ def is_known_to_be_served(lookup: ModelLookup) -> bool:
 def refuse_other_table(lookups: Iterable[ModelLookup]) -> None:
     """Raise an error if the entries of a lookup are still in another table than the declared one.
 
-    Other processes may still run with an older declaration. Their queries read the other table. They would not find the entries that this
-    process writes to the new table. One query for each lookup.
+    Other processes may still run with an older declaration. Their queries read the other table, and
+    would not find the entries that this process writes to the new one. One query for each lookup.
 
     :param lookups: lookups that are not served, as far as this process knows.
     :raises LookupRefused: queries rely on entries of one of the lookups in a table that is not the

@@ -69,10 +69,9 @@ class _Sides:
         self._mirror_names = mirror.attributes
 
     def chunks(self) -> Iterator[tuple[Any, Any]]:
-        """Yield the primary keys (after, until) of each chunk: it begins behind ``after``, and ends
-        with ``until``.
+        """Yield two primary keys (after, until) for each chunk.
 
-        The first chunk has None for ``after``, and the last chunk has None for ``until``.
+        The chunk begins behind ``after``, and ends with ``until``, which is in the chunk. The first chunk has None for ``after``, and the last chunk has None for ``until``.
         """
         after = None
         while True:
