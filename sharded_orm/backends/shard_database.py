@@ -79,7 +79,7 @@ class ShardDatabaseMixin:
         raise NotImplementedError
 
     def schema_glance(self, known: SchemaSnapshot, tables: Sequence[str]) -> SchemaSnapshot:
-        """Read the definitions of ``tables`` again, and return ``known`` with these changes.
+        """Read the definitions of ``tables`` again. Return ``known`` with the new definitions.
 
         This is a cheap check of whether a statement has changed the schema: one round trip, where
         :meth:`schema_snapshot` takes two. New tables are included, and dropped tables are left out.

@@ -34,7 +34,7 @@ class BatchReader:
     """Reads batches of rows, each from one cache server. The threads of a process share it.
 
     :param decide: sets the outcome of a request, depending on whether its entry is valid.
-    :param make_guards: creates those guards of a dict that are missing or broken.
+    :param make_guards: takes a dict of guards, and creates those that are missing or broken.
     :param monotonic: returns the time of a monotonic clock in seconds.
     :param kept_for: the seconds for which only the guards of a row are read; 0 if its entry is
         always read, too.

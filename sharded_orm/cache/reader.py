@@ -420,8 +420,8 @@ class Reader:
         """Close the markers that dead writers have left open in the guards. (A marker announces a
         write.)
 
-        Only later reads profit from this. The current read still bypasses the cache for the rows of
-        these markers, because it has read the guards before.
+        Only later reads profit from the repair. The current read still bypasses the cache for the
+        rows of these markers, because it has read the guards before.
 
         :param state: the guards as the current read has found them.
         """
@@ -456,7 +456,7 @@ class Reader:
     def release(self, requests: Iterable[CacheRequest]) -> None:
         """Give back the leases (permissions to store) that ``requests`` have not used.
 
-        After :meth:`read` or :meth:`read_rows`, each caller must finally do so for the requests
+        Each caller of :meth:`read` or :meth:`read_rows` must call this at the end, for the requests
         without a hit. Otherwise no reader could store these objects for
         :data:`~sharded_orm.cache.stores.base.LEASE_SECONDS`. Does not raise an error if a cache
         server is down. Sends one packet to each cache server that has given such a lease, and

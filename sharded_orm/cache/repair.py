@@ -36,10 +36,10 @@ from sharded_orm.cache.guards import (
 from sharded_orm.cache.keys import Scope
 from sharded_orm.cache.stores.base import CacheServer, ServerDown
 
-#: For so many seconds after a write was announced (by a marker in a guard), readers assume that the
-#: writer is alive and will close the marker itself.
+#: For this many seconds after a write was announced (by a marker in a guard), readers assume that
+#: the writer is alive and will close the marker itself.
 REPAIR_AFTER = 1.0
-#: For so many seconds, a process does not ask the database about the same marker again, and does
+#: For this many seconds, a process does not ask the database about the same marker again, and does
 #: not close it in the same guard again.
 _AGAIN_AFTER = 1.0
 _REMEMBERED = 4096
@@ -239,7 +239,7 @@ def compact(server: CacheServer, name: str, raw: bytes, ttl: float) -> bool:
 
 
 def compact_marked(server: CacheServer, sizes: Mapping[str, int], ttl: float) -> None:
-    """Compact the long ones among the guards in which a transaction has just announced its writes.
+    """Compact the long guards among those in which a transaction has just announced its writes.
 
     A guard is long if it is larger than COMPACT_FROM bytes.
 

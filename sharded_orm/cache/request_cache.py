@@ -74,7 +74,7 @@ class RequestCache:
 
     def clear(self) -> None:
         # Start a new dict, and do not empty the old one: readers that have got the old one may
-        # still add rows to it, and no later reader must find these.
+        # still add rows to it. Later readers must not find these rows.
         self._homes = {}
         self._entries = 0
 

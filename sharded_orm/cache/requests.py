@@ -25,7 +25,7 @@ from sharded_orm.cache.values import Row
 #: does not have the result. HIT: the cache has it.
 BYPASS, MISS, HIT = 0, 1, 2
 
-# judge() remembers the state of guards, if these have at most this many bytes together.
+# judge() remembers the state of guards that have at most this many bytes together.
 _LONGEST_GUARDS = 4096
 
 
@@ -118,8 +118,8 @@ class Format(Protocol):
         """The memory of decoded rows of this format."""
 
     def values(self, rows: Sequence[Row], /) -> list[Row]:
-        """Decode ``rows``, and return the results. Do not change these, because several requests
-        may share them.
+        """Decode ``rows``, and return the results. Do not change a returned row, because several
+        requests may share it.
         """
 
 
@@ -139,8 +139,8 @@ class CacheRequest:
     outcome = BYPASS
     #: The rows after a hit, decoded by ``format``.
     rows: list[Row] | None = None
-    #: The number or the numbers, if a :class:`ListRequest` asks for such. Set after a hit. After a
-    #: miss, the caller sets it before the result is stored.
+    #: The number, or the tuple of numbers, for a :class:`ListRequest` that asks for numbers. Set
+    #: after a hit. After a miss, the caller sets it before the result is stored.
     value: int | tuple[int, ...] | None = None
     #: The state of the guards at the time of a miss. The result is stored so that it is valid only
     #: with this state. None if the result must not be stored.

@@ -78,11 +78,11 @@ class CacheStatistics:
     :param clock: returns the time of a monotonic clock in seconds.
     """
 
-    #: :meth:`add` publishes the counts (:meth:`flush`) if this was last done at least so many
+    #: :meth:`add` publishes the counts (:meth:`flush`) if this was last done at least this many
     #: seconds ago. None: :meth:`add` never does so.
     interval: float | None = 10.0
     #: At the end of a request, the counts are published (:meth:`flush`) if this was last done at
-    #: least so many seconds ago.
+    #: least this many seconds ago.
     request_interval = 1.0
 
     def __init__(

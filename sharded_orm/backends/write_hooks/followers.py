@@ -84,8 +84,8 @@ class CommitWatcher(Protocol):
     def ended(self, committed: bool | None) -> None:
         """Called once, after the transaction has ended. Must not raise errors.
 
-        :param committed: True after COMMIT, False after a rollback, None if nobody knows which of
-            them it was.
+        :param committed: True after COMMIT, False after a rollback, None if the outcome is not
+            known.
         """
 
 

@@ -195,7 +195,7 @@ class CacheServer(ABC):
 
     @abstractmethod
     def add(self, guards: Sequence[tuple[str, bytes]], ttl: float) -> list[bytes]:
-        """Create those of several guards that are missing. Existing guards keep their values.
+        """Create the guards that are missing. Existing guards keep their values.
 
         A *guard* is an entry that says whether other entries are valid.
 
