@@ -45,8 +45,7 @@ def check_sequences(
 def check_text_keys(
     databases: Sequence[str] | None = None, **kwargs: Any
 ) -> list[checks.CheckMessage]:
-    """Report text columns of keys whose collation treats different keys, such as "a" and "A", as
-    equal.
+    """Report text keys whose column treats different keys, such as "a" and "A", as equal.
 
     Queries the shards whose aliases are in ``databases``. The alias of a shard group stands for all
     shards of the group.

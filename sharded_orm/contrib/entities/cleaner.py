@@ -299,8 +299,9 @@ class ContinuousCleaner:
     def round(self) -> CleanReport:
         """Clean marked entities; then compare other entities until the interval is over.
 
-        This continues the pass over all entities, marked or not. The pass makes at least one step in each round, even if no time remains. Otherwise it would
-        never end when there are always many marked entities.
+        The second part continues the pass over all entities, marked or not. This pass makes at
+        least one step in each round, even if no time remains. Otherwise it would never end if there
+        are always many marked entities.
 
         :returns: the work that was done since the last call.
         """

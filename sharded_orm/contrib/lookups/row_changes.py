@@ -384,7 +384,7 @@ def _new_value(query: Any, field: Any, obj: Any) -> Any:
 
 
 def _new_values(query: Any, field: Any, value: Any) -> Callable[[Any], Any]:
-    """Return a function that takes the primary key of a row, and returns its new ``field``.
+    """Return a function that maps the primary key of a row to the row's new value of ``field``.
 
     :param value: the value that the UPDATE sets for all rows, or the expression that
         ``bulk_update()`` builds: CASE WHEN pk = 1 THEN … WHEN pk = 2 THEN …

@@ -71,7 +71,8 @@ class _Sides:
     def chunks(self) -> Iterator[tuple[Any, Any]]:
         """Yield two primary keys (after, until) for each chunk.
 
-        The chunk begins behind ``after``, and ends with ``until``, which is in the chunk. The first chunk has None for ``after``, and the last chunk has None for ``until``.
+        The chunk begins behind ``after``, and ends with ``until``, which is in the chunk. The first
+        chunk has None for ``after``, and the last chunk has None for ``until``.
         """
         after = None
         while True:
