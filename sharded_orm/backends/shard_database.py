@@ -35,8 +35,9 @@ class ShardDatabaseMixin:
     methods.
     """
 
-    #: A method that runs a query and returns its rows without a cursor object, which is faster.
-    #: Used where the caller cannot notice the difference. None if the backend has no such method.
+    #: A method that runs a query and returns its rows without a cursor object, which is faster. It
+    #: returns None, and sends nothing, if a cursor must be used, for example in a transaction. The
+    #: attribute is None if the backend has no such method.
     read_rows: Callable[[str, tuple[Any, ...]], Any] | None = None
 
     def is_idle(self) -> bool:
