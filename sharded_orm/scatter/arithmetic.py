@@ -17,14 +17,15 @@ from sharded_orm.scatter.refusals import refuse
 QUOTIENT_PLACES = 4
 # MariaDB and MySQL store the decimal places of a number in groups of nine digits.
 _GROUP = 9
-# Up to this number of decimal places of a sum, the digits of its quotients are the same whatever the
-# number of places of the values. With five, it matters whether they have more than nine places.
+# A sum with at most this many decimal places has the same average, however many places the single
+# values have. With five places, the last digit of the average depends on whether the values have
+# more than nine places.
 _SURE_PLACES = 4
-# The maximum number of decimal places is 30 for MySQL, and 38 for MariaDB. So up to this number of
-# places of a sum, its quotient has four places more on both.
+# If a sum has at most this many decimal places, MySQL and MariaDB both return its average with four
+# more places. A number has at most 30 places on MySQL, and at most 38 on MariaDB.
 _MOST_PLACES = 26
-# The maximum number of digits of a decimal number of MariaDB and MySQL. Greater numbers become the
-# greatest number with so many digits.
+# The maximum number of digits of a decimal number of MariaDB and MySQL. The servers replace a
+# greater number by the greatest number that has 65 digits.
 _MOST_DIGITS = 65
 # PostgreSQL computes a quotient with at least 16 significant digits and at most 1000 decimal
 # places. Its source calls these limits NUMERIC_MIN_SIG_DIGITS and NUMERIC_MAX_DISPLAY_SCALE.
@@ -98,11 +99,11 @@ def add_limited(left: Any, right: Any) -> Any:
 
 
 def check_places(places: int, *, has_places_of_type: bool) -> None:
-    """Check that MariaDB's and MySQL's average of numbers with so many decimal places is known.
+    """Check that Python can compute the same average of such numbers as MariaDB and MySQL.
 
     :param places: the decimal places of the sum, which are those of the type of the values.
     :param has_places_of_type: whether all values have as many decimal places as their type.
-    :raises ScatterNotSupported: it is unknown.
+    :raises ScatterNotSupported: the numbers have too many decimal places.
     """
     most = _MOST_PLACES if has_places_of_type else _SURE_PLACES
     if places > most:
@@ -125,8 +126,8 @@ def quotient(total: Any, count: int) -> Any:
         return float(total) / count
     places = max(0, -int(total.as_tuple().exponent))
     check_places(places, has_places_of_type=True)
-    # As do_div_mod() of the servers' decimal.c: the quotient is cut off after whole groups of
-    # digits. It is rounded only if there are more digits than it shall have.
+    # Compute as do_div_mod() in decimal.c of the servers: it computes whole groups of nine digits,
+    # and cuts off the rest. Then the quotient is rounded to the places that the result has.
     padded = places + -places % _GROUP
     computed = padded + max(0, QUOTIENT_PLACES - (padded - places))
     computed += -computed % _GROUP
