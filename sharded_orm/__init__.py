@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    # Import a public name when it is used first (PEP 562), and not when the package is imported.
-    # Django imports the package before the app registry is ready, so no model could be imported at
-    # that time.
+    # Import a public name at its first use (PEP 562), not when the package is imported. Django
+    # imports the package before the app registry is ready. At that time, it would be an error to
+    # import a module with models.
     if name == "atomic":
         from sharded_orm.transactions import atomic
 
