@@ -1,6 +1,8 @@
-"""Reads of a shard without a cursor object, if a cursor would do nothing but send the statement.
+"""Read rows of a shard without a cursor object, where a cursor would only send the statement and
+fetch the rows.
 
-For a small query, the objects and calls of a cursor take a tenth of the processor time. See decision 0052.
+For a small query, the objects and calls of a cursor take a tenth of the processor time. See
+decision 0052.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ _FREE, _READ = SessionMode.FREE, StatementKind.READ
 
 
 class PlainReadMixin(ShardConnectionMixin):
-    """Mixin for the connection object of a shard: reads without a cursor object."""
+    """Mixin for the connection object of a shard: adds reads without a cursor object."""
 
     Database: Any
     connection: VirtualConnection | None
@@ -35,16 +37,17 @@ class PlainReadMixin(ShardConnectionMixin):
     health_check_done: bool
 
     def read_rows(self, sql: str, params: tuple[Any, ...]) -> Any:
-        """Return all rows of a query, as a new cursor of this connection object would return them.
+        """Return all rows of a query, just as a new cursor of this connection object would.
 
-        Return None, and send nothing, if a cursor must be used: in a transaction, for example, or if
-        somebody observes statements.
+        Return None, and send nothing, if a cursor is needed. That is so in a transaction, for
+        example, or if somebody observes statements, as ``execute_wrappers`` do.
 
-        :param sql: one SELECT that locks nothing and leaves nothing in its session.
+        :param sql: one SELECT that locks no rows and leaves no state in its session.
         """
         connection, group = self.connection, self.group_wrapper
         try:
-            # As settings.DEBUG, without the Python function that gets attributes of Django's settings.
+            # Get settings.DEBUG directly: Django's settings object would call a slower Python
+            # function.
             is_debugging = object.__getattribute__(settings, "DEBUG")
         except AttributeError:
             is_debugging = settings.DEBUG
@@ -79,13 +82,15 @@ class PlainReadMixin(ShardConnectionMixin):
             return reader._rows
         except (self.Database.Error, Error) as exc:
             error: BaseException | None = exc
-        # Do what a cursor does after an error: it raises Django's error, or follows the shard to another
-        # node. This is outside of "except", because the context of Django's error would differ there.
+        # Let a cursor handle the error: it raises Django's error or, if the shard has moved, reads
+        # again on the new node. Do this outside of "except", so that the context of Django's error
+        # is the same as with a cursor.
         reader.error = error
         try:
             with ShardCursor(reader, self) as cursor:
                 cursor._execute(sql, params)
                 return cursor.fetchall()
         finally:
-            # The traceback of the error has this frame. Do not let the frame have the error.
+            # The error's traceback refers to this frame. Drop the frame's references, so that they
+            # do not keep each other alive.
             error = reader = None

@@ -1,11 +1,10 @@
 """Classify SQL statements by what they do to the session that runs them. Pure functions.
 
-All shards of a node share its sessions. A statement that may leave state in its session *pins* the
-session: one alias keeps it until the alias's connection is closed. The functions read the text of a
-statement before its parameters are filled in, because literals do not change its kind.
+All shards of a node share its sessions. A statement that may leave state in its session, such as
+``SET``, *pins* the session: one alias keeps it until the alias's connection is closed.
 
-Stored functions, triggers and the server's settings are not considered: the text does not show
-their effects.
+The functions need only the text of a statement, without its parameters, because literals do not
+change its kind. They cannot know what stored functions, triggers and the server's settings do.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from sharded_orm.backends.savepoints import savepoint_statement
 class StatementKind(IntEnum):
     """The kinds of statements. Callers compare kinds by ``<``, so the order matters.
 
-    Kinds up to WRITE leave no state in the session.
+    Statements of the kinds up to WRITE leave no state in the session.
     """
 
     READ = 0
@@ -43,8 +42,8 @@ class StatementKind(IntEnum):
     """A statement that leaves state in the session, or might do so."""
 
 
-# Statements of at most this many characters are cached with their kinds. Longer statements, such as
-# bulk inserts, are seldom repeated and would fill the cache.
+# The kinds of statements of at most this many characters are cached. Longer statements, such as
+# bulk inserts, are seldom repeated, and would fill the cache.
 _CACHED_LENGTH = 2000
 _CACHE_SIZE = 2048
 
@@ -58,11 +57,12 @@ _DDL = frozenset(["CREATE", "ALTER", "DROP", "RENAME", "TRUNCATE", "OPTIMIZE", "
                   "CHECKSUM", "GRANT", "REVOKE"])  # fmt: skip
 
 _FIRST_WORD = re.compile(r"[\s(]*([A-Za-z_]+)")
-# If a statement contains one of these marks, its literals and comments are removed before it is
-# classified. The mark may be part of a literal or comment.
+# These marks may begin a comment, or change what a statement does. If a statement contains one of
+# them, its literals and comments are removed before it is classified, because the mark may only be
+# a part of these.
 _SUSPICIOUS_TEXT = ("@", ";", "/*", "--", "#")
-# A cheap first test: _PIN_FUNCTION or _AFFINE can match a statement only if it contains one of
-# these texts.
+# A cheap first test before the regular expressions: only a statement that contains one of these
+# texts can match _PIN_FUNCTION or _AFFINE.
 _SUSPICIOUS_NAMES = (
     "_LOCK",
     "LAST",
@@ -82,8 +82,9 @@ _AFFINE = re.compile(
 _INSERT_ID = re.compile(r"LAST_INSERT_ID|IDENTITY|@@(SESSION\.)?INSERT_ID")
 _LOCKING_READ = re.compile(r"\bFOR\s+UPDATE\b|\bLOCK\s+IN\s+SHARE\b|\bFOR\s+SHARE\b|\bINTO\b|\bNEXTVAL\b"
                            r"|\bNEXT\s+VALUE\b")  # fmt: skip
-# A cheap first test: _LOCKING_READ can match a statement only if it contains one of these texts. The
-# search takes a fifth of a millisecond for a SELECT of 16 shards.
+# A cheap first test before the regular expression: only a statement that contains one of these
+# words can match _LOCKING_READ. For a SELECT over 16 shards, that search takes a fifth of a
+# millisecond.
 _LOCKING_WORDS = ("FOR", "LOCK", "INTO", "NEXT")
 _LITERALS_AND_COMMENTS = re.compile(
     r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|`(?:[^`]|``)*`"  # quoted
@@ -99,8 +100,8 @@ _ANALYZE_TABLE = re.compile(r"ANALYZE\s+((NO_WRITE_TO_BINLOG|LOCAL)\s+)?TABLE\b"
 _LOAD_ROWS = re.compile(r"LOAD\s+(DATA|XML)\b")
 _HOST_OR_SYSTEM = re.compile(r"(?<=[\w?])@(?=[\w?])|@@")
 
-# Words and functions that may stand before a parenthesis in a statement that changes nothing. Any
-# other word there may be a stored function, which may write.
+# Words that may stand before a parenthesis in a statement that changes nothing: words of SQL, and
+# functions of the server. Any other word there may be a stored function, which may write.
 _HARMLESS_WORDS = """
     SELECT FROM WHERE AND OR NOT IN EXISTS AS ON ANY ALL SOME VALUES ROW USING OVER UNION EXCEPT INTERSECT BY
     THEN ELSE WHEN CASE LIKE REGEXP RLIKE BETWEEN IS JOIN DISTINCT HAVING XOR DIV MOD BINARY INTERVAL AGAINST
@@ -117,7 +118,8 @@ _HARMLESS_WORDS = """
     RANK DENSE_RANK PERCENT_RANK CUME_DIST NTILE LAG LEAD FIRST_VALUE LAST_VALUE NTH_VALUE
 """
 _HARMLESS = frozenset(_HARMLESS_WORDS.split())
-# Matches a function call. A function with a schema name before it is not one of the server's own.
+# Matches a call of a function. If a schema name stands before the function, it is a stored
+# function, not one of the server's.
 _CALL = re.compile(r"(\.\s*)?(\w+|\?)\s*\(")
 
 
@@ -131,8 +133,8 @@ def classify(sql: str | bytes | bytearray) -> StatementKind:
 def returns_no_rows(sql: str | bytes | bytearray) -> bool:
     """Whether ``sql`` surely returns no rows.
 
-    :param sql: a statement of the kind WRITE. Some of these return rows, such as ``SELECT … FOR UPDATE`` and
-        ``INSERT … RETURNING``.
+    :param sql: a statement of the kind WRITE. Some of these do return rows, such as ``SELECT … FOR
+        UPDATE`` and ``INSERT … RETURNING``.
     """
     text = (sql if isinstance(sql, str) else bytes(sql).decode("latin-1")).upper()
     first = _FIRST_WORD.match(text)
@@ -140,17 +142,18 @@ def returns_no_rows(sql: str | bytes | bytearray) -> bool:
 
 
 def reads_insert_id(sql: str | bytes | bytearray) -> bool:
-    """Whether ``sql`` reads the id of an earlier insert.
+    """Whether ``sql`` reads the id of an earlier insert, as ``LAST_INSERT_ID()`` does.
 
-    :param sql: a statement of the kind AFFINE, which reads state that an earlier statement has left.
+    :param sql: a statement of the kind AFFINE, which reads state that an earlier statement has
+        left.
     """
     text = sql if isinstance(sql, str) else bytes(sql).decode("latin-1")
     return _INSERT_ID.search(text.upper()) is not None
 
 
 def calls_stored_function(sql: str | bytes | bytearray) -> bool:
-    """Whether the read ``sql`` may call a function other than the server's own. Such a function may
-    write.
+    """Whether ``sql`` may call a stored function, rather than only the server's own functions. A
+    stored function may write.
 
     :param sql: a statement of the kind READ.
     """
@@ -163,7 +166,7 @@ def calls_stored_function(sql: str | bytes | bytearray) -> bool:
 
 
 def reason(sql: str | bytes | bytearray) -> str:
-    """Return a word or two, for logs, that say why the statement ``sql`` pins its session.
+    """Return why the statement ``sql`` pins its session, in a word or two, for logs.
 
     A pinned session is kept for one alias. The returned text contains no values of ``sql``.
 
