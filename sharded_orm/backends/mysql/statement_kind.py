@@ -175,7 +175,8 @@ def reason(sql: str | bytes | bytearray) -> str:
     text = sql if isinstance(sql, str) else bytes(sql).decode("latin-1")
     bare = _bare(text)
     if bare is None:
-        # It is unclear where literals and comments end, so assume that the text has several statements.
+        # Nobody knows where literals and comments end, so the text may contain several statements.
+        # Treat it as such.
         return SEVERAL_STATEMENTS
     upper = bare.upper()
     if function := _PIN_FUNCTION.search(upper):
@@ -188,13 +189,14 @@ def reason(sql: str | bytes | bytearray) -> str:
 
 
 def _bare(sql: str) -> str | None:
-    """Return ``sql`` without comments, and with ``?`` in place of each literal and each quoted name.
+    """Return ``sql`` without comments, and with ``?`` in place of each literal and each quoted
+    name.
 
-    Return None if it is unclear where literals or comments end.
+    Return None if it cannot be known where literals or comments end.
     """
     if "\\" in sql or "/*!" in sql or "/*M!" in sql:
-        # Return None, because it is unclear which parts of the text are code. The effect of a
-        # backslash depends on the SQL mode, and executable comments contain code.
+        # Nobody knows which parts of such a text are code: the effect of a backslash depends on the
+        # SQL mode, and executable comments (``/*! … */``) contain code.
         return None
     bare = _LITERALS_AND_COMMENTS.sub(lambda match: " " if match[1] else "?", sql)
     return None if any(mark in bare for mark in ("'", '"', "`", "/*")) else bare.strip()
@@ -202,8 +204,7 @@ def _bare(sql: str) -> str | None:
 
 def _classify(sql: str) -> StatementKind:
     text = sql.strip()
-    # Look for savepoints before quoted names are removed, because Django quotes the names of
-    # savepoints.
+    # Look for savepoints first. Django quotes their names, and quoted names are removed below.
     if (savepoint := savepoint_statement(text)) is not None:
         return StatementKind[savepoint.name]
     upper = text.upper()
@@ -229,8 +230,8 @@ def _classify(sql: str) -> StatementKind:
 
 def _by_word(word: str, upper: str) -> StatementKind:
     if word == "ANALYZE":
-        # ANALYZE TABLE commits, so treat it as DDL. MariaDB's ANALYZE <statement> runs the statement,
-        # so treat it as a write.
+        # ANALYZE TABLE commits, so treat it like DDL. But MariaDB's ANALYZE <statement> runs the
+        # statement, so treat that like a write.
         word = "CREATE" if _ANALYZE_TABLE.match(upper) else "UPDATE"
     elif word == "LOAD" and not _LOAD_ROWS.match(upper):
         return StatementKind.STATE
