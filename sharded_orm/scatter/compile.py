@@ -60,9 +60,9 @@ class Template:
     width: int
     columns: tuple[Column, ...]
     order: tuple[OrderKey, ...] = ()
-    # The merge compares the rows of different shards by the columns at these positions: by
-    # ``distinct`` for DISTINCT, and by ``groups`` for GROUP BY. Empty if the merge need not compare
-    # rows for the clause.
+    # The positions of the columns by which the merge compares rows of different shards:
+    # ``distinct`` for DISTINCT, ``groups`` for GROUP BY. Empty if the query lacks the clause, or if
+    # equal rows cannot be on different shards.
     distinct: tuple[int, ...] = ()
     groups: tuple[int, ...] = ()
     partials: tuple[Partial, ...] = ()
@@ -74,7 +74,7 @@ class Template:
 
     @property
     def compared(self) -> tuple[int, ...]:
-        """The positions, ascending, of the columns by which the shards' rows are compared."""
+        """The positions, ascending, of all columns by which the merge compares rows."""
         columns = {key.column for key in self.order}
         columns.update(self.distinct, self.groups)
         for partial in self.partials:
@@ -107,7 +107,7 @@ class CompileOptions:
     # Whether the query selects one row of aggregates, as aggregate() does.
     summary: bool = False
     # A flag of Django's compilers. If true, a query that certainly has no rows is not sent. If
-    # false, it is sent, because only the database knows what an aggregate of no rows is.
+    # false, it is sent, because only the database can compute an aggregate of no rows.
     elide_empty: bool = True
     # Whether to select the number of rows instead of the rows.
     counted: bool = False
@@ -214,7 +214,7 @@ class _Root(SQLCompiler):
         if self.qualify:
             raise refuse("a filter on a window function", "filter in Python, or ask one shard")
         grouped = self.query.group_by is not None
-        # Leave out Meta.ordering if the query has a GROUP BY, as Django does.
+        # Leave out Meta.ordering if the query has a GROUP BY, because Django does so, too.
         ordered = [] if grouped and self._meta_ordering else list(order_by)
         self._added: list[Any] = list(extra)
         self._sql = [_hashable(s[1]) for s in [*self.select, *extra]]
@@ -256,8 +256,8 @@ class _Root(SQLCompiler):
             self.options.limit is not None or not self.marks_rows or self.query.distinct_fields
         ) and not self.merges_groups
         if self.marks_rows and not self.options.counted:
-            # The shard's index must be the last column, because ORDER BY and GROUP BY may refer to
-            # columns by position.
+            # Add the shard's index as the last column. ORDER BY and GROUP BY may refer to the other
+            # columns by position, so these positions must not change.
             self._added.append((None, (SHARD_MARK, ()), "__scatter_shard"))
         return self._added, (ordered if keep_order else []), group_by
 
@@ -294,8 +294,8 @@ class _Root(SQLCompiler):
             parts = expression.get_cols() if isinstance(expression, ColPairs) else [expression]
             columns += map(self._described, parts)
         if len(columns) != len(self.select) + len(extra):
-            # Store the SQL of each column separately, because a composite primary key is one
-            # expression with several columns.
+            # A composite primary key is one expression with several columns. So store the SQL of
+            # each of its columns.
             self._sql = []
             for expression, sql, _ in [*self.select, *extra]:
                 if isinstance(expression, ColPairs):
@@ -316,8 +316,8 @@ class _Root(SQLCompiler):
         if self.query.distinct and not self.query.distinct_fields:
             raise refuse("distinct() with this order", "order by columns that are selected")
         alias = f"__scatter{len(self.columns)}"
-        # Django does not return the values of this column. So their field may be unknown, which is an
-        # error for a value that is returned.
+        # Only the merge reads this column, so its type may be unknown to Django. In this case, do
+        # not call select_format(), which would raise an error.
         selected = expression.select_format(self, *sql) if has_field(expression) else sql
         self._added.append((expression, selected, alias))
         self._sql.append(key)
@@ -357,8 +357,8 @@ class _Root(SQLCompiler):
         parts: list[Any] = [expression]
         if isinstance(expression, ColPairs):
             parts = expression.get_cols()
-        # If the query does not say whether NULLs come first or last, do as the database does by
-        # default.
+        # If the query does not say whether NULLs come first or last, they come where the database
+        # puts them by default.
         nulls_first = order.descending != self.connection.features.order_by_nulls_first
         for part in parts:
             column = self._column(part)
@@ -383,8 +383,8 @@ class _Root(SQLCompiler):
         order must begin with these columns. So the merge can keep the first row, too.
         """
         # get_distinct() returns the SQL of each field, and a list of parameters for each field that
-        # has parameters. A field may occur twice. The order begins with as many columns as there
-        # are different fields.
+        # has parameters. Count the different fields: for DISTINCT ON (a, b, a), these are two, and
+        # the query must be ordered by at least two columns.
         texts, params_of_fields = self.get_distinct()
         params = iter([param for params in params_of_fields for param in params])
         fields = len({
@@ -433,7 +433,7 @@ class _Root(SQLCompiler):
         return bool(local) and local <= self._own_columns(expressions)
 
     def _own_columns(self, expressions: Iterable[Any]) -> set[str | None]:
-        """Return the names of the columns of the query's own table among ``expressions``."""
+        """Return the names of those columns in ``expressions`` that are of the base table."""
         return {
             expression.target.column
             for expression in expressions
@@ -441,7 +441,10 @@ class _Root(SQLCompiler):
         }
 
     def _refuse_ids_of_shards(self, expressions: Sequence[Any]) -> None:
-        """Raise an error if rows would be compared by ids that are unique only within their shard."""
+        """Raise an error if rows would be compared by ids that are unique only within their shard.
+
+        Such ids, for example those of an AutoField, may be equal in unrelated rows of two shards.
+        """
         if not self._have_shard_key(expressions):
             refuse_comparison(expressions)
 

@@ -90,9 +90,9 @@ class Executor:
 
     :param chunk_size: the number of rows read at a time.
     :param stream: whether to read the rows of unions on demand instead of all at once.
-    :param few_rows: whether the statements return so few rows that this thread may read one node
-        after the other. That takes less time than other threads, because the other nodes work
-        meanwhile.
+    :param few_rows: whether the statements return few rows. If so, this thread may send all
+        statements and then read one node after the other. This is faster than with other threads,
+        because all nodes work at the same time anyway.
     :raises ScatterError: a shard does not answer, and partial results are not allowed. If they are
         allowed, the error is raised only if no shard has answered and a wrong query may be the
         cause.
@@ -110,8 +110,8 @@ class Executor:
         self.failures = failures
         self._stream = stream
         self._few_rows = few_rows
-        # The cursors of the statements that were sent, and not received yet; or the errors if sending
-        # failed.
+        # Maps each statement that was sent, but whose rows were not read yet, to its cursor. If the
+        # statement could not be sent, maps it to the error.
         self._sent: dict[ShardStatement, Any] = {}
         self._open: list[Generator[Row, None, None]] = []
         self._chunk_size = chunk_size
@@ -129,7 +129,8 @@ class Executor:
             group = plan.statements[0].branches[0].shard.group
             self._group = connections[group]
             # connect() prepares the connection object of the shard group. In a test case whose
-            # ``databases`` does not contain the group, it raises Django's error.
+            # ``databases`` does not contain the group, it raises the error by which Django forbids
+            # the query.
             self._group.connect()
             if plan.union:
                 self._group.validate_no_broken_transaction()
@@ -232,11 +233,15 @@ class Executor:
         return rows_of
 
     def _may_send_ahead(self) -> bool:
-        # One thread may read all nodes only if nothing observes the single executions: execute
-        # wrappers, the log of queries, or packages that replace methods of Django's cursor. If the
-        # number of sessions is limited, a thread must not wait for one while it holds others: two
-        # threads could wait for each other. If a node has no idle session, opening one takes long
-        # if the node is down, so threads open the sessions of several nodes at the same time.
+        # For few rows, this thread may send the statements to all nodes before it reads the first
+        # result, except in three cases:
+        #
+        # - Something observes each execution: an execute wrapper, the log of queries, or a package
+        #   that replaces methods of Django's cursor.
+        # - The number of sessions is limited. This thread would wait for a session while it holds
+        #   others, and so might another thread: the two could wait for each other for ever.
+        # - A node has no idle session. To open one takes long if the node is down, so let several
+        #   threads open sessions at the same time.
         return (
             self._few_rows
             and not self._group.queries_logged
@@ -252,7 +257,10 @@ class Executor:
 
     @contextmanager
     def _sent_ahead(self, statements: Iterable[ShardStatement]) -> Iterator[None]:
-        """Send statements to their nodes, where they are executed during the block. :meth:`read` receives them."""
+        """Send statements to their nodes, which execute them at the same time.
+
+        Within the ``with`` block, :meth:`_run` reads their rows.
+        """
         with ExitStack() as cursors:
             for statement in statements:
                 try:
@@ -397,9 +405,9 @@ class Executor:
         place: Mapping[str, Any] | None = database_settings.settings_as_planned(shard)
         wrapper = self._wrappers[statement.node]
         if place is None or statement.alias is not None:
-            # Raise the error in two cases. The node on which the shard was does not exist any more,
-            # or the statement used the connection of the shard's alias, whose cursor finds a moved
-            # shard itself.
+            # Raise the error in two cases. The node on which the shard was is not in the topology
+            # any more, or the statement has used the connection of the shard's alias. The cursor of
+            # such a connection finds a moved shard itself.
             raise error
         wait = PlaceWait(
             wrapper,

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from sharded_orm.topology.model import Shard
 
 _TEMPLATES = "_sharded_orm_templates_by_key"
-# The largest number of keys whose rows are few.
+# Up to this number of keys, one thread may read all nodes; see ``few_rows`` of Executor.
 _FEW = 1000
 
 
 def fetch_by_key(
     query: Query, keys: Mapping[Shard, Sequence[Any]], *, field: Any = None
 ) -> Iterator[tuple[str, Row]]:
-    """Yield pairs of a shard's alias and a row from the driver, in no particular order.
+    """Yield pairs (alias of the shard, row from the driver), in no particular order.
 
     The arguments, costs and errors are those of :func:`fetch_parts_by_key`.
     """
@@ -37,9 +37,10 @@ def fetch_by_key(
 def fetch_parts_by_key(
     query: Query, keys: Mapping[Shard, Sequence[Any]], *, field: Any = None
 ) -> Iterator[tuple[str, list[str], list[Row]]]:
-    """Yield parts of the rows: a node, the alias of each row's shard, and the rows from the driver.
+    """Yield the rows in parts, as tuples (node, list of aliases, list of rows from the driver).
 
-    A node may have several parts. The rows have no particular order.
+    The two lists are equally long: for each row, the first list has the alias of its shard. A node
+    may have several parts. The rows have no particular order.
 
     Each thread compiles the query once for each node (a database server). Costs one statement per
     node. The nodes are queried in parallel.
