@@ -92,7 +92,11 @@ class _ClonedTable:
 
     @property
     def own_rows(self) -> str:
-        """SQL that names the table, without the rows of other tables that inherit from the table."""
+        """The table's name in SQL. With ``ONLY``, so that rows of tables that inherit from it are
+        left out.
+
+        ``ONLY`` is missing for a partitioned table, because its rows are in its partitions.
+        """
         return self.target if self.is_partitioned else f"ONLY {self.target}"
 
 
@@ -102,8 +106,8 @@ class _ClonedSchema:
 
     :param tables: the tables. Each table comes after the tables to which it refers.
     :param filled: the tables that have rows, in the same order.
-    :param sequences: pairs of a sequence's last value, and whether that value was used; keyed by
-        the name of the sequence.
+    :param sequences: maps the name of each sequence to a pair: its last value, and whether this
+        value was given out.
     :param views: names of the materialized views that are populated.
     """
 
@@ -114,8 +118,8 @@ class _ClonedSchema:
     sequences: dict[str, tuple[int, bool]] = field(default_factory=dict)
     views: Sequence[str] = ()
     functions: Sequence[str] = ()
-    #: The rows of each filled table in COPY's text format, keyed by the name of the table. Empty
-    #: until the rows are needed.
+    #: Maps the name of each filled table to its rows, in the text format of COPY. Empty until the
+    #: rows are needed.
     rows: dict[str, list[bytes]] = field(default_factory=dict)
 
     @property
@@ -286,12 +290,12 @@ class PostgreSQLCloner(ServerCloner):
 
 
 def _checked(shard: Shard) -> str:
-    """Return the name of the shard's schema.
+    """Return the name of the shard's schema, if it is short enough for PostgreSQL.
 
     :raises InvalidConfiguration: the name is too long.
     """
-    # Refuse a name that is too long. The server would cut it off, so that several shards could get
-    # the same name.
+    # Refuse a name that is too long. PostgreSQL would truncate it without an error, and two shards
+    # might get the same name.
     if len(shard.schema.encode()) > _MAX_IDENTIFIER:
         raise InvalidConfiguration(
             [
@@ -324,8 +328,9 @@ def _tables(cursor: Any) -> list[_ClonedTable]:
         order = TopologicalSorter(before).static_order()
         return [tables[name] for name in order if name in tables]
     except CycleError:
-        # The tables refer to each other in a circle, by foreign keys that are checked at once. Rows
-        # can hardly be inserted into such tables, so they are likely to be empty. Return any order.
+        # The tables refer to each other in a circle, by foreign keys that are checked at once, so
+        # there is no correct order. Return any order: such tables are probably empty, because it is
+        # hardly possible to insert rows into them.
         return list(tables.values())
 
 

@@ -55,9 +55,9 @@ class Resolver(Protocol):
         """Whether ``alias`` is the alias of a shard. Cheaper than :meth:`shard_alias`."""
 
 
-# The object that looks up groups and shards. It is set once, when the module ``apps`` is loaded. By
-# then, the settings module has created DATABASES. The models are loaded later, so their code can
-# use DATABASES with groups and shards.
+# The object that looks up groups and shards. It is set once, when the module ``apps`` is loaded.
+# This is after the settings module has created DATABASES, and before models are loaded. So code in
+# the modules of models can use the aliases of groups and shards.
 _resolver: Resolver | None = None
 
 
@@ -67,8 +67,8 @@ def provide_resolver(resolver: Resolver) -> None:
     _resolver = resolver
 
 
-# Held while the aliases of groups are added to DATABASES, because two threads may do so at the same
-# time.
+# The lock that is held while the aliases of groups are added to DATABASES, because two threads may
+# try to add them at the same time.
 _adding = threading.RLock()
 
 
@@ -116,7 +116,8 @@ class ShardedDatabases(dict[str, dict[str, Any]]):
         :raises TopologyUnavailable: the process has no topology.
         """
         with _adding:
-            # Groups cannot be looked up before Django has loaded the applications.
+            # _resolver is None until Django loads the applications. Groups cannot be looked up
+            # before.
             if not self._groups_added and _resolver is not None:
                 self._add(_resolver.group_aliases())
 

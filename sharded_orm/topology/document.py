@@ -306,7 +306,7 @@ _UNWRITABLE: Any = object()
 
 
 def _effective(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return ``groups`` in a normal form, in which groups with the same meaning are equal.
+    """Return ``groups`` in a normal form, so that two settings with the same meaning compare equal.
 
     In the normal form, RANGES is a dict, keyed by the shards of each range. A setting of a range is
     left out if it has its default value.
