@@ -197,8 +197,9 @@ class WhereReader:
         not in the group.
     :param embedded: ``(shift, bits)`` of the shard number in a key if the group's strategy reads
         the shard from the key; otherwise None.
-    :param keys_of_rows: a function that returns the shard keys of rows with certain values in
-        another column of the query's own table; None (the default) if such columns are ignored.
+    :param keys_of_rows: a function that finds the shard keys of rows by a column that is no shard
+        key, for conditions such as ``photo.slug = 'sea'``. None (the default) if such conditions
+        are ignored.
     """
 
     def __init__(

@@ -162,7 +162,7 @@ class Executor:
             yield from rows
 
     def by_statement(self) -> Iterator[tuple[str, Iterable[Row]]]:
-        """Yield the node of each statement, and its rows.
+        """Yield a pair for each statement: its node, and its rows.
 
         The statements are executed in rounds: each round executes one statement on every node
         (database server).
@@ -182,8 +182,9 @@ class Executor:
     def _alias_stream(self, statement: ShardStatement) -> Iterator[Row]:
         rows = self._alias_rows(statement)
         if statement.outer.limit is not None or len(self._statements) > _MOST_OPEN:
-            # Read all rows now. A query with a LIMIT has few rows. Without a LIMIT, there are too
-            # many shards here: reading on demand would keep a connection to each of them open.
+            # Read all rows now, in two cases. A query with a LIMIT has few rows. And if there are
+            # too many shards, to read on demand would keep too many connections open: one to each
+            # shard.
             return iter(list(rows))
         self._open.append(rows)
         return rows

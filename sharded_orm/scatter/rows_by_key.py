@@ -73,9 +73,10 @@ def fetch_parts_by_key(
 
 
 def _templates(query: Query, group: str, field: Any) -> dict[str, Template]:
-    """Return this thread's compiled SELECTs of a model's rows by ``field``, keyed by node.
+    """Return this thread's templates of the query that reads a model's rows by ``field``.
 
-    The dict is empty at first, and the caller fills it.
+    The result maps each node to its template, a compiled SELECT. It is empty at first, and the
+    caller fills it.
     """
     # Store the templates (compiled SELECTs) on this thread's connection object of the group. Other
     # threads must not use them, because a template contains a connection object of this thread.

@@ -208,7 +208,8 @@ class GroupTestDatabases:
     def ensure(self, shards: Iterable[Shard]) -> None:
         """Create the missing databases of ``shards``, as clones of the template.
 
-        :raises ShardDatabaseMissing: a shard comes from a topology without the test schemas.
+        :raises ShardDatabaseMissing: one of ``shards`` was looked up before the test databases were
+            created, so it has the name of a real schema.
         """
         group = runtime.group(self.configured.name)
         missing = []

@@ -110,9 +110,10 @@ class ShardedDatabases(dict[str, dict[str, Any]]):
         return self
 
     def add_groups(self) -> None:
-        """Add the aliases of groups, unless that was done. The first use of the mapping does so, too.
+        """Add the aliases of groups, if they were not added before.
 
-        :raises InvalidConfiguration: the configuration is wrong, or a group has the name of another entry.
+        :raises InvalidConfiguration: the configuration is wrong, or a group has the name of another
+            entry.
         :raises TopologyUnavailable: the process has no topology.
         """
         with _adding:

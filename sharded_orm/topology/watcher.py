@@ -60,8 +60,9 @@ class TopologyWatcher(Generic[T]):
 
     def __init__(self, source: TopologySource, check: Callable[[Document, T | None], T]) -> None:
         self.source = source
-        # The document in use, and the result of ``check`` for this document. Both are in one
-        # attribute, so that a child that is forked at any moment has a matching pair.
+        # The document in use, and the value that ``check`` has returned for it. Both are in one
+        # attribute, and are replaced in one step, because a fork may happen at any moment: the
+        # child must not get the value of another document.
         self._used: tuple[Document | None, T | None] = (None, None)
         self.status = TopologyStatus(0, Origin.SETTINGS, datetime.now(UTC))
         self._check = check
@@ -75,9 +76,9 @@ class TopologyWatcher(Generic[T]):
 
     @property
     def value(self) -> T | None:
-        """What the function ``check``, an argument of this class, returned for the document in use.
+        """The value of the document in use, as the function ``check`` has returned it.
 
-        None before :meth:`begin`.
+        ``check`` is an argument of this class. None before :meth:`begin`.
         """
         return self._used[1]
 
@@ -108,8 +109,8 @@ class TopologyWatcher(Generic[T]):
             document = self.source.load()
             if document is None:
                 raise InvalidTopology(["nothing was pushed there yet"], self.source.describe())
-            # If there is a last good copy, check that the source's document may replace the copy.
-            # If both are the same document, no check is needed: the copy was checked already.
+            # If there is a last good copy, it is in use already. So check that the source's
+            # document may replace it. If both are the same document, no check is needed.
             value = self.value if document == copy else self.check(document)
             changes = self._changes_to(document)
         except Exception as exc:
@@ -167,7 +168,8 @@ class TopologyWatcher(Generic[T]):
         try:
             value = self.check(document)
             changes = self._changes_to(document)
-            # Call use() last, after everything that may fail: the process then uses the document.
+            # Call use() after everything that may fail, because the process uses the document from
+            # then on.
             use(value)
         except Exception as exc:
             refusal = refusal_of(exc)

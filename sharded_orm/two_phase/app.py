@@ -20,7 +20,7 @@ def is_enabled() -> bool:
 def refusal_of(group: str) -> str:
     """Return the reason why shards of ``group`` can never commit in two phases; "" if they can.
 
-    The reason is a part of a sentence.
+    The reason is a part of a sentence, for error messages.
     """
     alias: Any = connections[group]
     return str(alias.two_phase_refusal)

@@ -5,9 +5,10 @@ is committed or rolled back, even if its session or server ends. The *coordinato
 that runs the commit in two phases. It stores the decision to commit on one shard of the
 transaction, the *decider*.
 
-Without a stored decision, the transaction is rolled back (*presumed abort*). So before a recovery
-rolls back a branch, it makes sure at the decider that no decision can be stored later
-(``fate_of``). So any number of recoveries may run at the same time, even while coordinators work.
+Without a stored decision, the transaction is rolled back (*presumed abort*). Before a recovery
+rolls back a branch for this reason, it makes sure at the decider that no decision can be stored
+later (``fate_of``). This allows any number of recoveries to run at the same time, even while
+coordinators work.
 """
 
 from __future__ import annotations
@@ -173,8 +174,8 @@ def end(prepared: PreparedBranch, *, seconds: float = 1.0) -> Recovered:
     The branch is left prepared if the decision is not certain yet, or if a server does not answer.
     No database error is raised.
 
-    :param seconds: how long to wait for the end of the transaction that may still store the
-        decision.
+    :param seconds: how long to wait if a transaction on the deciding shard is still open and may
+        store the decision.
     """
     try:
         outcome, is_over = _end(prepared, seconds)
@@ -193,9 +194,9 @@ def _end(prepared: PreparedBranch, seconds: float) -> tuple[str, bool]:
     if fate is Fate.OPEN:
         return f"left, because its transaction on {decider.alias!r} is still open", False
     if fate is Fate.COMMITTED:
-        # The branch is about to be committed. Make the cache entries void before the commit, and
-        # once more after it. If a cache server does not answer now, this call raises an error and
-        # nothing is committed.
+        # The branch is about to be committed, so its rows change. Make the cache entries void
+        # before the commit, and once more after it. If a cache server does not answer now, this
+        # call raises an error, and nothing is committed.
         _void_cache(prepared.alias)
     completion = _wrapper(prepared.alias).end_branch(branch, commit=fate is Fate.COMMITTED)
     if completion is Completion.HELD:
@@ -230,9 +231,9 @@ def forget_decisions(group: ShardGroup, shards: Iterable[Shard] | None = None) -
             old[shard.alias] = [str(name) for (name,) in rows]
     if not old:
         return 0
-    # Read the prepared branches after the decisions. The branches of every decision in ``old`` were
-    # prepared before it was committed, so this query finds each branch that still needs a decision,
-    # even if the clocks of the hosts differ.
+    # Read the prepared branches after the decisions, and not before. When a decision in ``old`` was
+    # committed, all its branches were prepared. So this query finds each of these branches that is
+    # still prepared and needs the decision, even if the clocks of the hosts differ.
     needed = {prepared.branch.transaction for prepared in _prepared(group, None, None)}
     count = 0
     for alias, names in old.items():
@@ -246,10 +247,12 @@ def forget_decisions(group: ShardGroup, shards: Iterable[Shard] | None = None) -
 
 
 def _rows(alias: str, sql: str, params: Sequence[Any], most: int = 0) -> Sequence[Any]:
-    """Run a statement on ``alias`` in autocommit mode, and return its first ``most`` rows.
+    """Run a statement on ``alias`` in autocommit mode, and return its rows.
 
     The connection object is dropped afterwards, so that calls for many shards do not keep one
     object for each shard.
+
+    :param most: the maximum number of rows to return; 0 for a statement without rows.
     """
     wrapper = _wrapper(alias)
     with wrapper.cursor() as cursor:

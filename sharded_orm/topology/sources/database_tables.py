@@ -148,6 +148,6 @@ def clock_sql(connection: BaseDatabaseWrapper) -> str:
 
 
 def _moment(value: Any) -> datetime:
-    # Some drivers return a time as text. The two times that are subtracted come from the same
-    # driver, so they have the same form.
+    # Some drivers return a time as text. The caller subtracts two times that the same driver has
+    # returned, so both have the same form.
     return value if isinstance(value, datetime) else datetime.fromisoformat(value)
