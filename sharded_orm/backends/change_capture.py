@@ -228,8 +228,8 @@ class ChangeCapture(OwnSession, ABC):
         """Remove the fence on the shard to which a key has moved, so that the key can be written
         there.
 
-        This fence was closed from the beginning, so the journal has no entries for it. Does nothing
-        if the fence does not exist. Sends only one statement, because writers are waiting.
+        This fence was closed from the beginning. Does nothing if the fence does not exist. Sends
+        only one statement, because writers are waiting.
         """
         self._rows(f"DELETE FROM {self._quote(FENCES)} WHERE id = %s", number)
 

@@ -74,7 +74,7 @@ class ShardFeatures:
     #: stores the value. So sums of what the shards have sent may differ from a sum on one server.
     computes_beyond_types: ClassVar[bool] = False
     #: Whether Django casts the average of a ``DurationField`` to an integer: a number of
-    #: microseconds. True if the database has no type for durations.
+    #: microseconds. True for MySQL.
     averages_durations_to_integers: ClassVar[bool] = False
     #: How hints in error messages name READ COMMITTED: the value to set as
     #: ``OPTIONS["isolation_level"]`` in ``DATABASES``.

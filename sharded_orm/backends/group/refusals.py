@@ -1,5 +1,5 @@
-"""The parts of a shard group's connection object that refuse SQL, because a group itself has no
-database.
+"""The parts of a shard group's connection object that refuse SQL. A group has no database of its
+own: only its shards have databases.
 """
 
 from __future__ import annotations
