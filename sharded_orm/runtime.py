@@ -309,11 +309,13 @@ def placement_lease() -> PlacementLease | PermanentLease:
 
 
 def _node_failure(shard: Shard) -> Exception | None:
-    """Return the error of the last attempt to open a session on the node of ``shard``, if it has failed.
+    """Return the last error of the node of ``shard``, if this process could not open a session
+    there.
 
-    Return None if the attempt succeeded, or if this process has made no attempt.
+    Return None if the last attempt to open a session succeeded, or if there was no attempt.
     """
-    # Return early if no node has failed, because creating the shard's connection object costs time.
+    # Return early if every node answers, because it takes time to create the shard's connection
+    # object.
     if pool.all_nodes_answer():
         return None
     connection: Any = connections[shard.alias]

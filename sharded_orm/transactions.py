@@ -104,8 +104,8 @@ def _shard_of(
 ) -> tuple[ShardOptions, Callable[[], str]]:
     """Return the shard options of ``model``, and a function that returns the alias of the shard.
 
-    :param model: an instance, or a model class; with a class, ``key`` has the name and value of the
-        shard key.
+    :param model: an instance, or a model class. With a class, ``key`` maps the name of the shard
+        key to its value, as in ``{"user_id": 7}``.
     :raises ShardKeyRequired: the model has no shard key, or ``key`` is not the shard key.
     """
     cls = model if isinstance(model, type) else type(model)

@@ -28,7 +28,7 @@ class KnownPlacement(NamedTuple):
 
 
 class PlacementSource(Protocol):
-    """A routing strategy whose keys may move."""
+    """A routing strategy whose keys may move to another shard while the site runs."""
 
     @property
     def group(self) -> ShardGroup:
@@ -48,11 +48,14 @@ class PlacementSource(Protocol):
 class WatchedMoves(Protocol):
     """The key moves that were known when a statement for several shards began.
 
-    At the end of the statement, they are compared with the moves that are known then.
+    At the end of the statement, they are compared with the moves that are known then. A move in
+    between may have changed the result.
     """
 
     def holds(self) -> bool:
-        """Whether no move of a key has changed the result of the statement."""
+        """Whether the result of the statement is still correct, because no key has moved
+        meanwhile.
+        """
 
 
 class PlacementUses:

@@ -78,7 +78,7 @@ def is_exact(
     before, known, after = (_moves(group, moves.in_flight) for moves in (start, used, end))
     ended = _moves(group, end.ended).keys()
     if ended - known.keys() - before.keys():
-        # A whole move began and ended during the statement. So the statement may have read the rows
+        # A move has begun and ended while the statement ran. The statement may have read the rows
         # of the moved key twice, or not at all.
         return False
     return all(
@@ -111,8 +111,8 @@ def _stays(
         # contains the copied rows.
         is_old = before is None or before.phase not in _AT_TARGET
         return not (is_old and shard != known.source) and (after is None or phase in _AT_TARGET)
-    # When the statement began, the move was announced, but had not begun to switch the key. The
-    # result is correct if that is still so, because the new shard then has no rows of the key.
+    # The statement knew that the move was announced, but that it had not begun to switch the key.
+    # If this is still so, the new shard has no rows of the key, and the result is correct.
     return after is not None and phase not in _AT_SOURCE | _AT_TARGET
 
 

@@ -1,9 +1,10 @@
 """Finds the shards on which the rows of a query may be, by reading its where tree.
 
 The result is a *bound*: a set of shards that contains every row that can match. Equality and
-``__in`` on a shard key have a bound. AND intersects the bounds of its conditions, OR unites them.
-Negations and unknown conditions have no bound. A query without a bound is sent to every shard if it
-has ``scatter()``, and is otherwise refused by the caller. Shards are never guessed.
+``__in`` on a shard key have a bound: that of ``user_id=7`` is the shard of the key 7. AND
+intersects the bounds of its conditions, OR unites them. Negations and unknown conditions have no
+bound. A query without a bound is sent to every shard if it has ``scatter()``, and is otherwise
+refused by the caller. Shards are never guessed.
 """
 
 from __future__ import annotations
@@ -118,8 +119,8 @@ class OnShard(Expression):
 
         here = getattr(connection, "shard", None)
         if getattr(connection, "stands_for_many", False):
-            # This SQL is sent to several shards, on all of which the condition is true. So there is
-            # no single shard to compare with ``alias``.
+            # This SQL is sent to several shards, and the condition is true on each of them. So do
+            # not compare ``alias`` with a single shard.
             here = None
         group, _, _ = self.alias.rpartition("_")
         if here is not None and here.group == group and here.alias != self.alias:

@@ -194,9 +194,9 @@ def _value_without_rows(expression: Any) -> Any:
 
 
 def _check_distinct(expression: Any, connection: Any) -> None:
-    """Check that an aggregate with ``distinct=True`` can be computed.
+    """Raise an error if an aggregate with ``distinct=True`` cannot be computed.
 
-    :raises ScatterNotSupported: it cannot.
+    :raises ScatterNotSupported: it is not Count, Sum or Avg, for example.
     """
     aggregate = _without_default(expression)
     if type(aggregate) not in (Count, Sum, Avg):

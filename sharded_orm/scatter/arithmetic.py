@@ -1,4 +1,6 @@
-"""Sums and quotients with the values and types that the databases compute."""
+"""Computes sums and quotients in Python, with the values and types that the databases would
+return.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ Divide = Callable[[Any, int], Any]
 
 
 def add(left: Any, right: Any) -> Any:
-    """Return the sum of two partial sums. If there are no values, a sum is None.
+    """Return the sum of two partial sums: the sums of the rows of two shards, for example.
+
+    None stands for the sum of no values.
 
     :raises ScatterNotSupported: the values are not numbers, or the database would raise an error
         for their sum.
@@ -84,9 +88,9 @@ def total_of(values: Iterable[Any]) -> tuple[Any, int]:
 
 
 def add_limited(left: Any, right: Any) -> Any:
-    """Return the sum of two partial sums of MariaDB or MySQL, as :func:`add` does.
+    """Return the sum of two partial sums, as :func:`add` does, for a query on MariaDB or MySQL.
 
-    :raises ScatterNotSupported: the server may have cut off a sum, because it has too many digits.
+    :raises ScatterNotSupported: a sum has so many digits that the server may have cut it off.
     """
     total = add(left, right)
     for value in (left, right, total):
@@ -167,7 +171,8 @@ def significant_quotient(total: Any, count: int) -> Any:
     if isinstance(total, float):
         return total / count
     if not isinstance(total, int | Decimal):
-        # The average of times is an interval, which the server rounds in its own way.
+        # A sum that is no number is a sum of times, for example. PostgreSQL rounds its average in
+        # another way.
         raise refuse(
             f"an average of values of type {type(total).__name__!r}",
             "name the expression's output_field, or ask one shard",
@@ -222,8 +227,10 @@ def duration_quotient(days: int, microseconds: int, count: int) -> datetime.time
 def divider(
     features: type[ShardFeatures], *, duration: bool = False, has_places_of_type: bool = True
 ) -> Divide:
-    """Return the function that computes averages, from a sum and a count, as ``AVG`` of a database does.
+    """Return a function that divides a sum by a count with the same result as ``AVG`` of the
+    database.
 
+    :param features: the features of the database.
     :param duration: whether the values are durations.
     :param has_places_of_type: whether all values have as many decimal places as their type.
     """

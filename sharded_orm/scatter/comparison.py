@@ -229,7 +229,8 @@ class Comparison:
         self.ranked: frozenset[int] = frozenset()
 
     def normal(self, row: Row, column: int) -> Any:
-        """Return the value in column number ``column`` of ``row``, converted for comparing.
+        """Return the value in column number ``column`` of ``row``, converted so that Python
+        compares it as the database does.
 
         None stands for NULL. ``==``, ``hash()`` and ``<`` of the returned values agree with the
         database.
@@ -237,7 +238,8 @@ class Comparison:
         raise NotImplementedError
 
     def ordered(self, row: Row, column: int) -> Any:
-        """Return the value in column number ``column`` of ``row``, converted for sorting.
+        """Return the value in column number ``column`` of ``row``, converted so that Python sorts
+        it as the database does.
 
         None stands for NULL. ``<`` of the returned values agrees with ORDER BY of the database.
         """
@@ -252,9 +254,10 @@ class Comparison:
         return lambda row: tuple([normal(row, column) for column in columns])
 
     def order(self, keys: Sequence[OrderKey]) -> Callable[[Row], tuple[Any, ...]]:
-        """Return a key function that sorts rows as ORDER BY does.
+        """Return a key function for ``sorted()``, which sorts rows as ORDER BY does.
 
-        Rows that are equal for ORDER BY are sorted by shard, so that merging is deterministic.
+        Rows that are equal for ORDER BY are sorted by shard, so that the result is always in the
+        same order.
         """
 
         def key(row: Row) -> tuple[Any, ...]:

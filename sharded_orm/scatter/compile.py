@@ -91,7 +91,8 @@ class Template:
 class CompileOptions:
     """Options for compiling the SQL of a branch (the SELECT for one shard)."""
 
-    # The number of rows to read from each shard: OFFSET + LIMIT. None means all rows.
+    # The number of rows to read from each shard: the query's OFFSET + LIMIT, because all of them
+    # may be on one shard. None means all rows.
     limit: int | None = None
     # A field with which the caller chooses the rows to read, such as the primary key. The SQL then
     # ends with the condition ``field IN (…)``, has no ORDER BY, and has the values as its last
@@ -428,7 +429,10 @@ class _Root(SQLCompiler):
         return pks <= self._own_columns(expressions) or self._have_shard_key(expressions)
 
     def _have_shard_key(self, expressions: Iterable[Any]) -> bool:
-        """Whether rows that are equal in all ``expressions`` are on one shard."""
+        """Whether rows of different shards always differ in one of ``expressions``.
+
+        This is so if the columns of the shard key are among ``expressions``.
+        """
         local = self.options.local_columns
         return bool(local) and local <= self._own_columns(expressions)
 

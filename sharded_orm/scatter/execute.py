@@ -174,7 +174,9 @@ class Executor:
                 yield statement.node, rows
 
     def close(self) -> None:
-        """Close all open cursors. Call this method when no more rows are needed."""
+        """Close the cursors whose rows are read on demand. Call this method when no more rows are
+        needed.
+        """
         for rows in self._open:
             rows.close()
         self._open.clear()
@@ -325,7 +327,9 @@ class Executor:
         return rows
 
     def _node_stream(self, statement: ShardStatement) -> Generator[Any, None, None]:
-        """Execute the statement. Yield None when the server has executed it, and then the rows."""
+        """Execute the statement. First yield None, when the server has executed it, and then the
+        rows.
+        """
         sql, params = statement.sql()
         started = False
         try:

@@ -72,11 +72,13 @@ class Partial:
 def partial_of(
     column: int, expression: Any, add_column: Callable[[Any], int], features: type[ShardFeatures]
 ) -> Partial:
-    """Return the partial aggregate for ``expression``, which is column ``column`` of the select list.
+    """Return how to merge the aggregate ``expression``, which is column ``column`` of the select
+    list.
 
-    :param add_column: a function that adds an expression to the select list and returns the number of
-        its column.
-    :raises ScatterNotSupported: such an aggregate cannot be merged.
+    :param add_column: a function that adds an expression to the select list, such as the count for
+        an average. It returns the number of the new column.
+    :raises ScatterNotSupported: the values that the shards return for this aggregate cannot be
+        merged.
     """
     aggregate, defaults = expression, list[Any]()
     if type(aggregate) is Coalesce:
@@ -126,7 +128,7 @@ def averaged(source: Any) -> Any:
 
 
 class _Averaged(Func):
-    """A floating-point number with the precision in which the server computes averages."""
+    """A floating-point number, converted to the precision in which the server computes averages."""
 
     template = "%(expressions)s"
     arity = 1

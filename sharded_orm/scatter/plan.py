@@ -70,8 +70,8 @@ class Target(NamedTuple):
 class Branch(NamedTuple):
     """The compiled SELECT for the shard of one :class:`Target`.
 
-    :param position: the position of the target in the list of targets. Each row of the result
-        contains it.
+    :param position: the position of the target in the list of targets. The SELECT returns it in
+        each row, so that the merge knows the shard of the row.
     :param pks: the primary keys to read; None means all rows of the query.
     """
 
@@ -87,11 +87,10 @@ class Branch(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ShardStatement:
-    """A statement that executes branches (SELECTs for one shard each) on a node (a database
-    server).
+    """A statement that executes the SELECTs for one or more shards on their node (database server).
 
-    If ``union`` is true, UNION ALL joins the branches. If false, there is one branch, on the
-    connection of its shard.
+    The SELECT for one shard is called a branch. If ``union`` is true, UNION ALL joins the branches.
+    If false, there is one branch, on the connection of its shard.
     """
 
     node: str
@@ -171,7 +170,7 @@ class Outer:
 
     @property
     def is_used(self) -> bool:
-        """Whether the union needs the outer SELECT."""
+        """Whether the outer SELECT is needed, because it sorts, limits or adds columns."""
         return bool(self.weights or self.order or self.limit is not None)
 
     def sql(self, union: str) -> str:
@@ -253,11 +252,11 @@ def _fill_keys(branch: Branch) -> str:
 
 @dataclass(frozen=True)
 class ScatterPlan:
-    """The statements to send, in the order of their first shards, and the data to merge their rows.
+    """The statements of a scatter, and what is needed to merge their rows.
 
     :param comparison: compares values as the databases do.
     :param template: the compiled query for the first shard; None if there is nothing to send.
-    :param shards: the shard of each target, keyed by the target's index.
+    :param shards: maps the index of each target to its shard.
     """
 
     statements: tuple[ShardStatement, ...]
@@ -281,18 +280,18 @@ def make_plan(
 ) -> ScatterPlan:
     """Plan the statements for ``targets``.
 
-    Each query is compiled once per node (database server), and once more for each shard on which it
-    must not see all rows. A query that can return no rows is not sent. If a node does not answer
-    while a query is compiled for it, its shards are added to ``failures``, and it gets no
+    Each query is compiled once per node (database server). For a shard on which it must not see all
+    rows, it is compiled separately. A query that can return no rows is not sent. If a node does not
+    answer while a query is compiled for it, its shards are added to ``failures``, and it gets no
     statement.
 
-    :param pks: the primary keys to read from each target, keyed by the target's index; a target
-        without keys is not queried. None means to read all rows of the query.
+    :param pks: maps the index of each target to the primary keys to read from it; a target without
+        keys is not queried. None means to read all rows of the query.
     :param batch: the maximum number of branches (SELECTs for one shard each) in one statement; None
         means :data:`BATCH`. A database that limits the tables of a statement may lower it.
-    :param templates: the templates that earlier calls have compiled, keyed by node. This call uses
-        them, and adds those that it compiles. The earlier calls must have had the same query and
-        options, and no target may have hidden rows. None means to compile the query.
+    :param templates: maps each node to the template (compiled SELECT) of earlier calls. This call
+        uses these templates, and adds those that it compiles. The earlier calls must have had the
+        same query and options, and no target may have hidden rows. None means to compile the query.
     :raises ScatterError: a node does not answer, and partial results are not allowed.
     """
     branches: dict[str, list[Branch]] = {}

@@ -179,7 +179,9 @@ class RankedComparison(Comparison):
 
 
 def _is_plain(column: Column, reads_utc: bool) -> bool:
-    """Whether Python can compare the values of ``column`` in the same way as PostgreSQL."""
+    """Whether Python compares the values of ``column`` in the same way as PostgreSQL, without
+    ranks.
+    """
     if isinstance(column.field, models.DateTimeField):
         return reads_utc
     return column.kind in ("plain", "uuid") or isinstance(column.field, models.BinaryField)

@@ -74,7 +74,8 @@ ORDER BY 2"""
 class _ClonedTable:
     """A table of the template whose rows are copied to test shards.
 
-    :param has_triggers: whether the table has triggers other than those of constraints.
+    :param has_triggers: whether the project has defined triggers on the table. PostgreSQL's own
+        triggers, which check foreign keys, do not count.
     :param columns: SQL for the names of the columns.
     :param expressions: SQL that reads the columns in the template's schema, as values of the types
         that the test shard's columns have.
@@ -201,10 +202,10 @@ class PostgreSQLCloner(ServerCloner):
     def _replace_rows(self, cursor: Any, shard: Shard, filled: Sequence[_ClonedTable]) -> None:
         """Replace the rows of the shard by those of the template (the migrated schema).
 
-        The rows are replaced in one transaction.
+        All statements run in one transaction.
 
         :param cursor: a cursor in the shard's schema.
-        :param filled: the tables of the shard that contain rows.
+        :param filled: the tables of the shard that have rows now. Their rows are deleted first.
         """
         template = self._template
         if not template.filled and not filled:
@@ -266,7 +267,11 @@ class PostgreSQLCloner(ServerCloner):
                 self._begin_counters(cursor, shard, self._template.names)
 
     def _sequence_values(self) -> Iterator[str]:
-        """Yield a statement that sets the sequences of the current schema to the template's values."""
+        """Yield the statement that gives the sequences of the current schema the values of the
+        template.
+
+        Yield nothing if there are no sequences.
+        """
         values = [
             f"setval({_literal(_quoted(name))}::regclass, {last}, {called})"
             for name, (last, called) in self._template.sequences.items()
@@ -308,14 +313,14 @@ def _checked(shard: Shard) -> str:
 
 
 def _enter(cursor: Any, schema: str) -> None:
-    """Make ``schema`` the current schema of the cursor's session."""
     cursor.execute(f"SET search_path TO {_quoted(schema)}")
 
 
 def _tables(cursor: Any) -> list[_ClonedTable]:
-    """Return the tables of the current schema. Each table comes after the tables to which it refers.
+    """Return the tables of the current schema, each after the tables to which it refers.
 
-    Deferrable foreign keys, such as those of Django, do not affect the order.
+    Deferrable foreign keys, such as those of Django, do not affect the order, because they are not
+    checked before the commit.
     """
     cursor.execute(_TABLES)
     tables = {row[0]: _ClonedTable(*row) for row in cursor.fetchall()}
@@ -335,7 +340,7 @@ def _tables(cursor: Any) -> list[_ClonedTable]:
 
 
 def _filled(cursor: Any, tables: Sequence[_ClonedTable]) -> list[_ClonedTable]:
-    """Return the tables among ``tables`` that have rows in the current schema, in the same order."""
+    """Return those of ``tables`` that have rows in the current schema, in the same order."""
     if not tables:
         return []
     tests = (f"EXISTS (SELECT FROM {table.own_rows})" for table in tables)

@@ -142,7 +142,9 @@ class GroupTestDatabases:
         self._cloner.drop(self._shards(self.names.for_worker(worker)))
 
     def destroy(self, connection: Any, *, keep: bool) -> None:
-        """Restore the configured topology. Drop all test schemas first, unless ``keep`` is true.
+        """Restore the configured topology at the end of the test run.
+
+        Drop all test schemas first, unless ``keep`` is true.
 
         :param connection: the connection object of the group's alias.
         """
@@ -262,7 +264,8 @@ class GroupTestDatabases:
                     _flush(wrapper)
 
     def reset_sequences(self) -> None:
-        """Reset the id counters of all tables of the test shards.
+        """Reset the id counters of all tables of the test shards, so that ids begin at the first id
+        again.
 
         Called for a test case with ``reset_sequences = True``.
         """

@@ -1,7 +1,7 @@
 """Sessions with ticket servers (the databases that generate ids) while tests run.
 
-The library gets ids over separate connections, which Django's test cases do not know. The class in
-this module applies the rules of the test cases to these connections.
+The library gets ids over connections of its own. Django's test cases do not know these connections,
+so they cannot forbid their use. The class in this module does so instead.
 """
 
 from __future__ import annotations

@@ -37,9 +37,9 @@ _TEST_DEFAULTS: Mapping[str, Any] = {
 
 
 class Resolver(Protocol):
-    """The interface through which this module looks up groups and shards.
+    """The interface of the object by which this module looks up groups and shards.
 
-    Implementations must be thread-safe.
+    Its methods must be thread-safe.
     """
 
     def group_aliases(self) -> dict[str, dict[str, Any]]:
@@ -49,7 +49,9 @@ class Resolver(Protocol):
         """
 
     def shard_alias(self, alias: str) -> dict[str, Any] | None:
-        """Return the database settings of the shard ``alias``; None if there is no such shard."""
+        """Return the database settings of the shard whose alias is ``alias``; None if there is
+        none.
+        """
 
     def is_shard(self, alias: str) -> bool:
         """Whether ``alias`` is the alias of a shard. Cheaper than :meth:`shard_alias`."""
@@ -93,8 +95,8 @@ class ShardedDatabases(dict[str, dict[str, Any]]):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # The aliases of shards that were given on the command line (``--database``). Iteration
-        # yields these aliases, too; see expose().
+        # The aliases of shards that expose() has added, because they were given on the command line
+        # (``--database``). Iteration yields these aliases, too.
         self._exposed: list[str] = []
 
     def _with_groups(self) -> ShardedDatabases:
@@ -149,11 +151,10 @@ class ShardedDatabases(dict[str, dict[str, Any]]):
         self.update({alias: complete(settings) for alias, settings in renewed.items()})
 
     def _groups_changed(self, names: set[str]) -> None:
-        """Remove the aliases of groups after a change of the setting ``SHARDED_ORM``.
+        """Remove the aliases of the groups ``names``, because the setting ``SHARDED_ORM`` has
+        changed.
 
         The next use of the mapping adds the aliases of the groups in the new setting.
-
-        :param names: the names of the groups to remove.
         """
         for name in names:
             if super().__contains__(name) and super().__getitem__(name)["ENGINE"] == GROUP_ENGINE:

@@ -140,7 +140,9 @@ class ShardGroup:
         return {}
 
     def shards(self) -> Iterator[Shard]:
-        """Yield all shards of the group in order. No other method of the class visits every shard."""
+        """Yield all shards of the group in order. The cost depends on their number, unlike other
+        methods.
+        """
         return (self.shard(number) for number in range(self.count))
 
     def schema_name(self, number: int) -> str:
@@ -306,7 +308,10 @@ def _name_problems(group: ShardGroup) -> Iterator[str]:
 
 
 def _names_for_postgresql(topology: Topology, group: ShardGroup) -> Iterator[str]:
-    """Yield the problems of the group's schema names if one of its nodes is a PostgreSQL server."""
+    """Yield the reasons why PostgreSQL does not accept the group's schema names.
+
+    Yield nothing if none of the group's nodes is a PostgreSQL server.
+    """
     engines = [
         str(topology.nodes[r.primary].get("ENGINE"))
         for r in group.ranges
@@ -323,7 +328,7 @@ def _names_for_postgresql(topology: Topology, group: ShardGroup) -> Iterator[str
 
 
 def _collisions(topology: Topology) -> Iterator[str]:
-    """Yield a problem for each pair of groups that would share a schema on one server."""
+    """Yield a problem for each pair of groups that use the same schema name on the same server."""
     spans = {name: _spans(topology, group) for name, group in topology.groups.items()}
     names = {
         name: SchemaNames.of(group.database_name, name) for name, group in topology.groups.items()

@@ -250,8 +250,8 @@ def _same_text(one: _Window, other: _Window) -> bool:
         return False
     if one.fixed(tail, len(one)) != other.fixed(tail, len(other)):
         return False
-    # If the digits of one window (a set of schema names) end before the digits of the other begin,
-    # both windows have text between their digits. Compare this text, too.
+    # The digits of one window (a set of schema names) may end before the digits of the other begin.
+    # Then both windows have text in between. Compare this text, too.
     between = min(one.end, other.end), max(len(one.before), len(other.before))
     return between[0] >= between[1] or one.fixed(*between) == other.fixed(*between)
 

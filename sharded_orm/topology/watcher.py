@@ -25,7 +25,9 @@ T = TypeVar("T")
 
 
 class Origin(StrEnum):
-    """From where a process has loaded the topology that it uses."""
+    """From where a process has loaded the topology that it uses: the settings, the source, or a
+    file.
+    """
 
     SETTINGS = "settings"
     SOURCE = "source"
@@ -34,7 +36,8 @@ class Origin(StrEnum):
 
 @dataclass(frozen=True)
 class TopologyStatus:
-    """A report on the topology that a process uses: its version, its origin, and the start of its use.
+    """A report on the topology that a process uses: its version, its origin, and since when it is
+    used.
 
     If a newer document was refused, the report also contains the reasons.
     """
@@ -83,7 +86,8 @@ class TopologyWatcher(Generic[T]):
         return self._used[1]
 
     def of_child(self, source: TopologySource) -> TopologyWatcher[T]:
-        """Return a watcher for a forked child. It starts with the document that this watcher uses.
+        """Return a new watcher for a child process that was forked. It starts with the same
+        document.
 
         :param source: the child's own topology source.
         """

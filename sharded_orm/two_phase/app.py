@@ -1,4 +1,4 @@
-"""Find out whether a site, and each of its shard groups, can commit transactions in two phases."""
+"""Tells whether a site, and each of its shard groups, can commit transactions in two phases."""
 
 from __future__ import annotations
 

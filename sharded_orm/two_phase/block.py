@@ -19,7 +19,8 @@ from sharded_orm.two_phase.branch_watch import watch
 class TwoPhaseAtomic(transaction.Atomic):
     """An atomic block on a shard group. All shards that are used in the block commit, or none does.
 
-    If an instance is used as a decorator, it looks the shards up again for each call of the function.
+    If an instance is used as a decorator, each call of the decorated function looks the shards up
+    again.
 
     :param find: returns the aliases of the shards whose rows were passed to ``atomic()``. None of
         these rows may move to another shard while the block begins.

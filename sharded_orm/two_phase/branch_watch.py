@@ -47,7 +47,7 @@ class BranchWatch:
         self._next = 0.0
 
     def note(self, shards: Sequence[Shard], is_left: bool) -> None:
-        """Record which shards a transaction has used.
+        """Record that a transaction in two phases has used ``shards``.
 
         :param is_left: whether the transaction has left a branch prepared. The next :meth:`look`
             then searches at once.

@@ -71,8 +71,8 @@ class Recovered:
     """The result of a recovery for one branch.
 
     :param outcome: "committed", "rolled back", "had ended already", or the reason why the branch is
-        not ended.
-    :param is_over: whether the branch is ended.
+        still prepared.
+    :param is_over: whether the branch is no longer prepared.
     """
 
     prepared: PreparedBranch
@@ -109,7 +109,7 @@ def prepared_on(node: str, group: ShardGroup) -> list[PreparedBranch]:
 
 
 def any_on(node: str, group: ShardGroup) -> Any:
-    """Return the connection object of any shard of ``group`` that is on ``node``."""
+    """Return the connection object of one of those shards of ``group`` that are on ``node``."""
     first = next(holder.first for holder in group.ranges if holder.primary == node)
     return _wrapper(group.shard(first).alias)
 

@@ -77,8 +77,8 @@ _KEPT_AT_LEAST = 20
 _SIGNS = 3
 # How long the watching thread waits after an error that did not come from the database, in seconds.
 _RECOVER_AFTER = 5.0
-# The interval at which the watching thread checks whether Django has loaded the applications, in
-# seconds.
+# The seconds between two checks whether Django has loaded the applications. The watching thread
+# makes these checks.
 _UNTIL_READY = 0.02
 # How long stop() waits at most for the end of the watching thread, in seconds. Then it returns
 # anyway.
@@ -262,8 +262,8 @@ class DatabaseSource(TopologySource):
 
     def _new_connection(self) -> BaseDatabaseWrapper:
         backend = load_backend(self._database["ENGINE"])
-        # Do not use the alias itself: Django's test cases forbid connections to the aliases in
-        # DATABASES.
+        # Do not use the connection of the alias, because Django's test cases forbid connections to
+        # the aliases in DATABASES.
         connection: BaseDatabaseWrapper = backend.DatabaseWrapper(
             self._database, f"topology in {self._alias}"
         )

@@ -425,15 +425,15 @@ class ZooKeeperSource(TopologySource):
                 self._ask(client.set_async(path, data))
             else:
                 self._ask(client.ensure_path_async(f"{self._path}/processes", acl=self._acl))
-                # Delete the znode that this process has written in an earlier session. ZooKeeper
-                # would delete it only when the earlier session ends, perhaps after the new znode is
+                # Delete the znode that this process has written in an earlier session. Otherwise
+                # ZooKeeper deletes it when that session ends, which may be after the new znode is
                 # written.
                 with suppress(NoNodeError):
                     self._ask(client.delete_async(path))
                 self._ask(client.create_async(path, data, acl=self._acl, ephemeral=True))
         except NoNodeError:
-            # This process's znode was deleted by hand. The next call of this method creates it
-            # again.
+            # Somebody has deleted the znode of this process by hand. The next call of this method
+            # creates it again.
             self._announced = None
             return
         except NoAuthError:
