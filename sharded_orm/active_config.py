@@ -60,12 +60,12 @@ class ActiveConfig:
         # In a forked child that has not called load() yet: the parent's configuration. Otherwise
         # None.
         self._inherited: conf.Config | None = None
-        # After the topology source (such as a file or ZooKeeper) has failed: the time, by
-        # time.monotonic(), from which it may be queried again, and the error's message. Otherwise
-        # None.
+        # After the topology source (such as a file or ZooKeeper) has failed: a pair (time, error
+        # message). The source is not queried again before this time, a value of time.monotonic().
+        # Otherwise None.
         self._unavailable: tuple[float, str] | None = None
-        # The topology source (such as a file or ZooKeeper) that source() has made. It is used only
-        # while _watcher is None.
+        # The topology source (such as a file or ZooKeeper) that source() returns while there is no
+        # _watcher: the source never changes, or it has no topology yet, so load() fails.
         self._unwatched_source: TopologySource | None = None
         # A forked child keeps the topology sources (such as connections to ZooKeeper) of its parent
         # processes here, because finalising them would write to the parents' connections.
@@ -150,8 +150,9 @@ class ActiveConfig:
         try:
             self._changed()
         except BaseException:
-            # self._changed() has failed, so restore the old configuration. Other threads may have
-            # used the new one meanwhile, so call self._changed() for the old one, too.
+            # self._changed() has failed for the new configuration, so restore the old one. Other
+            # threads may have used the new one meanwhile. So call self._changed() once more, to
+            # make everything follow the old configuration.
             self.current = before
             self._changed()
             raise
@@ -198,9 +199,9 @@ class ActiveConfig:
                 return TopologyWatcher(self.source(), _checked).check(new)
             if self._watcher is not None:
                 return self._watcher.check(new)
-            # The source is static, so ``new`` is compared with the topology in the settings, which
-            # has no real version. Give ``new`` a later version, so that only its content is
-            # checked.
+            # The topology is in the settings only (a static source), and has no version there. Give
+            # ``new`` a later version than the topology in use. Otherwise the check would refuse
+            # ``new`` because of its version, and would not tell whether its content is right.
             version = max(new.version, before.topology.version + 1)
             return _checked(new.at_version(version), before)
 
@@ -221,8 +222,8 @@ class ActiveConfig:
             if document is None or watcher is not self._watcher:
                 return
             if watcher.document is not before and watcher.status.version >= document.version:
-                # Meanwhile, the thread of the topology source has received this document or a newer
-                # one, which is in use already.
+                # While this method was loading, the thread of the topology source has received the
+                # same document or a newer one, and uses it already.
                 return
             if not at_least or watcher.status.version < at_least:
                 self._consider(watcher, document)
@@ -289,13 +290,13 @@ def _make_source() -> TopologySource:
 
 
 def _checked(document: Document, before: conf.Config | None) -> conf.Config:
-    """Return the configuration that results from ``document`` and the ``SHARDED_ORM`` setting.
+    """Return the configuration that results from the topology ``document`` and the ``SHARDED_ORM``
+    setting.
 
-    :param before: the configuration in use; None if no configuration is in use yet. The new
-        topology must be fit to replace the topology of ``before``: for example, it must keep all
-        shards.
-    :raises InvalidTopology: the result is not valid, or must not replace ``before``. The error lists
-        every problem.
+    :param before: the configuration in use; None if there is none yet. The new topology must be
+        allowed to replace its topology: for example, no shard may be missing.
+    :raises InvalidTopology: the result is not valid, or must not replace ``before``. The error
+        lists every problem.
     """
     what = f"Version {document.version} of the topology, together with SHARDED_ORM,"
     try:

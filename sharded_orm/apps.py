@@ -21,8 +21,9 @@ from sharded_orm.topology.aliases import provide_resolver
 if TYPE_CHECKING:
     from sharded_orm.ids.tickets.pool import TicketSessionPool
 
-# Let DATABASES resolve the aliases of groups and shards as soon as this module is imported. ready()
-# would be too late: Django loads the models before it calls ready(), and models may use DATABASES.
+# Enable DATABASES to find the settings of groups and shards as soon as this module is imported.
+# ready() would be too late: Django loads the models before it calls ready(), and code in the
+# modules of models may already use DATABASES.
 provide_resolver(CurrentAliases())
 
 
@@ -84,8 +85,9 @@ class ShardedOrmConfig(AppConfig):
             runtime.validate()
         except (InvalidConfiguration, TopologyUnavailable) as exc:
             if command is not None:
-                # Only "manage.py topology" may run without a topology, because it publishes the
-                # first one. It does not need the signal receivers below, so return.
+                # There is no topology. Only "manage.py topology" may run without one, because it
+                # publishes the first one. The signal receivers below need a topology, and this
+                # command does not need them. So return.
                 if isinstance(exc, TopologyUnavailable) and command[1:2] == ["topology"]:
                     return
                 end_command(exc, command)
@@ -103,9 +105,9 @@ class ShardedOrmConfig(AppConfig):
         arguments = (command or sys.argv)[1:]
         if isinstance(settings.DATABASES, ShardedDatabases) and arguments[:1] != ["test"]:
             # Django's option --database accepts only aliases over which DATABASES iterates. So make
-            # DATABASES yield the shards in the command line. Do not do this for the command "test":
-            # Django would create a database for each yielded shard, but the backend of the groups'
-            # aliases already creates these databases.
+            # DATABASES yield the shards that the command line names. Leave this out for "test":
+            # Django would create a database for each yielded shard, although the backend of the
+            # groups' aliases creates these databases.
             settings.DATABASES.expose(arguments)
 
 

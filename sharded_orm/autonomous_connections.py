@@ -1,8 +1,9 @@
-"""Connections for autonomous statements, which are committed independently of the caller's transaction.
+"""Connections for statements that are committed at once, whatever becomes of the caller's
+transaction.
 
-For example, the directory (the table of keys and their shards) uses such a connection to record the
-shard of a new key. The record must survive a rollback of the caller's transaction, and must not
-wait for the commit.
+For example, the directory (the table that maps each shard key to its shard) records the shard of a
+new key on such a connection. The record must survive a rollback of the caller's transaction. And
+other processes must see it before the caller commits.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from sharded_orm.forks import identity
 
-# Connections that a fork copied into this process. They are kept because finalising them would write to
-# the parent's sessions.
+# The connections that a forked process has inherited from its parents. They are kept here, because
+# the garbage collector would otherwise finalize them, and so write to the parents' sessions.
 _connections_of_parents: list[dict[str, BaseDatabaseWrapper]] = []
 
 
 class Autonomous(NamedTuple):
-    """A connection for autonomous statements, which must not depend on the caller's transaction.
+    """A connection for a statement that must not depend on the caller's transaction.
 
     ``commits`` is True if each statement on the connection is committed at once. It is False inside
-    Django's ``TestCase``.
+    Django's ``TestCase``, where the test's own connection is used.
     """
 
     connection: BaseDatabaseWrapper
@@ -34,22 +35,22 @@ class Autonomous(NamedTuple):
 
 
 def is_in_test_case(alias: str) -> bool:
-    """Whether statements on ``alias`` are a part of the transaction of Django's ``TestCase``. Costs
-    no query.
+    """Whether Django's ``TestCase`` has opened a transaction on ``alias``, so that all statements
+    there are rolled back after the test. Costs no query.
     """
     connection: Any = connections[alias]
     return any(block._from_testcase for block in connection.atomic_blocks)
 
 
 class AutonomousConnections:
-    """Connections in autocommit mode, at most one per thread and alias.
+    """Gives out connections in autocommit mode: at most one per thread and alias.
 
-    Outside a transaction, this is Django's connection for the alias. Inside a transaction, it is a
-    second connection, so that a rollback does not undo its statements. The second connection is
-    closed by Django's rules (``CONN_MAX_AGE``).
+    Outside a transaction, it gives out Django's connection for the alias. Inside a transaction, it
+    gives out a second connection, so that a rollback does not undo the statement. The second
+    connection is closed by Django's rules (``CONN_MAX_AGE``).
 
-    Inside Django's ``TestCase`` there is no second connection, because it would wait for the locks
-    of the test and leave rows behind.
+    Inside Django's ``TestCase`` it opens no second connection, which would wait for the locks of
+    the test, and leave rows behind after the test.
     """
 
     _instances: WeakSet[AutonomousConnections] = WeakSet()
@@ -73,9 +74,9 @@ class AutonomousConnections:
         own = self._of_thread()
         connection = own.get(alias)
         if connection is not None and connection.errors_occurred:
-            # An error has occurred on the connection. If it is broken, close it here: Django's
-            # close_old_connections() does not know it, and in a process without requests nothing
-            # else would close it.
+            # A statement on this connection has failed before. If the connection is broken, close
+            # it here: Django's close_old_connections() does not know it. In a process without
+            # requests, nothing else would close it.
             connection.close_if_unusable_or_obsolete()
         if connection is None:
             connection = own[alias] = connections.create_connection(alias)
@@ -85,9 +86,9 @@ class AutonomousConnections:
     def close_all(cls) -> None:
         """Close the second connections of this thread.
 
-        At its next use, such a connection connects to the database that the settings name at that
-        time. Test runs with shards call this method when they change the names of databases, and
-        when they flush a group.
+        A closed connection connects again at its next use, to the database that the settings name
+        then. Test runs with shards call this method after they have changed the names of databases,
+        and when they flush a group.
         """
         for instance in list(cls._instances):
             for connection in instance._of_thread().values():
@@ -100,8 +101,8 @@ class AutonomousConnections:
         state = self._own.__dict__
         if state.get("process") != identity():
             if "connections" in state:
-                # Keep the connections that a fork has copied. Using, closing or finalising them would
-                # write to the parent's sessions.
+                # This process was forked: keep the connections of its parent, but do not use them.
+                # Using, closing or finalizing them would write to the parent's sessions.
                 _connections_of_parents.append(state["connections"])
             state["connections"], state["process"] = {}, identity()
         own: dict[str, BaseDatabaseWrapper] = state["connections"]

@@ -1,4 +1,7 @@
-"""A circuit breaker, which keeps callers away from a failed server and lets one caller try it again."""
+"""A circuit breaker: after a failure of a server, callers do not call it for some seconds.
+
+Then one caller tries the server again.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +27,11 @@ def _without_traceback(error: Exception) -> Exception:
 
 
 class CircuitBreaker:
-    """A record of one server's recent failures, which says whether callers may call the server.
+    """Says whether a server may be called, or has failed recently.
 
     Thread-safe. Without a circuit breaker, each call to a dead server would wait for its timeout.
     Failures are recorded by key: the key None stands for the whole server, any other key for a part
-    of it, such as a sequence of a ticket server.
+    of the server, such as a sequence of a ticket server.
     """
 
     def __init__(self, backoff: float, clock: Callable[[], float] = time.monotonic) -> None:

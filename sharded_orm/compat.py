@@ -101,9 +101,8 @@ def from_db(model: Any, queryset: Any) -> Callable[[Any, Any, Any], Any]:
     if not HAS_FETCH_MODES:
         return model.from_db  # type: ignore[no-any-return,unused-ignore]  # the model is of the type Any
 
-    # Use Django's private function instead of model.from_db(). A model may override from_db()
-    # without the new argument for the fetch mode; the function then warns, and leaves the argument
-    # out.
+    # Use Django's private function instead of model.from_db(): it gives a warning if the model
+    # overrides from_db() without the argument for the fetch mode.
     from django.db.models import query
 
     return query._get_from_db(model, queryset._fetch_mode)  # type: ignore[attr-defined,no-any-return,unused-ignore]  # the type stubs lack this function
@@ -125,9 +124,9 @@ def related_populators(klass_info: Any, select: Any, alias: str, queryset: Any) 
 
 
 def update_result(exists: bool) -> Any:
-    """Return the result of ``Model._do_update()`` for an UPDATE that was not necessary.
+    """Return what ``Model._do_update()`` has to return if no UPDATE was sent.
 
-    :param exists: whether the row to be updated exists.
+    :param exists: whether the row exists. ``save()`` inserts the row if it does not.
     """
     if not _RETURNS_UPDATED_ROWS:
         return exists

@@ -45,8 +45,8 @@ def _topology_changed() -> None:
         if _topology is None and isinstance(settings.DATABASES, ShardedDatabases):
             settings.DATABASES.renew_groups()
     finally:
-        # Notify the connections even after an error, after which the caller restores the old
-        # topology: a connection may have used the new one already.
+        # Notify the connections even if an error was raised above. The caller then restores the old
+        # topology, but a connection may have used the new topology already.
         relocation.topology_changed()
 
 
@@ -98,8 +98,9 @@ def _no_directory(alias: str) -> DirectoryStore:
 
 
 _directory_store: Callable[[str], DirectoryStore] = _no_directory
-# The lease (limited permission) under which this process remembers the shards of keys. All groups
-# share the lease, because they have a common directory, the table that records these shards.
+# The lease (a permission for a limited time) under which this process remembers the shards of keys.
+# All groups share the lease, because they have a common directory, the table that records these
+# shards.
 _placement_lease: PlacementLease | PermanentLease | None = None
 
 
@@ -204,7 +205,8 @@ def validate() -> None:
             problems += exc.problems
     for engine in sorted({node["ENGINE"] for node in topology().nodes.values()}):
         try:
-            # Django's load_backend() would advise to use a backend of Django.
+            # Do not call Django's load_backend(): if the import fails, its error advises to use one
+            # of Django's own backends.
             import_module(f"{engine}.base")
         except (ImportError, ImproperlyConfigured) as exc:
             names = [name for name, node in topology().nodes.items() if node["ENGINE"] == engine]
@@ -307,11 +309,13 @@ def placement_lease() -> PlacementLease | PermanentLease:
 
 
 def _node_failure(shard: Shard) -> Exception | None:
-    """Return the error of the last attempt to open a session on the node of ``shard``, if it has failed.
+    """Return the last error of the node of ``shard``, if this process could not open a session
+    there.
 
-    Return None if the attempt succeeded, or if this process has made no attempt.
+    Return None if the last attempt to open a session succeeded, or if there was no attempt.
     """
-    # Return early if no node has failed, because creating the shard's connection object costs time.
+    # Return early if every node answers, because it takes time to create the shard's connection
+    # object.
     if pool.all_nodes_answer():
         return None
     connection: Any = connections[shard.alias]
@@ -478,9 +482,10 @@ def locate(name: str, key: Any) -> Shard | None:
 
 
 def located(name: str, strategy: Strategy, key: Any) -> Shard | None:
-    """Return the same as :func:`locate`.
+    """Return the shard of ``key``, as :func:`locate` does, if the caller has the strategy already.
 
-    :param strategy: the routing strategy of the group, which :func:`strategy` has returned.
+    :param strategy: the routing strategy of the group ``name``, which :func:`strategy` has
+        returned.
     """
     number = strategy.locate(key)
     return None if number is None else shard(name, number)

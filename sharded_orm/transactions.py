@@ -43,8 +43,8 @@ def atomic(
     If the key has no shard yet, a shard is chosen and recorded, because the block is about to write
     the key's rows. Without ``two_phase``, the transaction covers a single shard: blocks for two
     shards commit one after the other, not atomically (Pinterest, P14). With ``two_phase``, all
-    shards of the group that are used in the block commit, or none does. They need not be known when
-    the block begins.
+    shards of the group that are used in the block commit, or none does. A shard is added to the
+    transaction at its first use, so the shards need not be known when the block begins.
 
     :param rows: an instance of a sharded model, or the model class. With the class, pass one more
         keyword argument: the name and the value of the shard key. With ``two_phase``, pass any
@@ -56,8 +56,8 @@ def atomic(
     :raises DanglingShardKey: the key is new, and the row to which it refers does not exist.
     :raises TwoPhaseMisused: the rows are not of one group, or there are several rows without
         ``two_phase``.
-    :raises KeyMoved: the key has moved to another shard while the block began. Raised when the
-        block is entered.
+    :raises KeyMoved: the key has moved to another shard after the block has looked up its shard and
+        before the transaction was open. Raised when the block is entered.
 
     A block with ``two_phase`` may raise errors of its own. When it is entered, it raises
     :exc:`TwoPhaseUnavailable` if the shards cannot commit in two phases, and :exc:`TwoPhaseMisused`
@@ -104,8 +104,8 @@ def _shard_of(
 ) -> tuple[ShardOptions, Callable[[], str]]:
     """Return the shard options of ``model``, and a function that returns the alias of the shard.
 
-    :param model: an instance, or a model class; with a class, ``key`` has the name and value of the
-        shard key.
+    :param model: an instance, or a model class. With a class, ``key`` maps the name of the shard
+        key to its value, as in ``{"user_id": 7}``.
     :raises ShardKeyRequired: the model has no shard key, or ``key`` is not the shard key.
     """
     cls = model if isinstance(model, type) else type(model)
@@ -122,11 +122,11 @@ def _shard_of(
 
 
 class _AtomicOnKey(transaction.Atomic):
-    """An atomic block on the shard of a key.
+    """An atomic block on the shard of a key. Raises an error if the key moves while the block
+    begins.
 
-    If the key moves to another shard while the block begins, an error is raised.
-
-    If an instance is used as a decorator, it finds the shard again for each call of the function.
+    If an instance is used as a decorator, the shard is looked up again for each call of the
+    decorated function.
 
     :param find: returns the alias of the shard.
     """
@@ -146,8 +146,8 @@ class _AtomicOnKey(transaction.Atomic):
             return
         try:
             # Look up the shard again, because the key may have moved while the transaction was
-            # opened. The look-up also makes the transaction remember on which shard it uses the
-            # key.
+            # opened. This look-up also makes the transaction remember that it uses the key on this
+            # shard.
             if self._find() != self.using:
                 refuse_repetition(self._group)
         except BaseException:
@@ -168,7 +168,7 @@ def _place(options: ShardOptions, value: Any) -> Shard:
     assert key is not None
     if type(value) is int or type(value) is str:
         return row_placement.place_key(options, key.get_prep_value(value))
-    # If the shard key is a foreign key, the value may be an instance. The value may also be None,
-    # which place() refuses.
+    # The value may be an instance, if the shard key is a foreign key. It may also be None, for
+    # which place() raises an error.
     name = key.name if isinstance(value, Model) else key.attname
     return row_placement.place(options, options.model(**{name: value}))

@@ -21,9 +21,10 @@ from sharded_orm.topology.model import Shard
 
 @dataclass(frozen=True)
 class Part:
-    """The selected rows of one shard.
+    """The rows of one shard that the user has selected for an action.
 
-    ``rows`` is a queryset of these rows, bound to the shard's alias; ``count`` is their number.
+    ``rows`` is a queryset of these rows, bound to the shard's alias. ``count`` is the number of
+    rows.
     """
 
     shard: Shard
@@ -67,9 +68,9 @@ def select(
     An object id counts as unknown if it is forged or outdated, or if its row is on another shard
     than its shard key says.
 
-    Costs one ``COUNT`` query per shard, and look-ups in the directory, the table of keys and their
-    shards. The queries of :func:`misplaced` are added for primary keys that do not determine a
-    shard.
+    Costs one ``COUNT`` query for each shard with selected rows. To find these shards, it also costs
+    look-ups in the directory, the table that maps each shard key to its shard. If the primary key
+    does not determine the shard, the queries of :func:`misplaced` are added.
 
     :param within: the shard that the page shows; None if the page shows several shards. With a
         shard, rows of other shards count as unknown, and an object id may be a bare primary key, as
@@ -89,9 +90,9 @@ def select(
             unknown += 1
             continue
         by_shard.setdefault(identity.shard, []).append(identity)
-    # If the primary key determines the shard, parse() has found the shard of each row by that key.
-    # So no row that is found on this shard is misplaced, and the check for misplaced rows is left
-    # out.
+    # If the primary key determines the shard, parse() has computed the shard of each row from the
+    # primary key. A row that is found on this shard is therefore on its right shard. So leave out
+    # the search for misplaced rows (whose shard key leads to another shard).
     pk_tells_shard = options.names_shard(options.model._meta.pk)
     outages = Outages()
     all_selected = Q()

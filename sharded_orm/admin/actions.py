@@ -24,11 +24,12 @@ from sharded_orm.routers import standing_on
 
 
 def action_arguments(location: Any) -> dict[str, Any]:
-    """Return the arguments of ``get_actions()`` that request the actions for the page ``location``.
+    """Return the keyword arguments with which ``get_actions()`` returns the actions for
+    ``location``.
 
-    :param location: an ``ActionLocation`` of Django 6.1: the changelist, or the page of one row.
-        None in older versions of Django, whose ``get_actions()`` has no such argument; the result
-        is then an empty dict.
+    :param location: the page that offers the actions: an ``ActionLocation`` of Django 6.1, either
+        the changelist or the page of one row. None in older versions of Django, whose
+        ``get_actions()`` has no such argument. The result is then an empty dict.
     """
     return {} if location is None else {"action_location": location}
 

@@ -1,4 +1,6 @@
-"""The add page. Often it must know the shard of the new row before it can build the form."""
+"""The page on which a user adds a row. If its form offers related rows, the page has to know the
+shard of the new row before it can build the form.
+"""
 
 from __future__ import annotations
 
@@ -131,7 +133,8 @@ class AddViewMixin(PickersMixin, ShardedBase):
         """Whether the form of a new row shows other rows of the same shard group.
 
         True if an editable field of the model is a relation to a model of the group, or if the page
-        has an inline of such a model. The form can then be built only for one known shard.
+        has an inline of such a model. Such a form can be built only when the shard of the new row
+        is known, because it offers the rows of this shard.
         """
         group = self.shard_options.group
         fields: list[Any] = [*self.opts.fields, *self.opts.many_to_many]

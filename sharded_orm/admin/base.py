@@ -1,6 +1,7 @@
-"""The base class of the mixins of :class:`ShardedModelAdmin`. It gives access to the scope of a
-request (a shard, a shard key or a whole group), to the rows of the scope, and to the user's
-permissions.
+"""The base class of the mixins of :class:`ShardedModelAdmin`.
+
+It finds out which rows a request is about (its scope: one shard, one shard key or the whole group),
+and whether the user may see and change them.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
 else:
     _ModelAdmin = admin.ModelAdmin
 
-#: Name of the attribute that is set on a request if the page names the shards that do not answer.
+#: Name of an attribute of a request. The changelist sets it, to say that its page tells the user
+#: which shards do not answer. Only then may the page leave out the rows of these shards.
 NAMES_FAILURES = "_sharded_orm_names_failures"
 
 View = TypeVar("View", bound=Callable[..., Any])
@@ -56,9 +58,9 @@ def options_of(model: type[Any]) -> ShardOptions:
 class ShardedBase(_ModelAdmin):
     """Base class of the mixins of ``ShardedModelAdmin``.
 
-    Gives access to the scope of a request (:class:`ShardScope`), to the rows of that scope, and to
-    the user's permissions. Each mixin derives from this class, so each mixin can be read and
-    type-checked without the others.
+    It offers what several mixins need: the scope of a request (:class:`ShardScope`), the rows of
+    that scope, and the user's permissions. Each mixin derives from this class, so each mixin can be
+    read and type-checked without the others.
     """
 
     def __init__(self, model: type[Any], admin_site: Any) -> None:
@@ -104,9 +106,9 @@ class ShardedBase(_ModelAdmin):
         try:
             scope = self.focus(request)
         except InvalidFocus as exc:
-            # The changelist reads the scope (the shard or key in the URL) earlier, and shows a page
-            # that explains the error. So only other pages, such as autocomplete, respond with this
-            # 404.
+            # The URL names a shard or key that does not exist. The changelist has its own page for
+            # this error, and reads the scope before it calls this method. So only other pages, such
+            # as autocomplete, respond with this 404.
             raise Http404(str(exc)) from exc
         if scope.everywhere and not self.may_look_everywhere(request):
             return rows.none()
@@ -141,12 +143,13 @@ class ShardedBase(_ModelAdmin):
         """
         home = self.focus(request).home
         if home is None:
-            # If the page shows all shards, its query leaves out shards that do not answer. So no
-            # check is needed.
+            # The page shows all shards. Its query leaves out shards that do not answer, so it does
+            # not fail because of them.
             return
         try:
-            # The view's first query counts the rows. Run this query here, where its failure can be
-            # handled. The paginator caches the count, so the view does not repeat the query.
+            # The first query of Django's autocomplete view is the count. Run it here, where its
+            # failure can be turned into a 404. The paginator keeps the number, so the view does not
+            # count again.
             _ = paginator.count
         except DatabaseError as exc:
             if not is_failure(exc):

@@ -36,7 +36,8 @@ class ShardedChangeList(ChangeList):
 
     For one shard or one key, the page makes Django's queries. For all shards, the page counts the
     rows only if the user asks for their number; see :func:`pagination.read` for the cost. In both
-    cases, :func:`identify` looks up to which shards the keys of the page's rows lead.
+    cases, :func:`identify` looks up the shard to which each row's shard key leads, to recognize
+    misplaced rows.
     """
 
     def __init__(
@@ -124,9 +125,10 @@ class ShardedChangeList(ChangeList):
             if lookup is not None:
                 values = lookup.find_by({lookup.rest: lookups.pop(name)}, request)
                 if lookup.name in lookups:
-                    # Another filter or the URL has given values for this lookup already. Django
-                    # would combine the two lists of values with OR, but a row must match both
-                    # filters. So keep only the values that are in both lists.
+                    # Another filter or the URL has already given a list of values for the same
+                    # lookup, such as status__in. Django would join the two lists, and so find the
+                    # rows that match either filter. But a row must match both. So keep only the
+                    # values that are in both lists.
                     others = {str(value) for part in lookups[lookup.name] for value in part}
                     values = [value for value in values if str(value) in others]
                 lookups[lookup.name] = [values]
@@ -137,9 +139,9 @@ class ShardedChangeList(ChangeList):
                 self.notes.append(note)
             choices = getattr(spec, "lookup_choices", None)
             if isinstance(choices, QuerySet) and choices.model is not self.model:
-                # Evaluate the choices of the filter now, inside the block that sets the default
-                # shard. The template is rendered after the block, where a query for the choices
-                # would name no shard.
+                # Read the choices of the filter now. Filters query lazily, when the template is
+                # rendered. At that time, no default shard is set any more, so the query would be
+                # refused.
                 len(choices)
         return specs, has_filters, lookups, duplicates, active
 
@@ -226,8 +228,8 @@ class ShardedChangeList(ChangeList):
         self.result_list = self.page_of_rows.rows
         identify(self.result_list)
         self.multi_page = self.page_of_rows.more or self.page_num > 1
-        # The number of rows that are known to exist: all up to the end of this page, and one more
-        # if there is a next page.
+        # The rows are not counted. So show the number of rows that certainly exist: all rows up to
+        # the end of this page, and one more if there is a next page.
         known = (
             pagination.first_row(self.page_num, size)
             + len(self.page_of_rows.rows)
@@ -245,10 +247,10 @@ class ShardedChangeList(ChangeList):
     def _date_choices(self) -> dict[str, Any] | None:
         """Return the context of Django's template tag ``date_hierarchy``.
 
-        If a search through a relation may find a row several times, Django adds ``distinct()`` to
-        the list's query. This method leaves ``distinct()`` out, because aggregates of distinct rows
-        cannot be merged over shards. A row that is found twice does no harm here, because the tag
-        reads dates without duplicates.
+        If a search goes through a relation, its joins may return a row twice, and Django adds
+        ``distinct()`` to the list's query. This method leaves ``distinct()`` out, because
+        aggregates of distinct rows cannot be merged over shards. The result stays right, because
+        the tag reads only dates, each of them once.
         """
         not_distinct = copy.copy(self)
         not_distinct.queryset = self.queryset._chain()
@@ -295,8 +297,8 @@ class ShardedChangeList(ChangeList):
 
     @property
     def is_exact(self) -> bool:
-        """Whether :attr:`result_count` counts all matching rows, and not only those that are known
-        so far.
+        """Whether :attr:`result_count` is the number of all matching rows. False if the rows were
+        not counted: it is then the number of rows that are known to exist.
         """
         return not self.all_shards or self.counted
 
@@ -315,8 +317,9 @@ class ShardedChangeList(ChangeList):
     def previous_link(self) -> str | None:
         """The link to the previous page; None on the first page.
 
-        On a page after row :data:`pagination.LAST_ROW`, the link leads to the last page before that
-        row.
+        A URL may ask for a page that is too far from the first one, after row
+        :data:`pagination.LAST_ROW`, and that is therefore empty. On such a page, the link leads to
+        the last page that can be shown.
         """
         if self.page_num <= 1:
             return None

@@ -97,11 +97,12 @@ class ChangeListMixin(ShardedBase):
     def _with_scope(
         self, request: HttpRequest, response: HttpResponse, scope: ShardScope
     ) -> HttpResponse:
-        """Return the response of Django's view, adapted to the scope: the shard or key that the URL
+        """Return the response of Django's changelist view, and keep the shard or key that the URL
         names.
 
-        If a lookup is invalid, Django redirects to a URL without the scope: add the scope. If the
-        rows are not counted, replace the text for "all rows selected" by one without a number.
+        If a lookup in the URL is invalid, Django redirects to a URL without other parameters. Add
+        the shard or key to that URL. If the rows are not counted, also replace the text "Select all
+        123 rows" by a text without a number.
         """
         if isinstance(response, HttpResponseRedirect):
             if response.url == f"{request.path}?{ERROR_FLAG}=1":

@@ -100,15 +100,17 @@ def _global_columns(obj: Any, path: str, label: str) -> Iterator[checks.CheckMes
 
 
 def _foreign_groups(obj: Any) -> Iterator[checks.CheckMessage]:
-    """Warn about foreign keys into another shard group: the admin cannot find the rows to which they refer."""
+    """Warn about foreign keys into another shard group. The admin would look for the rows to which
+    they refer, and not know on which shard these rows are.
+    """
     own = shard_options(obj.model)
     field: Any
     for field in obj.opts.fields:
         related = shard_options(field.related_model) if field.is_relation else None
         if related is None or own is None or related.group == own.group or field is own.key:
             continue
-        # A page that only shows the related row must find it. That is possible if the value of the
-        # foreign key determines the shard.
+        # A page that only shows the related row, and offers no other rows, still has to find this
+        # one. It can, if the value of the foreign key determines the shard.
         shows_row = not related.names_shard(field.target_field) and (
             field.name in obj.list_display or field.name in obj.readonly_fields
         )

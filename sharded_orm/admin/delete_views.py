@@ -217,8 +217,9 @@ class DeleteViewsMixin(ObjectViewsMixin):
             self.log_deletions(request, part.rows)
             self.delete_queryset(request, part.rows)
 
-        # A part has the selected rows of one shard; its ``count`` is their number. For the report,
-        # let ``count`` include the related rows that are deleted together with the selected rows.
+        # A part has the selected rows of one shard; its ``count`` is their number. The report after
+        # the deletion must also count the related rows that were deleted with them. So replace
+        # ``count`` by the total.
         parts = (replace(deletion.part, count=deletion.total) for deletion in deletions)
         counted = replace(selection, parts=tuple(parts))
         run_by_shard(self, request, counted, "Deleted, with what belonged to them", run)
@@ -269,8 +270,8 @@ class DeleteViewsMixin(ObjectViewsMixin):
 def _digest(deletions: list[Deletion]) -> str:
     """Return a digest of the numbers of rows that would be deleted, per shard and model.
 
-    A confirmed deletion is carried out only if the digest is still the same as when the user saw
-    the numbers.
+    The page that asks for confirmation contains the digest. If it has changed when the user
+    confirms, other rows would be deleted than the user has seen, so nothing is deleted.
     """
     counts = [(deletion.part.alias, sorted(deletion.counts.items())) for deletion in deletions]
     return hashlib.sha256(repr(counts).encode()).hexdigest()

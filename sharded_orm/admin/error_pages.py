@@ -64,8 +64,8 @@ def no_reachable_shard_page(
 def all_shards_down_page(
     model_admin: ShardedBase, request: HttpRequest, scope: ShardScope, error: ScatterError
 ) -> HttpResponse:
-    """Return the page for a query that failed on all shards. The page shows one cause and has
-    status 503.
+    """Return the page for a query that failed on all shards. It shows the cause of one failure, and
+    has the status 503.
     """
     failure = by_node(error.failures)[0]
     sentence = f"No shard could run the query: tables may not be migrated, or the query may be wrong. {failure}."

@@ -47,8 +47,9 @@ def cause_of(error: BaseException) -> str:
     if is_node_gone(error):
         return f"the node does not answer ({text or code})"
     if isinstance(error, ShardDatabaseMissing):
-        # Do not show the text of ShardDatabaseMissing: it names folders of the server, and a
-        # different one for each shard, so that shards could not be shown as one group.
+        # Do not show the text of ShardDatabaseMissing. It names a folder of the server, which users
+        # need not see. And the folder differs from shard to shard, so the failures could not be
+        # shown together as one cause.
         return "its schema or file does not exist"
     name = type(error).__name__
     return f"{name}: {text}" if text else name
@@ -73,8 +74,9 @@ def by_node(errors: Mapping[str, BaseException]) -> list[Failed]:
 class Outages:
     """The errors of shards that one page queries one after the other.
 
-    The page waits only once for a node that does not answer: after the node's first error,
-    :meth:`is_lost` records its other shards as failed too, and they are not queried.
+    If a node (a database server) does not answer, the page waits for it only once. After the first
+    error of the node, :meth:`is_lost` records the node's other shards as failed, and they are not
+    queried.
     """
 
     def __init__(self, errors: Mapping[str, BaseException] | None = None) -> None:

@@ -112,9 +112,10 @@ def _routed(model: type[Model], item: Any) -> Any:
 
 
 def count_where_possible(spec: Any) -> None:
-    """Make a filter show dashes next to its choices, in place of the numbers of rows (facets).
+    """Make a filter show dashes instead of numbers of rows (facets), if these cannot be counted.
 
-    Do this only if the numbers cannot be added up over several shards.
+    The numbers are counted on several shards. Some such counts cannot be added up, and raise
+    ``ScatterNotSupported``.
     """
     count = getattr(spec, "get_facet_queryset", None)
     if count is None:
@@ -187,5 +188,6 @@ class _GlobalFieldFilter:
         )
 
     def get_facet_queryset(self, changelist: Any) -> Any:
-        # Overrides FacetsMixin.get_facet_queryset, whose query would join the global database.
+        # Overrides FacetsMixin.get_facet_queryset(), which counts the rows of each choice (facets).
+        # Its query would join a table of the global database, so show no numbers.
         return unknown_counts()

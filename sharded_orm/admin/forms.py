@@ -78,8 +78,8 @@ class KeepsKey(_ModelForm):
 
     @property
     def _fixed_key(self) -> Any:
-        """The shard key that the form must not change; None if the user types the key in, or if the
-        row has no key yet.
+        """The shard key that this form must keep: the key of a stored row, or the key that the page
+        sets for a new row. None if the user types the key in, or if the row has no key yet.
         """
         if self.instance._state.adding and self.new_key is None and self._key.name in self.fields:
             return None
@@ -165,8 +165,8 @@ def with_fixed_key(
     :param hidden: names of fields to leave out if ``form`` declares them; empty by default.
     """
     if options.key is None:
-        # The model is an automatic many-to-many table. Its rows have no shard key that the form
-        # could change: each is stored on the shard of the two rows that it connects.
+        # The model is the automatic table of a many-to-many field. Its rows have no shard key that
+        # a form could change, because each row is on the shard of the two rows that it connects.
         return form
     attributes = dict.fromkeys(name for name in hidden if name in form.declared_fields)
     bases = (form,) if issubclass(form, KeepsKey) else (KeepsKey, form)
@@ -191,9 +191,9 @@ class OnShardFormSet(_ModelFormSet):
     """A formset that sends its queries only to the shard of its rows."""
 
     def add_fields(self, form: Any, index: int | None) -> None:
-        # Overrides BaseModelFormSet.add_fields. If the row of a form was deleted or never existed,
-        # the form's primary key field would query for the row without naming a shard. So let that
-        # field find nothing.
+        # Overrides BaseModelFormSet.add_fields. The form of a row that was deleted or never existed
+        # has a field for the primary key, and this field would search for the row on no particular
+        # shard. Such a query would be refused, so let the field search an empty queryset.
         super().add_fields(form, index)
         field = form.fields.get(self._pk_field.name)
         if isinstance(field, ModelChoiceField) and form.instance._state.db is None:
@@ -262,8 +262,9 @@ class InlineFormSetOnShard(ChildFormSet, _InlineFormSet):
     a failed commit must not leave children without a parent.
     """
 
-    #: The shard of the children, if the parent is in the global database and the children have a
-    #: shard; otherwise None. If the parent is inside the shard group, this attribute is not needed.
+    #: The shard of the children, if the parent is in the global database; None if the children have
+    #: no shard yet. Also None if the parent is in the shard group: the children are then on the
+    #: parent's shard, and share its transaction.
     home: Shard | None = None
     #: The message that is shown in place of the children, if the parent is in the global database
     #: and the shard of its children is down. Otherwise an empty string.
@@ -295,8 +296,8 @@ class InlineFormSetOnShard(ChildFormSet, _InlineFormSet):
         super().clean()
 
     def non_form_errors(self) -> Any:
-        # Add the message about the shard that is down to the errors that the template shows above
-        # the forms.
+        # The shard of the children is down, so the page shows no children. Say so above their
+        # forms, where Django's template shows the errors of a formset.
         errors = super().non_form_errors()
         if self._outage and not self.is_bound:
             return self.error_class([self._outage], error_class="nonform")

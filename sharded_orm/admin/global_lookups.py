@@ -50,10 +50,12 @@ class GlobalLookup:
         return f"{self.prefix}__in"
 
     def find(self, queryset: Any, request: Any, term: Any) -> list[Any]:
-        """Return the values with which foreign keys refer to the global rows of ``queryset``.
+        """Return the ids of the global rows in ``queryset``, as foreign keys of sharded rows store
+        them.
 
-        Costs one query. Returns at most :data:`MAX_VALUES` values. If there are more, a sentence
-        that says so is added to the notes that :func:`lookup_notes` returns.
+        For a foreign key with ``to_field``, these are the values of that field. Costs one query.
+        Returns at most :data:`MAX_VALUES` values. If there are more, adds a sentence that says so
+        to the result of :func:`lookup_notes`.
 
         :param queryset: rows of the global model.
         :param term: the text that the user searched for; quoted in the sentence.
@@ -70,9 +72,9 @@ class GlobalLookup:
         return values[:MAX_VALUES]
 
     def find_by(self, lookups: dict[str, Any], request: Any) -> list[Any]:
-        """Return the values with which foreign keys refer to the global rows that match ``lookups``.
+        """Return the ids of the global rows that match ``lookups``, as :meth:`find` does.
 
-        :param lookups: lists of values, keyed by a lookup of the global model, as in Django's
+        :param lookups: maps a lookup of the global model to a list of values, as in Django's
             ``ChangeList``.
         :raises IncorrectLookupParameters: a lookup or a value is wrong.
         """
@@ -112,9 +114,9 @@ def global_lookup(
     Return None if ``model`` is not sharded, or if the lookup needs no column of the global
     database: ``owner``, ``owner__id`` and ``owner__isnull`` need only the value of the foreign key.
 
-    :param joins_copies: if each shard has a copy of the global table: whether the lookup may use
-        it. If so, return None. A filter passes False, because only the global database has all
-        choices.
+    :param joins_copies: for a reference table, of which each shard has a copy. If True, the lookup
+        may join the copy on the shard, so return None. If False, split the lookup. A filter passes
+        False to offer all choices, because it reads them from the global database.
     """
     if shard_options(model) is None:
         return None
@@ -139,8 +141,10 @@ def global_lookup(
 
 
 def _leaves(foreign_key: Any, name: str, target: Any) -> bool:
-    """Whether ``name`` is a field of ``target``, and is not the field to which ``foreign_key``
-    refers.
+    """Whether ``name`` is a field of ``target`` that a foreign key does not store. For example,
+    ``username`` is such a field of ``owner``, and ``id`` is not.
+
+    :param target: the model to which ``foreign_key`` refers.
     """
     try:
         field = target._meta.pk if name == "pk" else target._meta.get_field(name)

@@ -180,7 +180,7 @@ def _object_id(row: Model, alias: str | None = None, key: Any = None) -> str:
 
 
 def parse(options: ShardOptions, text: str, within: Shard | None = None) -> Identity:
-    """Return the parts of the object id ``text``, which :func:`object_id` has made.
+    """Split ``text``, an object id in the form that :func:`object_id` returns, into its parts.
 
     :param within: the shard that the rest of the URL names; None if the URL names no shard. With a
         shard, ``text`` may be a primary key alone, as in links of Django's widgets.

@@ -69,7 +69,8 @@ class ShardedInlineMixin(PickersMixin, _Inline):
     """
 
     formset: Any = InlineFormSetOnShard
-    #: The base class that is mixed into a formset class of the project if that class lacks it.
+    #: A base class of all formsets of the inline. If a project sets a formset class that is not
+    #: derived from it, a class derived from both is made.
     formset_on_shard: ClassVar[type[Any]] = InlineFormSetOnShard
     checks_class = ShardedInlineChecks
 
@@ -97,18 +98,18 @@ class ShardedInlineMixin(PickersMixin, _Inline):
         return [field for field in super().get_fields(request, obj) if field not in filled_in]
 
     def _fields_filled_in(self, request: HttpRequest) -> list[str]:
-        """Return the names of the fields of a new row that the package fills in, not the user.
+        """Return the names of the fields that the user does not fill in for a new row.
 
-        These are a generated primary key, and the shard key. The shard key is not returned if it is
-        the foreign key to the parent.
+        These are a generated primary key, and the shard key. If the shard key is the foreign key to
+        the parent (the row that the page shows), it is left out, because Django fills it in.
         """
         options, pk = self.shard_options, self.opts.pk
         names = []
         if options.key is not None and options.key is not self.foreign_key():
             names.append(options.key.name)
         if pk.formfield() is None and pk.name not in names:
-            # Show no field for the primary key. The template of Django's admin writes the primary
-            # key into a hidden input, so the form still receives the value.
+            # Show no field for a generated primary key. Django's template writes the primary key of
+            # a stored row into a hidden input, so the form still receives it.
             names.append(pk.name)
         return names
 
@@ -119,8 +120,8 @@ class ShardedInlineMixin(PickersMixin, _Inline):
         kwargs["formset"] = with_base(formset_class, self.formset_on_shard)
         home = self._home(request, obj)
         if home is not None and not self.has_shard_permission(request, home):
-            # Only code of a project reaches this line: Django's views leave out an inline for which
-            # the user has no permission.
+            # Django's views leave out an inline for which the user has no permission. So this line
+            # is reached only if code of the project asks for the formset.
             raise PermissionDenied
         if home is None or shard_options(self.parent_model) is not None:
             return super().get_formset(request, obj, **kwargs)
@@ -142,8 +143,8 @@ class ShardedInlineMixin(PickersMixin, _Inline):
                 return runtime.topology().resolve(parent._state.db)
             above = shard_options(self.parent_model)
             return None if above is None else scope_of(request, above).home
-        # The parent is in the global database, and the shard key is the foreign key to the parent:
-        # the system check E070 refuses any other shard key.
+        # The parent is in the global database. The shard key of the inline's rows is then the
+        # foreign key to the parent, because the system check E070 refuses any other key.
         foreign: Any = options.key
         key = None if foreign is None else foreign.target_field.attname
         return None if key is None else runtime.locate(options.group, getattr(parent, key))
@@ -171,10 +172,11 @@ class ShardedInlineMixin(PickersMixin, _Inline):
 
     @cached_property
     def _restricts_shards(self) -> bool:
-        """Whether ``has_shard_permission()`` is overridden, so that it may refuse shards.
+        """Whether ``has_shard_permission()`` is overridden, in the inline or in the model admin of
+        its model.
 
-        The override may be in the inline, or in the model admin of the inline's model. Without an
-        override, permissions are decided without a look-up of the shard.
+        If it is not, it refuses no shard. So the permissions can be checked without finding out the
+        shard of the rows, which may cost a query.
         """
         if type(self).has_shard_permission is not ShardedInlineMixin.has_shard_permission:
             return True
@@ -191,8 +193,8 @@ class ShardedInlineMixin(PickersMixin, _Inline):
         home = self._home(request, parent)
         if home is not None:
             return self.has_shard_permission(request, home)
-        # The shard is not known, so there are no rows to look at. A new row may be put on any
-        # shard, so to add a row, the user needs the permission for all shards.
+        # The shard is not known yet, so there are no rows to see. A new row may get to any shard.
+        # So a user may add rows only with the permission for all shards.
         shards = runtime.group(self.shard_options.group).shards()
         return not add or all(self.has_shard_permission(request, shard) for shard in shards)
 

@@ -97,14 +97,14 @@ class ReadonlyField(helpers.AdminReadonlyField):
             return contents
         if contents != self.empty_value_display:
             return contents
-        # Show the shard key itself. Django would show nothing here, because the key refers to a row
-        # that does not exist (no database constraint prevents that).
+        # The shard key may refer to a row that does not exist, because no database constraint
+        # prevents that. Django would then show nothing, so show the value of the key.
         return conditional_escape(getattr(self.form.instance, options.key.attname))
 
     def get_admin_url(self, remote_field: Any, remote_obj: Any) -> str:
-        # Overrides AdminReadonlyField.get_admin_url(), which links to a related row by the row's
-        # primary key. Link by the row's object id instead.
-        # The type stubs allow None as the model admin of a field. On a page, it is never None.
+        # Overrides AdminReadonlyField.get_admin_url(), which would link to the related row by its
+        # primary key. Link by the object id instead. (The type stubs allow None as the model admin,
+        # but on a page it is never None.)
         model_admin: Any = self.model_admin
         url = change_url(remote_obj, model_admin.admin_site.name)
         return format_html('<a href="{}">{}</a>', url, remote_obj) if url else str(remote_obj)
@@ -171,8 +171,8 @@ class InlineForm(_Like, helpers.InlineAdminForm):
     @classmethod
     def like(cls, original: Any) -> Any:
         copy = super().like(original)
-        # The template builds links from ``original.pk``. So make ``original`` a wrapper whose
-        # ``pk`` is the object id. The model form still has the unwrapped row as its instance.
+        # The template builds links from ``original.pk``. So put a wrapper into ``original``, with
+        # the object id as its ``pk``. The model form keeps the row without a wrapper.
         copy.original = named_row(original.original)
         return copy
 

@@ -73,8 +73,8 @@ class ObjectViewsMixin(AddViewMixin):
         except (self.model.DoesNotExist, self.model.MultipleObjectsReturned):
             return None
         identify([row])
-        # Add the shard key to the scope of the request, which names the shard. Then related rows
-        # that the user adds from this page get the same key.
+        # Make the row's shard key a part of the scope, not only its shard. Then rows that the user
+        # adds by links on this page get the same key.
         key = None if is_misplaced(row) else options.key_of(row)
         set_scope(request, ShardScope(options, shard=home, key=key, home=home))
         return row
@@ -192,8 +192,8 @@ class ObjectViewsMixin(AddViewMixin):
     def _prepare_copy(self, request: HttpRequest, object_id: str) -> None:
         """Set the scope of the request for "save as new", which saves a copy of the row.
 
-        The copy gets the shard key of the original. If the key is generated, the copy gets a new
-        key on the same shard.
+        The copy gets the shard key of the original, so it is on the same shard. If shard keys are
+        generated, the copy gets a new key that leads to the same shard.
         """
         row = self.get_object(request, unquote(object_id))
         if row is None:
@@ -260,8 +260,9 @@ class ObjectViewsMixin(AddViewMixin):
         context["adminform"] = object_links.Form.like(context["adminform"])
         context["original"] = named_row(obj)
         scope = self.focus(request)
-        # Show the shard of a new row only if the shard key is known, or if the key is to be
-        # generated for that shard.
+        # For a new row, show the shard only if it is certain: if the shard key is already chosen,
+        # or if the key will be generated for this shard. Otherwise the user may type in a key that
+        # leads to another shard.
         shard_known = (
             obj is not None or scope.key is not None or self.shard_options.key_is_generated
         )
@@ -296,9 +297,9 @@ class ObjectViewsMixin(AddViewMixin):
         if context is not None and "object" in context:
             row = context["object"] = named_row(context["object"])
             if row.pk != unquote(object_id):
-                # The URL does not name the row by its object id: links of some widgets use a
-                # different text. The admin's log knows the row only by its object id. So redirect
-                # to the URL with the object id.
+                # The URL names the row by another text than its object id, as links of some widgets
+                # do. The admin's log has the entries of the row only under its object id. So
+                # redirect to the URL with the object id.
                 opts, site = self.opts, self.admin_site.name
                 name = f"admin:{opts.app_label}_{opts.model_name}_history"
                 return HttpResponseRedirect(reverse(name, args=[quote(row.pk)], current_app=site))

@@ -60,8 +60,9 @@ class _Autocomplete(_Completing):
         return f"{super().get_url()}?{urlencode(self.scope_query)}"
 
     def optgroups(self, name: str, value: Any, attr: Any = None) -> Any:
-        # Overrides AutocompleteMixin.optgroups(), which queries for all posted values. Leave out
-        # values that no related row can have: for such a value, the database may raise an error.
+        # Overrides AutocompleteMixin.optgroups(), which reads the rows of all posted values in one
+        # query. Leave out values that the column cannot hold, such as a too large number: for such
+        # a value, the database may raise an error.
         possible = [text for text in value if can_be_related(self.field, text)]
         return super().optgroups(name, possible, attr)
 
@@ -75,13 +76,14 @@ class Autocompletes(_Autocomplete, widgets.AutocompleteSelectMultiple):
 
 
 class SeveralRows(_Several):
-    """A form field for several related rows. It refuses ids that no column can hold, because a
-    query for such an id fails on SQLite.
+    """A form field for several related rows. It refuses an id that the column cannot hold, such as
+    a too large number, because a query with such an id fails on SQLite.
     """
 
     def _check_values(self, value: Any) -> Any:
-        # Overrides ModelMultipleChoiceField._check_values(), which queries for all ids at once.
-        # Check each id before that: one id that no column can hold would make the query fail.
+        # Overrides ModelMultipleChoiceField._check_values(), which reads the rows of all ids in one
+        # query. First check each id by itself: one id that the column cannot hold would make the
+        # query fail.
         rows: Any = self.queryset
         for pk in value:
             if stored_value(rows.model._meta.pk, pk) is None:
@@ -161,9 +163,9 @@ class PickersMixin(_Admin):
             kwargs["widget"].scope_query = _scope_query(scope, related)
         field = make(db_field, request, **kwargs)
         if field is not None:
-            # Bind the choices to the shard: the template evaluates them after the view has
-            # returned, when no default shard is set. A queryset of the project that names no shard
-            # would then be refused.
+            # Bind the choices to the shard by using(). The template reads the choices after the
+            # view has returned, when no default shard is set any more. Without using(), the query
+            # would be refused.
             rows = field.queryset
             rows = rows.none() if scope.alias is None else rows.using(scope.alias)
             if related.key is not None and (key := _shared_key(scope, related)) is not None:
@@ -199,17 +201,21 @@ def can_be_related(field: Any, value: Any) -> bool:
 
 
 def _scope_query(scope: ShardScope, related: ShardOptions) -> dict[str, str]:
-    """Return the URL parameters that name the shard or key of ``scope`` on a page of related rows."""
-    # Name the shard in the URL. If the scope is a shard key that has no shard yet, name the key:
-    # the linked list will then be empty. If the scope is the whole group, name nothing.
+    """Return the URL parameters with which a link to a list of related rows shows only rows of
+    ``scope``.
+    """
+    # Name the shard. If the scope is a shard key that has no shard yet, name the key instead: no
+    # row can have it yet, so the linked list is empty. If the scope is the whole group, name
+    # nothing.
     query = {SHARD_VAR: scope.home.alias} if scope.home is not None else scope.query
     key = _shared_key(scope, related)
     return query if key is None else {**query, KEY_VAR: str(key)}
 
 
 def _shared_key(scope: ShardScope, related: ShardOptions) -> Any:
-    """Return the shard key that rows of a related model must have; None if they may have any key.
+    """Return the shard key that rows of a related model must have, because the page's row has this
+    key.
 
-    Also None if the shard key of the page's own row is not known.
+    Return None if related rows may have other keys, or if the page's row has no known key.
     """
     return scope.key if needs_same_key(scope.options, related) else None

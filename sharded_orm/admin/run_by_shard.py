@@ -76,8 +76,8 @@ def run_by_shard(
 
 
 def _run(part: Part, run: Callable[[Part], Any], *, alone: bool) -> HttpResponseBase | None:
-    # The transaction of the admin's log encloses the transaction of the shard, so the shard commits
-    # first. If that commit fails, the log entries are rolled back.
+    # Nest the transaction of the shard in the transaction of the admin's log, so that the shard
+    # commits first. If its commit fails, the log entries are rolled back.
     log = transaction.atomic(using=router.db_for_write(LogEntry))
     with log, standing_on(part.alias), transaction.atomic(using=part.alias):
         response = run(part)

@@ -62,10 +62,10 @@ def _path(field: str) -> str:
 
 
 class _SearchFields:
-    """A stand-in for a model admin, on which ``ModelAdmin.get_search_results()`` can be called.
+    """A stand-in for a model admin, so that ``ModelAdmin.get_search_results()`` can be called.
 
-    It has the attributes that the method reads from ``self``. So the method's rules for prefixes,
-    lookups and joins work for a part of the search fields, and for models without a model admin.
+    Django's method reads the model and the search fields from ``self``. With this class, it
+    searches in only a part of the search fields, or in a model that has no model admin.
     """
 
     def __init__(self, model: type[Model], fields: Sequence[str]) -> None:
@@ -77,7 +77,7 @@ class _SearchFields:
 
 def _search_as_django(queryset: Any, fields: Sequence[str], word: str) -> tuple[Any, bool]:
     model_admin: Any = _SearchFields(queryset.model, fields)
-    # No request is needed: Django's method only passes the request on to get_search_fields(), which
-    # ignores it here.
+    # Django's method needs the request only to call get_search_fields(), which ignores it in this
+    # class. So pass None.
     request: Any = None
     return ModelAdmin.get_search_results(model_admin, request, queryset, word)

@@ -18,8 +18,8 @@ from sharded_orm.topology.model import Shard, ShardGroup
 # group, it offers one shard of each range: the first that the user may look at. The user can type
 # in any other shard.
 MAX_CHOICES = 256
-#: URL parameters that are left out of links to another shard or key: the present shard and key, the
-#: page number, and flags that apply only to this request.
+#: When the user goes to another shard or key, links leave out these URL parameters: the present
+#: shard and key, the page number, and flags that apply only to the present page.
 _OF_THIS_PAGE = frozenset({"p", "e", "all", "_count", SHARD_VAR, KEY_VAR})
 
 

@@ -64,11 +64,11 @@ class ShardScope:
     def restrict(self, rows: Any, *, partial: bool) -> Any:
         """Restrict the queryset ``rows`` to this scope.
 
-        For one shard, the queryset names the shard's alias, so that a template can evaluate it
-        after the view.
+        For one shard, the queryset is bound to the shard's alias by ``using()``. So a template can
+        still evaluate it after the view, when no default shard is set.
 
-        :param partial: if the scope is the whole group: whether the queryset skips shards that do
-            not answer.
+        :param partial: used only if the scope is the whole group. True if the query may leave out
+            shards that do not answer; False if it then raises an error.
         """
         if self.everywhere:
             return rows.scatter(partial=partial)
@@ -91,9 +91,9 @@ def scope_of(request: HttpRequest, options: ShardOptions) -> ShardScope:
     if scope is None:
         of_group: ShardScope | None = scopes.get(options.group)
         if of_group is not None:
-            # set_scope() was called for another model of the shard group. Use the shard of that
-            # model's scope. Also use its key, if related rows of the two models must have the same
-            # shard key.
+            # The page has already set its scope for another model of the shard group, by
+            # set_scope(). Use the same shard for this model. Use the same key, too, if related rows
+            # of the two models must have equal shard keys.
             key = of_group.key if needs_same_key(of_group.options, options) else None
             scope = ShardScope(options, shard=of_group.home, key=key, home=of_group.home)
         else:
@@ -114,8 +114,8 @@ def new_row_scope(request: HttpRequest, options: ShardOptions) -> ShardScope:
         try:
             return read_scope(QueryDict(request.GET[_PRESERVED]), options)
         except InvalidFocus:
-            # The query string of the changelist names a wrong shard or key. Ignore it here; the
-            # changelist reports it.
+            # The query string of the changelist names a wrong shard or key. Ignore that here: the
+            # changelist will show the error when the user goes back to it.
             return scope
     return scope
 
@@ -210,8 +210,8 @@ def stored_value(field: Any, text: Any) -> Any:
     field = target_field(field)
     try:
         value = field.get_prep_value(field.to_python(text))
-        # The validators refuse a number that no column can hold. If a query had such a number in a
-        # list of values (``__in``), SQLite would raise an error.
+        # The validators of a number's field refuse a number that the column cannot hold. With such
+        # a number in a list (``__in``), SQLite would raise an error.
         field.run_validators(value)
     except (ValidationError, ValueError, TypeError, OverflowError):
         return None

@@ -1,9 +1,9 @@
-"""Triggers that record changed rows of a shard in a journal (a table), and fences that refuse
-changes.
+"""Triggers that record which rows of a shard change, and fences that refuse changes.
 
-A *watched key* is a shard key with a row in the table of fences. While its fence is open, triggers
-write the primary key of each changed row to the journal. While the fence is closed, they refuse
-each change (:mod:`~sharded_orm.backends.fence_messages`), also by raw SQL and other programs.
+A long operation, such as the move of a shard key to another shard, adds a fence for the key: a row
+in the table of fences. While the fence is open, triggers write the primary key of each changed row
+of the shard key to a table, the journal. While the fence is closed, the triggers refuse each change
+(:mod:`~sharded_orm.backends.fence_messages`), also by raw SQL and other programs.
 
 Each backend derives a class from :class:`ChangeCapture`. ``connection.change_capture()`` returns an
 object of that class, which has a session of its own.
@@ -30,7 +30,8 @@ EVENTS: Final = ("INSERT", "UPDATE", "DELETE")
 
 @dataclass(frozen=True)
 class KeyLink:
-    """A foreign key by which the shard key of a row is found, if its table has no shard key itself.
+    """A foreign key that leads from a table without a shard key towards the table with the shard
+    key.
 
     :param column: the foreign key's column.
     :param table: the table to which the column refers.
@@ -44,16 +45,18 @@ class KeyLink:
 
 @dataclass(frozen=True)
 class CapturedTable:
-    """A table whose changes are recorded.
+    """A table whose changed rows the triggers record.
 
-    :param pks: the columns that identify a row in the journal: the primary key, and perhaps others.
+    :param pks: the columns that identify a row in the journal of changes: the primary key, and
+        perhaps others.
     :param key: the column with the shard key, in this table or in the last table of ``links``.
-    :param links: the foreign keys that lead from this table to the table with the shard key; empty
-        if this table has the shard key itself.
-    :param fresh_ids: whether a row gets a new primary key when it moves to another shard. No other
-        row refers to such a row.
-    :param fence: the name of the one fence for all rows of this table, an identifier. None if each
-        shard key has a fence of its own.
+    :param links: the foreign keys that lead, one after the other, from this table to the table with
+        the shard key; empty if this table has the shard key itself.
+    :param fresh_ids: whether a row gets a new primary key when it moves to another shard, because
+        another row may have the old one there. True for the automatic table of a many-to-many
+        field. No other row may refer to such a row.
+    :param fence: the value that names the fence, if one fence is for all rows of the table. None if
+        each shard key has a fence of its own.
     """
 
     name: str
@@ -65,9 +68,9 @@ class CapturedTable:
 
     @property
     def refusal(self) -> str:
-        """The error message of the database when a closed fence refuses a change of a row.
-
-        The fence belongs to the row's shard key or, if :attr:`fence` is set, to the whole table.
+        """The error message of the database when a closed fence refuses a change of a row. The
+        message depends on what the fence closes: a shard key, or the whole table (see
+        :attr:`fence`).
         """
         return MARKER if self.fence is None else CLOSED_TABLE
 
@@ -78,8 +81,7 @@ class Change:
     inserted, changed or deleted.
 
     :param number: the number of the entry.
-    :param fence: the number of the fence (a row of the table of fences) that belongs to the row's
-        key.
+    :param fence: the number of the fence for the row's shard key.
     """
 
     number: int
@@ -89,13 +91,13 @@ class Change:
 
 
 class ChangeCapture(OwnSession, ABC):
-    """Base class for the fences, the journal and the triggers of one shard.
+    """Base class of the objects that create and use the triggers of one shard.
 
-    A fence refuses changes of a shard key's rows while the key moves. The journal records the
-    changed rows of the key.
+    The triggers serve the move of a shard key: they record the changed rows of the key in a table,
+    the journal, and refuse changes while the key's fence is closed.
     """
 
-    #: The query for the names of all triggers on the shard.
+    #: The SQL query that returns the names of all triggers on the shard.
     _all_triggers: ClassVar[str]
 
     @abstractmethod
@@ -120,10 +122,10 @@ class ChangeCapture(OwnSession, ABC):
 
     @abstractmethod
     def check_privileges(self, *, sessions: bool = True) -> None:
-        """Check that this session's account has all privileges to create and use fences, the
-        journal of changed rows, and triggers. Creates nothing.
+        """Check that this session's account may create and use the triggers, the table of fences
+        (which refuse changes) and the journal of changed rows. Creates nothing.
 
-        :param sessions: whether :meth:`sessions` will be needed.
+        :param sessions: whether :meth:`sessions` will be called, which needs a further privilege.
         :raises MoveRefused: a privilege is missing. Each reason names what to grant.
         """
 
@@ -142,11 +144,12 @@ class ChangeCapture(OwnSession, ABC):
         """Whether :meth:`prepare` has already created the table of fences, which refuse changes."""
 
     def watch(self, number: int, value: Any, *, closed: bool = False) -> None:
-        """Add the fence of a shard key. Does nothing if the fence exists.
+        """Add the fence of a shard key: from now on, triggers record or refuse changes of the key's
+        rows. Does nothing if the fence exists.
 
-        The triggers see the fence at once. But an open transaction may have written before it
-        existed: call :meth:`install` afterwards, which waits for such transactions. A closed fence
-        of the same key that an earlier operation has left gets the new number and state.
+        A transaction that is open now may have changed rows before the fence existed. So call
+        :meth:`install` afterwards, which waits for such transactions. If an earlier operation has
+        left a closed fence of the key, that fence gets the new number and state.
 
         :param number: identifies the fence on this shard.
         :param value: the key, as the database stores it.
@@ -185,7 +188,7 @@ class ChangeCapture(OwnSession, ABC):
 
     @abstractmethod
     def close(self, number: int, patience: float) -> None:
-        """Close a fence, so that it refuses changes of its key. Return when every transaction that
+        """Close a fence, so that it refuses changes of its key. Wait until every transaction that
         has changed rows of the key has ended.
 
         :param number: the number of the fence.
@@ -222,10 +225,11 @@ class ChangeCapture(OwnSession, ABC):
         self._set_state(number, "open")
 
     def admit(self, number: int) -> None:
-        """Remove a fence that was closed from the beginning. Writes of its key are then accepted.
+        """Remove the fence on the shard to which a key has moved, so that the key can be written
+        there.
 
-        Does nothing if the fence does not exist. Sends only one statement, because writers are
-        waiting.
+        This fence was closed from the beginning. Does nothing if the fence does not exist. Sends
+        only one statement, because writers are waiting.
         """
         self._rows(f"DELETE FROM {self._quote(FENCES)} WHERE id = %s", number)
 
@@ -236,31 +240,36 @@ class ChangeCapture(OwnSession, ABC):
         Without a fence, triggers neither record nor refuse changes of the key.
         """
         if not self.is_prepared():
-            # There is nothing to delete: another operation has removed the last fence, and has
-            # dropped the tables.
+            # The tables are gone: another operation has removed the last fence, and then dropped
+            # the tables. So there is nothing to delete.
             return
 
-        # Delete the row of the fence last. As long as it exists, no other process drops the journal
-        # and the table of fences.
+        # Delete the row of the fence last. As long as there is a fence, no other process drops the
+        # two tables from which this method deletes.
         self._rows(f"DELETE FROM {self._quote(JOURNAL)} WHERE fence = %s", number)
         self._rows(f"DELETE FROM {self._quote(FENCES)} WHERE id = %s", number)
 
     # ##### Sessions of other processes #####
 
     def sessions(self) -> dict[str, Any] | None:
-        """Return a marker: JSON values that identify all sessions which are open on the server now.
+        """Return a marker: JSON values that list all sessions which are open on the server now.
 
-        Pass the marker to :meth:`sessions_left`, to learn how many of these sessions are left.
-        Return None for SQLite, which has no list of open sessions.
+        Pass the marker to :meth:`sessions_left` later, to learn how many of these sessions may
+        still send a statement that was built before now. Return None for SQLite, which has no list
+        of open sessions.
         """
         return None
 
     def sessions_left(self, markers: Sequence[Mapping[str, Any]]) -> list[int]:
         """Return for each marker how many of its sessions may still send an old statement.
 
-        A marker lists the sessions that were open at one moment. A statement is old if a process
-        may have built it before that moment. A session stops counting when it has run a later
-        statement, and its earlier transactions have ended. In doubt, a session counts.
+        For example, a process has looked up the shard of a key, built a statement, and was then
+        paused while the key moved. If it goes on, its statement reaches the shard that the key has
+        left.
+
+        A marker is a list of sessions that were open at one moment. A statement is old if a process
+        may have built it before that moment. A session of the marker no longer counts when it has
+        run a later statement, and its earlier transactions have ended. In doubt, it counts.
 
         If any session of a marker is open, the call takes 0.1 to 0.8 seconds for all markers
         together.
@@ -273,14 +282,15 @@ class ChangeCapture(OwnSession, ABC):
     # ##### Journal #####
 
     def changes(self, number: int, limit: int = 1000) -> list[Change]:
-        """Return entries of the journal (the table of changed rows) about committed changes of a
-        key, the lowest number first.
+        """Return entries of the journal (the table of changed rows) about a key, the lowest number
+        first. Only entries of committed transactions are returned.
 
-        A later call may return lower numbers, because a transaction writes its entries before it
-        commits. So pass to :meth:`forget` exactly the entries that were handled.
+        A transaction gets the number of an entry when it changes the row, but may commit much
+        later. So a later call may return lower numbers. Therefore pass to :meth:`forget` exactly
+        the entries whose rows were copied, and not all up to a number.
 
         :param number: the number of the key's fence.
-        :param limit: the most entries to return.
+        :param limit: the largest number of entries to return.
         """
         rows = self._rows(
             f"SELECT id, tbl, pk FROM {self._quote(JOURNAL)} WHERE fence = %s ORDER BY id LIMIT %s",
@@ -292,11 +302,10 @@ class ChangeCapture(OwnSession, ABC):
         ]
 
     def backlog(self, number: int) -> int:
-        """Return how many recorded changes of a key the journal still has, because :meth:`forget`
-        was not called for them yet.
+        """Return how many recorded changes of a key have not been copied yet. :meth:`forget`
+        deletes the copied ones from the journal.
 
-        :param number: the number of the fence, the row that makes triggers record the key's
-            changes.
+        :param number: the number of the key's fence.
         """
         count = f"SELECT COUNT(*) FROM {self._quote(JOURNAL)} WHERE fence = %s"
         return int(self._rows(count, number)[0][0])
@@ -310,9 +319,10 @@ class ChangeCapture(OwnSession, ABC):
             for start in range(0, len(entries), 500):
                 batch = entries[start : start + 500]
                 marks = ", ".join(["%s"] * len(batch))
-                # Delete an entry of the journal only if it belongs to this fence. If the journal is
-                # dropped and created again, the numbers of entries begin at 1 again. So a process that
-                # was paused meanwhile might otherwise delete entries about another key.
+                # Delete an entry only if it belongs to this fence. If the journal is dropped and
+                # created again, the numbers of its entries begin at 1 again. A process that was
+                # paused meanwhile still has old numbers, and would otherwise delete entries about
+                # another key.
                 self._rows(
                     f"DELETE FROM {self._quote(JOURNAL)} WHERE fence = %s AND id IN ({marks})",
                     fence,
@@ -325,11 +335,12 @@ class ChangeCapture(OwnSession, ABC):
     def install(self, tables: Sequence[CapturedTable], patience: float) -> None:
         """Create the missing triggers, and wait for the transactions that began without them.
 
-        Afterwards, every change of a row of a watched key is in the journal, or was committed
-        before the call. May be called again.
+        Afterwards, every change of a row of a key with a fence is recorded in the journal, or was
+        committed before this call. May be called again.
 
-        :param patience: seconds to try. Each attempt waits for milliseconds only, so that the
-            statements of other sessions do not queue behind it.
+        :param patience: seconds to try. To create a trigger, the database has to lock the table.
+            Each attempt waits only milliseconds for this lock, because the statements of other
+            sessions wait behind it.
         :raises django.db.OperationalError: a transaction used one of the tables for longer than
             ``patience``.
         """
@@ -345,10 +356,13 @@ class ChangeCapture(OwnSession, ABC):
         """
 
     def tables_with_silent_changes(self, tables: Sequence[CapturedTable]) -> list[str]:
-        """Return the names of those tables whose rows the database may change without calling a
+        """Return the names of the tables in which the database may change rows without calling a
         trigger.
 
-        MariaDB and MySQL do that if a foreign key of the table has an action such as CASCADE.
+        MariaDB and MySQL do that if a foreign key of the table has an action such as CASCADE. Such
+        changes would be missing in the journal.
+
+        :param tables: the tables to look at.
         """
         return []
 
@@ -362,9 +376,7 @@ class ChangeCapture(OwnSession, ABC):
 
     @abstractmethod
     def _stored_key(self, value: Any) -> Any:
-        """Return a shard key in the form in which the table of fences (by which triggers refuse
-        changes) stores it.
-        """
+        """Return a shard key in the form in which the table of fences stores it."""
 
     def _parse_pk(self, text: str) -> tuple[Any, ...]:
         return tuple(
@@ -372,9 +384,13 @@ class ChangeCapture(OwnSession, ABC):
         )
 
     def _key_of(self, table: CapturedTable, row: str) -> str:
-        """Return an SQL expression for the shard key of the row for which a trigger was called.
+        """Return an SQL expression, for use in a trigger, with the shard key of the changed row.
 
-        :param row: the name of the row in a trigger: NEW or OLD.
+        If the table has no shard key, the expression is a subquery that follows the foreign keys of
+        the row. If one fence is for the whole table, the expression is the fixed value that names
+        this fence.
+
+        :param row: NEW or OLD, by which a trigger refers to the row after or before the change.
         """
         quote = self._quote
         if table.fence is not None:
@@ -393,8 +409,8 @@ class ChangeCapture(OwnSession, ABC):
 
 
 def trigger_name(table: str, event: str) -> str:
-    """Return the name of the trigger of a table. It has at most 64 characters, whatever the table's
-    name.
+    """Return the name of the trigger of a table. The name contains a digest of the table's name, so
+    that it stays within the limit of 64 characters.
 
     :param event: INSERT, UPDATE or DELETE.
     """
@@ -404,5 +420,5 @@ def trigger_name(table: str, event: str) -> str:
 
 
 def rows_of(event: str) -> tuple[str, ...]:
-    """Return the names of the rows that a trigger sees on ``event``: NEW, OLD or both."""
+    """Return the names of the row versions that a trigger can read on ``event``: NEW, OLD or both."""
     return {"INSERT": ("NEW",), "DELETE": ("OLD",)}.get(event, ("OLD", "NEW"))

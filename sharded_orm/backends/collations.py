@@ -11,11 +11,11 @@ from sharded_orm.mysql_flavor import MARIADB, MYSQL, MySQLFlavor
 
 
 class TextEquality(NamedTuple):
-    """Which texts a collation treats as equal.
+    """How a collation compares texts.
 
-    :param is_exact: whether two texts are equal only if they have the same characters. If ``pads`` is
-        True, trailing spaces do not count.
-    :param pads: whether trailing spaces are ignored.
+    :param is_exact: whether two texts are equal only if they have the same characters. For example,
+        False if "a" equals "A". Trailing spaces are not considered here.
+    :param pads: whether trailing spaces are ignored, so that "a" equals "a ".
     """
 
     is_exact: bool
@@ -23,16 +23,18 @@ class TextEquality(NamedTuple):
 
 
 class Collations:
-    """The collations of one kind of database. The base class is for unknown kinds."""
+    """What the collations of one kind of database do. The base class knows no collation, and is
+    used for unknown kinds of databases.
+    """
 
-    #: The collation to declare for a field by which a cached model is looked up. It may ignore trailing
-    #: spaces, because the cache can ignore them, too.
+    #: A collation that system checks recommend for a field by which cached rows are looked up. It
+    #: may ignore trailing spaces, because the cache can ignore them, too.
     exact_for_cache = "C"
-    #: The collation to declare for a shard key. It must not ignore trailing spaces, because the router
-    #: does not ignore them.
+    #: A collation that system checks recommend for a shard key. It must not ignore trailing spaces,
+    #: because the router does not: it may send "a" and "a " to different shards.
     exact_for_shard_key = "C"
-    #: The last part of a hint on how to declare a shard key. It names what can be used instead of
-    #: ``ExactCharField``.
+    #: The end of a hint of a system check. The hint recommends ``ExactCharField`` for a shard key
+    #: that is a text, and this text names what can be used instead.
     remedy = ""
 
     def equality(self, collation: str | None) -> TextEquality:
@@ -46,16 +48,19 @@ class Collations:
         """Whether the database certainly treats different texts as the same shard key, because of
         this collation. False in doubt.
 
-        :param is_colocated_with_target: whether the key's column is on the same shards as the field
-            that declares the collation. For a key that is a foreign key, this is the field to which
-            the key refers, whose table may be on other databases.
+        :param collation: the collation that a field in the models declares. For a key that is a
+            foreign key, it is the field to which the key refers.
+        :param is_colocated_with_target: whether the key's column is on the same shards as that
+            field. False, for example, for a foreign key to a table of the global database.
         """
         return False
 
     def exact_collation(self, connection: Any) -> str | None:
-        """Return the collation that compares every character, including trailing spaces.
+        """Return the collation to give to a column, so that it compares every character, including
+        trailing spaces.
 
-        Return None if the database's default collation does so. May query the server's version.
+        Return None if no collation has to be named, because the database's default one does so. May
+        query the server's version.
         """
         return None
 
@@ -90,17 +95,17 @@ class MySQLCollations(Collations):
     )
 
     def equality(self, collation: str | None) -> TextEquality:
-        # Without the name of a collation, the default collation of the table applies. It is unknown
-        # here and seldom exact, so it counts as inexact.
+        # With no name given, the default collation of the table applies. Its name is not known
+        # here, and default collations are seldom exact. So it counts as inexact.
         name = (collation or "").lower()
         if name == "binary":
             return TextEquality(True)
         return TextEquality(name.endswith("_bin"), not ("nopad" in name or "_0900_" in name))
 
     def is_inexact_key(self, collation: str, *, is_colocated_with_target: bool) -> bool:
-        # For a foreign key, ``collation`` is that of its target. If the target's table is not on
-        # the shards, the collation of the key's own column is uncertain, because a migration of the
-        # key's app may have made it exact. So the result is False.
+        # For a foreign key, ``collation`` is the one that the target field declares. If the
+        # target's table is not on the shards, a migration may have given another collation to the
+        # column of the foreign key. So the collation is not certain, and the result is False.
         return is_colocated_with_target and not is_exact_collation(collation)
 
     def exact_collation(self, connection: Any) -> str | None:

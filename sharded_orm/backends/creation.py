@@ -1,8 +1,9 @@
-"""Create test databases for ordinary aliases, which are not shard groups.
+"""Creates the test databases of ordinary aliases, which are not shard groups.
 
-The rows of a test database have separate keys in the cache. ``sharded_orm.testing`` changes the cache
-keys, and must be imported only when tests run. So this module does not import it. Instead, the app
-passes a function to :func:`provide_isolation`.
+Tests must not read cached rows of the live site. So the rows of a test database are cached under
+keys of their own. ``sharded_orm.testing`` changes the cache keys, and must be imported only when
+tests run. So this module does not import it. Instead, the app passes a function to
+:func:`provide_isolation`.
 """
 
 from __future__ import annotations
@@ -32,12 +33,13 @@ class CacheIsolation(Protocol):
     def release(self, alias: str) -> None:
         """Record that the test database of ``alias`` was dropped.
 
-        After the last test database was dropped, the usual cache keys are used again.
+        When the last test database of this process was dropped, the usual cache keys are used
+        again.
         """
 
 
-# The function that returns the CacheIsolation. This variable is None if the package's Django app is
-# not installed, because nothing is cached then.
+# A function that returns the CacheIsolation. None without the package's Django app in
+# INSTALLED_APPS: then nothing is cached, so no separate keys are needed.
 _isolation: Callable[[], CacheIsolation] | None = None
 
 
@@ -50,9 +52,10 @@ def provide_isolation(isolation: Callable[[], CacheIsolation]) -> None:
 
 
 class IsolatedCacheCreation(BaseDatabaseCreation):
-    """First base class of each backend's ``DatabaseCreation``.
+    """First base class of each backend's ``DatabaseCreation``: gives the test databases their own
+    cache keys.
 
-    Rows of a test database are never cached under the same keys as other rows.
+    So tests never read or change the cached rows of the live site.
     """
 
     def create_test_db(self, *args: Any, **kwargs: Any) -> str:

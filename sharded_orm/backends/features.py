@@ -1,8 +1,8 @@
-"""Flags about kinds of databases that this package needs in addition to Django's features.
+"""Flags about each kind of database. The package needs them in addition to Django's features.
 
-The ``DatabaseFeatures`` of each backend in this package inherits the flags of :class:`ShardFeatures`.
-Aliases may also use a backend of Django or of a third party. :func:`features_of` returns the flags for
-any backend.
+The ``DatabaseFeatures`` of each backend in this package inherits the flags of
+:class:`ShardFeatures`. Aliases may also use a backend of Django or of a third party, which lacks
+the flags. :func:`features_of` returns the flags for any backend.
 """
 
 from __future__ import annotations
@@ -23,32 +23,35 @@ class ShardFeatures:
 
     #: Whether a shard is a file in its node's folder. If so, there is no server.
     shards_are_files: ClassVar[bool] = False
-    #: Whether a database has one writer at a time, so that other writers wait until its transaction
-    #: ends.
+    #: Whether only one transaction at a time can write to a database, so that other writers wait
+    #: until it ends. True for SQLite.
     has_one_writer: ClassVar[bool] = False
-    #: Whether all shards of a node are schemas of one database, whose name is in the node's settings.
+    #: Whether all shards of a node are schemas of one database. The name of this database is in the
+    #: settings of the node. True for PostgreSQL.
     shards_share_database: ClassVar[bool] = False
-    #: Whether one statement can read several shards of a node (``UNION ALL`` over schemas).
+    #: Whether one statement can read several shards of a node, by ``UNION ALL`` over their schemas.
     can_union_shards: ClassVar[bool] = False
-    #: Whether a node's cursor has the methods ``send()`` and ``receive()``, so that one thread can let
-    #: several nodes work at the same time.
+    #: Whether a node's cursor has the methods ``send()`` and ``receive()``. With them, a thread
+    #: sends a query to several nodes before it reads the first result, so that the nodes work at
+    #: the same time.
     sends_ahead: ClassVar[bool] = False
-    #: Whether a subquery in FROM may have a list of its columns' names, as in ``(…) u (a, b)``.
+    #: Whether SQL can name the columns of a subquery in FROM behind its alias, as in ``(…) u (a,
+    #: b)``.
     names_columns_of_subqueries: ClassVar[bool] = False
-    #: The largest number of tables that one statement over several shards may name. If the
-    #: statement joins three tables, it can read a third as many shards. None if the database sets
-    #: no limit.
+    #: The largest number of tables that one statement over several shards may name; None if there
+    #: is no limit. For example, with a limit of 512, a statement that joins three tables can read
+    #: 170 shards.
     max_scattered_tables: ClassVar[int | None] = None
-    #: The most connection objects that one thread keeps for the shards of a group. Above the limit,
-    #: idle objects are dropped. If the setting ``MAX_IDLE_ALIASES`` is lower, the setting applies.
-    #: None means that the setting alone decides.
+    #: The largest number of connection objects that one thread keeps for the shards of a group. If
+    #: there are more, idle ones are dropped. The setting ``MAX_IDLE_ALIASES`` can lower the limit.
+    #: None means that only the setting limits the number.
     max_idle_aliases: ClassVar[int | None] = None
-    #: How texts from several shards are compared in Python:
+    #: How texts from several shards are compared in Python, to merge sorted rows:
     #:
     #: - "bytes": by their bytes.
     #: - "weights": by their ``WEIGHT_STRING`` (the collation's sort weights), which the server adds
     #:   to each row.
-    #: - "ranks": by their positions in the order in which a server sorts them, in another query.
+    #: - "ranks": by their positions after a server has sorted them, which costs another query.
     #: - None: such texts cannot be compared.
     text_compared_by: ClassVar[Literal["bytes", "weights", "ranks"] | None] = None
     #: Whether a column's collation can be read from the server. If not, the collation that the
@@ -56,7 +59,8 @@ class ShardFeatures:
     can_introspect_collations: ClassVar[bool] = False
     #: The object whose methods return which texts a collation treats as equal.
     collations: ClassVar[Collations] = Collations()
-    #: How the ``AVG`` of integers and decimal numbers is rounded:
+    #: How the ``AVG`` of integers and decimal numbers is rounded. Averages over several shards are
+    #: computed in Python, and rounded in the same way:
     #:
     #: - "fixed": to a fixed number of decimal places more than the sum has.
     #: - "significant": to a number of significant digits.
@@ -66,22 +70,25 @@ class ShardFeatures:
     #: such values to numbers.
     sums_only_numbers: ClassVar[bool] = False
     #: Whether the server computes with more decimal places, or with greater numbers, than the type
-    #: of an expression has, and fits a value into the type only when it sends or stores the value.
+    #: of an expression allows. Such a server fits a value into the type only when it sends or
+    #: stores the value. So sums of what the shards have sent may differ from a sum on one server.
     computes_beyond_types: ClassVar[bool] = False
-    #: Whether Django casts the average of a ``DurationField`` to an integer.
+    #: Whether Django casts the average of a ``DurationField`` to an integer: a number of
+    #: microseconds. True for MySQL.
     averages_durations_to_integers: ClassVar[bool] = False
-    #: The text by which hints in error messages recommend READ COMMITTED: the value to set as
+    #: How hints in error messages name READ COMMITTED: the value to set as
     #: ``OPTIONS["isolation_level"]`` in ``DATABASES``.
     read_committed: ClassVar[str] = ""
-    #: Whether READ UNCOMMITTED really reads uncommitted rows, rather than being the same as READ
-    #: COMMITTED.
+    #: Whether a transaction with READ UNCOMMITTED reads the uncommitted rows of others. PostgreSQL,
+    #: for example, treats this level as READ COMMITTED.
     has_read_uncommitted: ClassVar[bool] = False
-    #: Whether a column's default in the database can generate the ids of a ``TimestampedIDField``.
+    #: Whether the database can generate the ids of a ``TimestampedIDField``, by a default of the
+    #: column.
     makes_timestamped_ids: ClassVar[bool] = False
-    #: A statement that switches foreign key checks off until the transaction ends. "" if no such
-    #: statement is needed, because Django's ``constraint_checks_disabled()`` does the same.
+    #: A statement that switches foreign key checks off until the transaction ends. "" if Django's
+    #: ``constraint_checks_disabled()`` does this without it.
     foreign_keys_off: ClassVar[str] = ""
-    #: Whether a cursor has the number that the database has given to the row of an INSERT
+    #: Whether a cursor tells the number that the database has generated for an inserted row
     #: (``lastrowid``).
     has_lastrowid: ClassVar[bool] = False
     #: Whether a failed statement ends its transaction, so that only a rollback can follow.
@@ -94,8 +101,9 @@ class ShardFeatures:
     #: The dotted path of the class that represents one server of a pair (two servers that replicate
     #: from each other). "" if this kind of server cannot be in a pair.
     pair_side: ClassVar[str] = ""
-    #: Whether two servers may replicate from each other as a pair. For each shard, one of the two then
-    #: refuses the writes (:class:`~sharded_orm.backends.side_fence.SideFence`).
+    #: Whether two servers may replicate from each other as a pair. Both have each shard. One of the
+    #: two takes the shard's writes, and the other refuses them
+    #: (:class:`~sharded_orm.backends.side_fence.SideFence`).
     has_side_fences: ClassVar[bool] = False
 
     @classmethod
@@ -130,7 +138,8 @@ class MySQLFeatures(ShardFeatures):
     @classmethod
     def isolation_level(cls, options: Mapping[str, Any]) -> str | None:
         level = options.get("isolation_level", "read committed")
-        # If the option is None or "", a session gets the server's default level, which is not known here.
+        # With None or "", Django sets no level, so a session has the server's default level, which
+        # is not known here.
         return level.lower() if level and isinstance(level, str) else "unknown"
 
 
@@ -138,7 +147,7 @@ class SQLiteFeatures(ShardFeatures):
     shards_are_files = True
     has_one_writer = True
     has_lastrowid = True
-    # Each idle connection keeps a file open, so keep only a few.
+    # Each idle connection object of SQLite keeps a file open, so keep only a few.
     max_idle_aliases = 128
     text_compared_by = "bytes"
     collations = SQLiteCollations()
@@ -148,8 +157,8 @@ class PostgreSQLFeatures(ShardFeatures):
     shards_share_database = True
     can_union_shards = True
     names_columns_of_subqueries = True
-    # The number of tables is limited, because the server's process needs about 90 kB for each table
-    # that a statement names.
+    # The server's process needs about 90 kB of memory for each table that a statement names. So
+    # limit the number of tables.
     max_scattered_tables = 512
     text_compared_by = "ranks"
     can_introspect_collations = True
@@ -166,14 +175,14 @@ class PostgreSQLFeatures(ShardFeatures):
 
     @classmethod
     def isolation_level(cls, options: Mapping[str, Any]) -> str | None:
-        # Return "unknown" without the option, because the level is then a setting of the server, the
-        # database or the role, which may change at any time. With the option, each BEGIN names the
-        # level.
+        # Without the option, the level comes from a setting of the server, the database or the
+        # role, which may change at any time. So it is unknown. With the option, each BEGIN names
+        # the level.
         return _POSTGRESQL_LEVELS.get(options.get("isolation_level"), "unknown")
 
 
-#: The names of the values of psycopg's ``IsolationLevel``. PostgreSQL treats READ UNCOMMITTED as READ
-#: COMMITTED.
+#: Maps the values of psycopg's ``IsolationLevel`` to names. READ UNCOMMITTED (1) is mapped to READ
+#: COMMITTED, because PostgreSQL treats it so.
 _POSTGRESQL_LEVELS: dict[Any, str] = {
     1: "read committed",
     2: "read committed",

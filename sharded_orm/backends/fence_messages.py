@@ -1,31 +1,33 @@
-"""Errors of the triggers that refuse writes of a key while it moves (the key's fence).
+"""The error messages with which triggers refuse writes, and functions that recognize these errors.
 
-The triggers must use the texts and codes of this module. On MySQL and MariaDB, a trigger runs
-``SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = …``, on PostgreSQL ``RAISE … USING ERRCODE = '45000'``,
-on SQLite ``RAISE(ABORT, …)``, each with :data:`MARKER`.
+While a shard key moves, triggers refuse the writes of its rows (the key's fence). On MySQL and
+MariaDB, a trigger runs ``SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = …``, on PostgreSQL ``RAISE …
+USING ERRCODE = '45000'``, on SQLite ``RAISE(ABORT, …)``, each with :data:`MARKER`. Triggers may use
+only the texts and codes of this module, because the functions compare with them.
 """
 
 from __future__ import annotations
 
 from sharded_orm.backends.sqlstate import DEADLOCK, SERIALIZATION_FAILURE, sqlstate_of
 
-#: The beginning of the error message when a trigger refuses a write.
+#: The beginning of the error message when a trigger refuses a write of a key that moves.
 MARKER = "sharded_orm: the shard key of this row is moving to another shard"
-#: The error message when a trigger refuses a write because a whole table is closed for writes. MySQL
-#: allows 128 characters in a message.
+#: The error message when a trigger refuses a write because its whole table was moved to shards, and
+#: is closed. MySQL allows 128 characters in a message.
 CLOSED_TABLE = (
     "sharded_orm: this table has moved to shards and is closed for writes; see"
     " 'manage.py shards import --unfollow'"
 )
-#: The beginning of the error message of a trigger that refuses a write on the passive side of a
-#: pair: the shard is active on the other server (:mod:`sharded_orm.backends.side_fence`).
+#: The beginning of the error message when a trigger refuses a write on the passive side of a pair:
+#: the other server of the pair takes the writes of this shard
+#: (:mod:`sharded_orm.backends.side_fence`).
 SIDE_MARKER = "sharded_orm: this server is the passive side of a pair for this database"
 #: The SQLSTATE of the error with which a trigger refuses a write.
 SQLSTATE = "45000"
 #: ER_SIGNAL_EXCEPTION, the error number of a SIGNAL with SQLSTATE 45000.
 SIGNAL_ERROR = 1644
-#: ER_LOCK_DEADLOCK. While a fence closes, writers of the key may wait for the process that closes
-#: it, and that process for the writers.
+#: ER_LOCK_DEADLOCK. It can happen while a fence closes: the closing process waits for transactions
+#: that have written rows of the key, and one of these may wait for the closing process.
 _DEADLOCK = 1213
 
 
@@ -37,7 +39,9 @@ def is_refusal(error: BaseException) -> bool:
 
 
 def is_side_refusal(error: BaseException) -> bool:
-    """Whether the driver's error ``error`` comes from the fence of the passive side of a pair."""
+    """Whether the driver's error ``error`` means that a trigger has refused a write on the passive
+    side of a pair, because the other server takes the shard's writes.
+    """
     return _message(error).startswith(SIDE_MARKER)
 
 
@@ -52,13 +56,13 @@ def _message(error: BaseException) -> str:
 
 
 def is_deadlock(error: BaseException) -> bool:
-    """Whether ``error`` means that a transaction has failed because of another one, and may be run
-    again.
+    """Whether ``error`` means that a transaction has failed only because of another transaction, so
+    that it may be run again.
 
-    Either the two transactions have waited for each other's locks. Or, on PostgreSQL with an
-    isolation level above READ COMMITTED, the other transaction has changed a row that the failed
-    transaction has read. The row may be the fence of a key, by which triggers decide whether to
-    refuse writes.
+    There are two cases. The two transactions have waited for each other's locks. Or, on PostgreSQL
+    with an isolation level above READ COMMITTED, the other transaction has changed a row that the
+    failed one has read. This row may also be the fence of a key, which each trigger reads to decide
+    whether to refuse a write.
     """
     return error.args[:1] == (_DEADLOCK,) or sqlstate_of(error) in (
         DEADLOCK,

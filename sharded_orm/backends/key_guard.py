@@ -1,8 +1,11 @@
-"""The hook that checks, before each statement, how the database compares shard keys that are text.
+"""Checks, before each statement, that the database compares shard keys which are texts as exactly
+as the router.
 
-A collation may treat two texts as equal that the router sends to different shards. This layer does
-not know which columns are shard keys. So the app provides a :class:`KeyGuard`, which the compilers
-(:mod:`sharded_orm.backends.write_hooks.compilers`) and ``sharded_orm.scatter`` call.
+The router may send "a" and "A" to different shards. If the database treats them as equal, a query
+finds the rows of the wrong key. The backends do not know which columns are shard keys. So the app
+provides a :class:`KeyGuard`, which the compilers
+(:mod:`sharded_orm.backends.write_hooks.compilers`) and ``sharded_orm.scatter`` call through this
+module.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from sharded_orm.topology.model import Shard
 
-#: The largest number of schemas whose column types one query reads.
+#: The number of shards whose column types one query reads, at most.
 BATCH = 500
 
 
@@ -22,14 +25,15 @@ BATCH = 500
 class ColumnType:
     """The type of a column, as the server's catalog describes it.
 
-    :param data_type: name of the type: ``varchar``, ``bigint``, … For a domain of PostgreSQL, the name
-        of its base type.
-    :param collation: name of the collation; None for types without one, such as numbers and bytes.
-    :param length: the most characters that fit (bytes for ``tinytext``, ``text``, …); None for types
-        without a length, such as numbers.
+    :param data_type: the name of the type: ``varchar``, ``bigint``, … For a domain of PostgreSQL,
+        the name of its base type.
+    :param collation: the name of the collation; None for types without one, such as numbers and
+        bytes.
+    :param length: the largest number of characters that fit (of bytes for ``tinytext``, ``text``,
+        …); None for types without a length, such as numbers.
     :param definition: the type and ``NULL`` or ``NOT NULL``, in SQL.
-    :param is_exact: whether the database treats two texts in this column as equal only if they are the
-        same. Also True for a column without a collation.
+    :param is_exact: whether the database treats two texts in this column as equal only if they are
+        the same. Also True for a column without a collation.
     """
 
     data_type: str
@@ -49,32 +53,36 @@ class ColumnType:
         return size <= self.length
 
 
-#: The types of columns, as a nested dict: alias of a shard -> name of a table -> name of a column
-#: -> type.
+#: The types of columns of several shards. For example, ``types["photos_00042"]["photo"]["owner"]``
+#: is the type of the column ``owner`` of the table ``photo`` on one shard.
 ColumnTypes = dict[str, dict[str, dict[str, ColumnType]]]
 
 
 class KeyGuard(Protocol):
-    """Checks shard keys that are text. A layer that knows the models implements it."""
+    """Checks shard keys that are texts. ``sharded_orm.models``, which knows the models, implements
+    it.
+    """
 
     def guards(self, group: str, tables: Iterable[str]) -> bool:
-        """Whether one of ``tables``, of a shard group, has a shard key that is text.
+        """Whether a table in ``tables``, of a shard group, has a shard key that is a text.
 
-        If not, :meth:`check` has nothing to check for these tables in this process.
+        If False, :meth:`check` need not be called for these tables in this process.
         """
 
     def check(self, connection: Any, shards: Sequence[Shard], tables: Iterable[str]) -> None:
-        """Raise an error if the database and the router compare a shard key of ``tables`` differently.
+        """Raise an error if the database treats shard keys in ``tables`` as equal that differ for
+        the router.
 
         Called before each statement. Cheap, except before the first statement on a table.
 
+        :param connection: a connection object of the node of ``shards``. If there is only one
+            shard, it is that shard's connection object.
         :param shards: the shards that the statement uses, all on one node.
-        :param connection: a connection object of that node. If there is only one shard, it is that
-            shard's connection object.
         """
 
     def check_rows(self, shard: Shard, query: Any) -> None:
-        """Raise an error if ``query`` inserts a row whose text shard key would be truncated.
+        """Raise an error if ``query`` inserts a row whose shard key is a text that is too long for
+        its column. The database would cut it, and so store another key.
 
         Called after :meth:`check` for the table of ``query``.
         """
@@ -84,7 +92,7 @@ _guard: KeyGuard | None = None
 
 
 def provide_guard(guard: KeyGuard) -> None:
-    """Set the object whose methods :func:`check` and :func:`check_rows` call to check shard keys.
+    """Set the object that :func:`guards`, :func:`check` and :func:`check_rows` call.
 
     The app calls this function once when it is ready.
     """
@@ -93,24 +101,23 @@ def provide_guard(guard: KeyGuard) -> None:
 
 
 def guards(group: str, tables: Iterable[str]) -> bool:
-    """Return what :meth:`KeyGuard.guards` of the object that the app has provided returns.
+    """Whether :func:`check` must be called for statements on ``tables``; see
+    :meth:`KeyGuard.guards`.
 
-    If there is none yet, return True, because it may be provided later.
+    True as long as the app has not provided a :class:`KeyGuard`, because it may do so later.
     """
     return _guard is None or _guard.guards(group, tables)
 
 
 def check(connection: Any, shards: Sequence[Shard], tables: Iterable[str]) -> None:
-    """Call :meth:`KeyGuard.check` of the object that the app has provided. Does nothing if there is
-    none.
-    """
+    """Call :meth:`KeyGuard.check` of the object that the app has provided. Before that, do nothing."""
     if _guard is not None:
         _guard.check(connection, shards, tables)
 
 
 def check_rows(shard: Shard, query: Any) -> None:
-    """Call :meth:`KeyGuard.check_rows` of the object that the app has provided. Does nothing if there
-    is none.
+    """Call :meth:`KeyGuard.check_rows` of the object that the app has provided. Before that, do
+    nothing.
     """
     if _guard is not None:
         _guard.check_rows(shard, query)

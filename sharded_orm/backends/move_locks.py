@@ -1,31 +1,33 @@
-"""The purposes for which sessions of a move lock a schema. Sessions with the same purpose exclude each other.
+"""Names for the locks on a schema that sessions take while a key or a shard moves.
 
-A move copies the rows of a key or of a whole shard to another node. Each kind of server has locks of its
-own: ``mysql/move_locks.py`` and ``postgresql/move_locks.py``.
+Each name is a purpose. Two sessions cannot hold the lock of one schema for the same purpose at the
+same time. How the locks are taken depends on the server: see ``mysql/move_locks.py`` and
+``postgresql/move_locks.py``.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-#: The purpose of the lock that a session holds while it changes tables and triggers.
+#: Held by a session while it changes tables and triggers of the schema.
 TABLES: Final = "tables"
-#: The purpose of the lock that a session holds while the shard changes the active side of
-#: its pair of servers.
+#: Held by a session while the shard changes the active side of its pair of servers.
 SWITCH: Final = "switch"
 
 
 def of_fence(number: int) -> str:
-    """Return the purpose of the lock under which a session changes the rows of a moving key.
+    """Return the name of the lock that a session holds while it changes rows of a moving key.
 
-    :param number: the number of the key's fence, which refuses all other writes to the key.
+    :param number: the number of the key's fence, which refuses the writes of other sessions to
+        these rows.
     """
     return f"fence {number}"
 
 
 def of_copier(number: int) -> str:
-    """Return the purpose of the lock under which a session writes a shard's copy on another node.
+    """Return the name of the lock that a session holds as long as it copies rows for a move. By the
+    lock, another process that takes the move over finds the session, and ends it.
 
-    :param number: the number of the copy.
+    :param number: the number of the move.
     """
     return f"copy {number}"

@@ -1,6 +1,7 @@
-"""First base class of each backend's ``DatabaseOperations``.
+"""The base class that the ``DatabaseOperations`` of all backends have in common. It comes before
+Django's class.
 
-It adds methods that this package needs, and reports to the cache when Django's flush empties tables.
+It adds methods that this package needs. It also tells the cache when Django's flush empties tables.
 """
 
 from __future__ import annotations
@@ -17,14 +18,16 @@ from sharded_orm.backends.write_hooks.compilers import with_hooks
 
 
 class OperationsMixin(BaseDatabaseOperations):
-    #: Whether an INSERT fails if it generates an id outside of the range ``returned_ids``. The
-    #: field of the id may have this range as an attribute.
+    #: Whether the server checks generated ids: an INSERT fails if its id is outside of the range
+    #: that the id's field has as its attribute ``returned_ids``.
     checks_returned_ids: ClassVar[bool] = False
 
     @staticmethod
     def refused_id(error: DatabaseError) -> int | None:
-        """Return the generated id that made an INSERT fail (see :attr:`checks_returned_ids`); None if
-        ``error`` is any other error.
+        """Return the generated id because of which an INSERT has failed (see
+        :attr:`checks_returned_ids`).
+
+        Return None if ``error`` is any other error.
         """
         return None
 
@@ -33,7 +36,7 @@ class OperationsMixin(BaseDatabaseOperations):
         return with_hooks(stock)
 
     def show_definition_sql(self, table: str) -> str:
-        """Return an SQL statement that an operator can run to see the definition of ``table``."""
+        """Return an SQL statement with which an operator can look at the definition of ``table``."""
         raise NotImplementedError
 
     def tables_among(self, cursor: Any, tables: Collection[str]) -> list[str]:
@@ -43,26 +46,27 @@ class OperationsMixin(BaseDatabaseOperations):
 
     @staticmethod
     def raise_counters(cursor: Any, firsts: Mapping[str, int]) -> None:
-        """Raise each table's counter (AUTO_INCREMENT or the like) to the table's id in ``firsts``.
+        """Raise the counters of tables (AUTO_INCREMENT or the like), so that the next ids are not
+        too low.
 
-        A higher counter stays as it is, because a lower value would generate ids of deleted rows again.
-        At most two queries per table. The tables must exist.
+        A counter that is already higher stays as it is: a lower value would generate the ids of
+        deleted rows again. At most two queries per table. The tables must exist.
 
         :param cursor: a cursor in the schema of the tables.
-        :param firsts: the lowest id that each table's counter may generate, keyed by table.
+        :param firsts: maps the name of each table to the lowest id that its counter may generate.
         """
         raise NotImplementedError
 
     def set_counter_sql(self, table: str, column: str, following: str) -> str:
-        """Return an SQL statement with which an operator sets the counter of ``table``.
+        """Return an SQL statement with which an operator can set the counter of ``table``.
 
         :param column: the column whose ids the counter generates.
-        :param following: the id that the next row gets.
+        :param following: the id that the next row shall get.
         """
         raise NotImplementedError
 
     def execute_sql_flush(self, sql_list: Any) -> None:
-        # Report the flush to the cache here, because no compiler does: the DELETE or TRUNCATE
-        # statements in sql_list do not come from the ORM.
+        # Tell the cache about the flush here: the DELETE or TRUNCATE statements in sql_list do not
+        # come from the ORM, so no compiler tells the cache.
         with observer.table_flush(self.connection):
             super().execute_sql_flush(sql_list)

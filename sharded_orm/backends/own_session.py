@@ -1,4 +1,4 @@
-"""A separate session with one shard, for work that must not be part of an application's transaction."""
+"""A separate session with one shard, for work that must not be in the application's transaction."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class OwnSession:
 
     As a context manager, it closes the session at the end of the block.
 
-    :param connection: a connection object of Django's own backend, which is used for nothing else.
+    :param connection: a connection object of Django's own backend that nothing else uses.
     """
 
     def __init__(self, connection: Any) -> None:

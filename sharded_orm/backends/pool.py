@@ -1,7 +1,7 @@
 """Pools of physical sessions (server connections): one pool per node and process, for any driver.
 
-A pool guarantees that a session has one user at a time. When a session is leased, it is alive and
-has no state. A forked child process never uses a session of its parent.
+A pool gives each session to one user at a time. A leased session is alive and has no state of
+earlier users. A forked child process never uses a session of its parent.
 """
 
 from __future__ import annotations
@@ -21,37 +21,36 @@ from sharded_orm.exceptions import PoolTimeout
 
 logger = logging.getLogger("sharded_orm.backends")
 
-# Seconds for which close_expired() spares an idle session that is too old, if another thread used
-# it last: that thread may need it again for its present request.
+# Seconds for which close_expired() does not close an idle session that is too old if another thread
+# used it last: that thread may use it again in its present request.
 GRACE = 1.0
 DEFAULT_TIMEOUT = 30.0
-# Seconds from a failed attempt to open a session until SessionPool.failure() makes another attempt.
+# Seconds after a failed attempt to open a session, until SessionPool.failure() makes another one.
 BACKOFF = 5.0
 
 
 class PooledSession(Protocol):
-    """The attributes and methods of a physical session (server connection) that a pool needs."""
+    """What a pool needs of a physical session (server connection)."""
 
     close_at: float | None
-    #: Whether to ping the session before its next use, because it has been idle since an earlier
-    #: request.
+    #: Whether the session must be pinged before its next use, because it has been idle since an
+    #: earlier request.
     suspect: bool
-    #: Whether to close the session when it is released. True if the pool was disposed of, or if the
-    #: session belongs to the parent process.
+    #: Whether the session must be closed when it is released, not returned to the pool. For
+    #: example, the pool was disposed of, or this is a forked child and the session belongs to its
+    #: parent.
     retired: bool
     #: Identifier of the thread that used the session last.
     user: int
-    #: The permit (the right to lease one session), if the session belongs to a :class:`BoundedPool`.
-    #: The permit is in use as long as an object refers to it.
+    #: In a :class:`BoundedPool`: the permit (the right to lease one session) with which this
+    #: session is leased. The permit is free again when no object refers to it.
     permit: object | None
 
     @property
     def poll(self) -> Callable[[int], Any]:
-        """A function that polls the session's socket. Its argument is the time to wait, in
-        milliseconds.
+        """A function that polls the session's socket, for a number of milliseconds.
 
-        The function's result is truthy if the socket has data or an error. In both cases, an idle
-        session is dead.
+        It returns a true value if the socket has data or an error. An idle session is then dead.
         """
 
     def ping(self) -> bool: ...
@@ -66,7 +65,7 @@ S = TypeVar("S", bound=PooledSession)
 class PoolStats:
     """Counters of one pool since the process started, for logs and tests.
 
-    The counters have no lock, so they may be too low if several threads use the pool at once.
+    No lock guards the counters, so they may be too low if several threads use the pool at once.
     """
 
     opened: int = 0
@@ -80,7 +79,8 @@ class PoolStats:
 
 
 class SessionPool(Generic[S]):
-    """The pool of one node's sessions. Thread-safe. The session that was released last is leased first.
+    """The pool of one node's sessions. Thread-safe. A lease gets the idle session that was released
+    last.
 
     :param name: name of the node, for errors and logs.
     :param open_session: function that opens a session. It is called while no lock is held.
@@ -94,17 +94,17 @@ class SessionPool(Generic[S]):
         self.name = name
         self.max_age = max_age
         self.stats = PoolStats()
-        #: Remembers whether the last attempt to open a session has failed. It never prevents another
-        #: attempt; see :meth:`failure`.
+        #: Remembers whether the last attempt to open a session has failed. It only informs: see
+        #: :meth:`failure`. lease() tries to open a session in any case.
         self.breaker = CircuitBreaker(BACKOFF)
         self._open_session = open_session
-        # The idle sessions. Invariant: an open session is either in this list or leased. Leasing needs
-        # no lock, because append(), pop() and remove() of a list are atomic.
+        # The idle sessions. Each open session is either in this list or leased. Changes of the list
+        # need no lock, because its append(), pop() and remove() are atomic.
         self._idle: list[S] = []
-        # Weak references to every session that may be open, keyed by id(). A forked child abandons
-        # them. No lock guards the dict, because garbage collection may remove a session at any
-        # moment, even in the thread that holds the lock. So only atomic operations of dict are
-        # used.
+        # Weak references to every session that may be open, keyed by id(). With them, a forked
+        # child finds the sessions of its parent to abandon them. No lock guards the dict: garbage
+        # collection may remove a session at any moment, even in the thread that holds the lock. So
+        # the code uses only operations of dict that are atomic.
         self._sessions: dict[int, weakref.ref[S]] = {}
         self._last_occasion: int | None = None
 
@@ -141,13 +141,11 @@ class SessionPool(Generic[S]):
         return self._open()
 
     def lease_new(self) -> S:
-        """Lease a new session, even if the pool has idle sessions."""
+        """Lease a session that is opened now, even if the pool has idle sessions."""
         return self._open()
 
     def take(self, session: S) -> bool:
-        """Lease exactly this ``session``, not any session. Return False if ``session`` is in use or
-        dead.
-        """
+        """Lease exactly ``session``. Return False if it is in use or dead."""
         try:
             self._idle.remove(session)
         except ValueError:
@@ -167,14 +165,16 @@ class SessionPool(Generic[S]):
         self._idle.append(session)
 
     def discard(self, session: S) -> None:
-        """Close a leased session that is broken, or that has state or unread results."""
+        """Close a leased session instead of returning it, because it is broken, has state or has
+        unread results.
+        """
         self._close(session)
 
     def prepare(self) -> None:
-        """Check that a session can be leased, to notice early that the node is down.
+        """Check that the node's server can be reached, so that an error is raised early.
 
-        Tests idle sessions. Opens a session if all are dead, or if the pool has none. Never waits:
-        if all sessions are leased, nothing is checked.
+        Tests an idle session. Opens a new one if all idle ones are dead, or if the pool has no
+        session at all. Never waits: if all sessions are leased, nothing is checked.
 
         :raises: the driver's error if the driver cannot connect.
         """
@@ -182,14 +182,14 @@ class SessionPool(Generic[S]):
             self.release(self.lease())
 
     def failure(self) -> Exception | None:
-        """Return the error of the last attempt to open a session; None if the attempt succeeded.
+        """Return the error of the last attempt to open a session; None if it succeeded.
 
-        After a failure, one caller tries to open a session again every :data:`BACKOFF` seconds, and
-        waits for the result. Any other caller gets the known error at once.
+        While the node fails, one caller tries again every :data:`BACKOFF` seconds, and waits for
+        the result. All other callers get the last error at once.
         """
         if not self.breaker.is_closed and self.breaker.claim(None):
-            # Open a new session even if the pool has idle ones, because only a new session proves that
-            # the node answers. If none can be opened, the circuit breaker records the error.
+            # Open a new session even if the pool has idle ones: only a new session proves that the
+            # node answers. If that fails, _open() records the error in the breaker.
             with suppress(Exception):
                 self._close(self._open())
         return self.breaker.cause()
@@ -197,8 +197,8 @@ class SessionPool(Generic[S]):
     def close_expired(self, *, revalidate: bool = False) -> None:
         """Close idle sessions that are older than ``max_age``. Called at the end of a request.
 
-        :param revalidate: whether each remaining idle session must be pinged before its next use, as
-            with Django's ``CONN_HEALTH_CHECKS``.
+        :param revalidate: whether to have the remaining idle sessions pinged before their next use,
+            as with Django's ``CONN_HEALTH_CHECKS``.
         """
         if self.max_age is not None:
             now = time.monotonic()
@@ -209,8 +209,7 @@ class SessionPool(Generic[S]):
                     continue
                 if session.user != me and now < close_at + GRACE:
                     continue
-                # A ValueError means that another thread has leased the session in the meantime. Skip
-                # the session.
+                # Skip the session if another thread has leased it meanwhile (ValueError).
                 try:
                     self._idle.remove(session)
                 except ValueError:
@@ -232,19 +231,20 @@ class SessionPool(Generic[S]):
             self._close(session)
 
     def leave(self, occasion: int) -> None:
-        """Record that a connection object has moved from the node of this pool to another node.
+        """Record that a connection object now uses another node, because its shard has moved there.
 
-        The first call for a move closes the pool's sessions, as :meth:`dispose` does, so that none
-        stays open to a node that nobody uses any more. Connection objects that still use this pool
-        open new sessions. Each call also forgets that the node has failed.
+        The first call for a move closes the pool's sessions as :meth:`dispose` does. So none stays
+        open to a node that nobody uses any more. Connection objects that still use this pool open
+        new sessions. Each call also forgets an earlier failure of the node.
 
-        :param occasion: number of the move, the same for all connection objects that move together.
+        :param occasion: number of the move. All connection objects that change together pass the
+            same number.
         """
         if occasion != self._last_occasion:
             self._last_occasion = occasion
             self.dispose()
-        # Forget a failure of the node, because the node may be gone for good. If another object
-        # still uses the node, its next attempt to open a session finds the failure again.
+        # The node may be gone for good, so forget its failure. If another connection object still
+        # uses the node, its next attempt to open a session records the failure again.
         self.breaker.reset(None)
 
     def _revalidate(self, session: S) -> bool:
@@ -272,8 +272,8 @@ class SessionPool(Generic[S]):
         session.close()
 
     def _after_fork(self) -> None:
-        # Abandon all sessions, because their sockets belong to the parent. This method runs in the
-        # forked child, which has only this thread.
+        # This runs in a forked child, which has only this thread. Abandon all sessions: their
+        # sockets belong to the parent.
         for session in self._open_sessions():
             session.retired = True
             session.abandon()
@@ -286,8 +286,8 @@ class SessionPool(Generic[S]):
 
 
 class _Permit:
-    """The right to lease one session of a :class:`BoundedPool`. It is free again as soon as nothing
-    refers to the object.
+    """The right to lease one session of a :class:`BoundedPool`. It is free again as soon as no
+    object refers to it.
     """
 
     __slots__ = ("__weakref__",)
@@ -296,9 +296,9 @@ class _Permit:
 class BoundedPool(SessionPool[S]):
     """A pool that leases at most ``maximum`` sessions at the same time.
 
-    :param maximum: the largest number of sessions that may be leased at the same time.
-    :param timeout: seconds for which a lease waits until a session is released. After that time,
-        :exc:`PoolTimeout` is raised.
+    :param maximum: the largest number of leased sessions.
+    :param timeout: seconds for which a lease waits for another session's release, before it raises
+        :exc:`PoolTimeout`.
     """
 
     def __init__(
@@ -313,15 +313,15 @@ class BoundedPool(SessionPool[S]):
         super().__init__(name, open_session, max_age)
         self.maximum = maximum
         self.timeout = timeout
-        # The permits in use. Invariant: each leased session refers to one permit, unless it will be
-        # closed at its release. A new session is opened only if none is idle, so there are never
+        # The permits in use. Each leased session refers to a permit (except sessions that will be
+        # closed at their release). A new session is opened only if none is idle, so there are never
         # more open sessions than permits. A permit leaves this set when nothing refers to it any
-        # more: so none is lost if a signal handler raises an error in a thread that has just leased
-        # a session.
+        # more. So no permit is lost if a signal handler raises an error just after a session was
+        # leased.
         self._permits: weakref.WeakSet[_Permit] = weakref.WeakSet()
-        # Guards _permits against additions by several threads. The release of a session notifies
-        # the threads that wait for a permit. If a permit leaves the set by itself, they notice it
-        # at their timeout.
+        # Guards _permits, because several threads may add to it. The release of a session notifies
+        # the threads that wait for a permit. If a permit leaves the set without a release, waiting
+        # threads notice it only when their timeout ends.
         self._permit_freed = threading.Condition()
 
     def lease(self) -> S:
@@ -332,8 +332,8 @@ class BoundedPool(SessionPool[S]):
 
     def lease_new(self) -> S:
         with self._permit() as permit:
-            # If a session is idle, close it before the new one is opened. Otherwise the pool could
-            # have more open sessions than its maximum.
+            # If a session is idle, close it first. With the new one, the pool might otherwise have
+            # more open sessions than its maximum.
             try:
                 idle = self._idle.pop(0)
             except IndexError:
@@ -366,16 +366,16 @@ class BoundedPool(SessionPool[S]):
 
     def dispose(self) -> None:
         super().dispose()
-        # Make all permits free again. All sessions are retired now (closed at their release), and a
-        # retired session needs no permit (right to lease).
+        # All open sessions are closed at their release from now on, so they no longer need their
+        # permits. Make all permits free for new sessions.
         with self._permit_freed:
             self._permits = weakref.WeakSet()
             self._permit_freed.notify_all()
 
     @contextmanager
     def _permit(self) -> Iterator[_Permit]:
-        """Context manager that yields a permit (the right to lease one session). If the block fails,
-        the permit becomes free again.
+        """Context manager that yields a permit (the right to lease one session). If the block
+        raises an error, the permit becomes free again.
         """
         permit = self._take_permit(self.timeout)
         if permit is None:
@@ -421,9 +421,7 @@ _pools_lock = threading.Lock()
 
 
 def get_pool(key: Hashable, make: Callable[[], SessionPool[S]]) -> SessionPool[S]:
-    """Return this process's pool for ``key``. The first call for a key calls ``make`` to create the
-    pool.
-    """
+    """Return this process's pool for ``key``. If there is none yet, ``make`` creates it."""
     try:
         return _pools[key]
     except KeyError:
@@ -434,10 +432,11 @@ def get_pool(key: Hashable, make: Callable[[], SessionPool[S]]) -> SessionPool[S
 
 
 def frozen(value: Any) -> Hashable:
-    """Return a hashable value for the connection parameter ``value``, equal for equal parameters.
+    """Return a hashable value for a connection parameter. Equal parameters have equal values.
 
-    For an object that cannot be hashed, such as the driver's dict of converters, the value is its id().
-    So aliases share a pool only if they share the object.
+    It becomes part of the key by which aliases share a pool. For an object that cannot be hashed,
+    such as the driver's dict of converters, it is the id(). So aliases share a pool only if they
+    have the very same object.
     """
     if isinstance(value, Mapping):
         if any(not isinstance(key, str) for key in value):
@@ -458,7 +457,9 @@ def pools() -> list[SessionPool[Any]]:
 
 
 def all_nodes_answer() -> bool:
-    """Whether no pool of this process has failed in its last attempt to open a session. Costs no I/O."""
+    """Whether the last attempt to open a session succeeded in every pool of this process. Costs no
+    I/O.
+    """
     return all(pool.breaker.is_closed for pool in pools())
 
 

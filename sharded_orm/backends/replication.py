@@ -91,8 +91,8 @@ class ReplicationStatus:
     #: The position (place in the log of changes) of the last change that the server has executed.
     #: The change may be a replicated one, or the server's own.
     current: str
-    #: Whether this package can promote a server of this kind. False, for example, for a product
-    #: that has other statements for replication.
+    #: Whether this package can promote a server of this kind. For example, False for MySQL and True
+    #: for MariaDB.
     can_be_promoted: bool = True
     #: Whether the fence refuses all sessions of applications, even those that only read. Then a
     #: promotion cannot log in with an application's account to test what the account may do.
@@ -256,7 +256,7 @@ class ReplicationServer(ABC):
     @abstractmethod
     def link_problems(self, link: ReplicationLink) -> Iterator[str]:
         """Yield the reasons why the replication ``link`` may not bring all changes to this server,
-        for example because it is stopped.
+        for example because a filter leaves some out.
         """
 
     def warnings(self, task: Task) -> Iterator[str]:

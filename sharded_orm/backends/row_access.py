@@ -62,7 +62,8 @@ class RowAccess(OwnSession, ABC):
     """
 
     #: SQL between the column names and VALUES in an INSERT, such as OVERRIDING SYSTEM VALUE. Copied
-    #: rows keep their ids, and PostgreSQL refuses given ids in an identity column without it.
+    #: rows keep their ids, which PostgreSQL refuses in an identity column if the INSERT does not
+    #: have this text.
     _as_given: ClassVar[str] = ""
 
     def __init__(self, connection: Any) -> None:
@@ -202,7 +203,7 @@ class RowAccess(OwnSession, ABC):
         if len(names) == 1:
             return f"{names[0]} {operator} {marks[0]}", list(pk)
         # MariaDB uses no index for a comparison of several columns at once, such as (a, b) > (1,
-        # 2). So add a comparison of the first column, such as a >= 1, for which it uses one.
+        # 2). So add a comparison of the first column, such as a >= 1, which can use an index.
         condition = f"({', '.join(names)}) {operator} ({', '.join(marks)})"
         return f"({names[0]} {operator[0]}= {marks[0]} AND {condition})", [pk[0], *pk]
 
@@ -324,8 +325,8 @@ class RowAccess(OwnSession, ABC):
 
     def _of_key(self, table: CapturedTable, key: Any) -> tuple[str, list[Any]]:
         if table.fence is not None:
-            # The whole shard moves to another node, so select all rows, whatever their shard keys
-            # are.
+            # The table is copied as a whole, for example because its shard moves to another node.
+            # So select all rows, whatever their shard keys are.
             return "1 = 1", []
         condition = self._key_condition(self._quote(table.key))
         for link in reversed(table.links):

@@ -23,9 +23,10 @@ from sharded_orm.backends.row_access import Row, RowAccess, RowDigests, batches
 from sharded_orm.backends.snapshot import OWN_PREFIX
 from sharded_orm.exceptions import MoveFailed
 
-#: The name of the column that only side tables have: the number of the copy to which a row belongs.
+#: The name of a column that only side tables have. It contains the number of the copy to which a
+#: row belongs.
 COPY: Final = "sharded_orm_copy"
-#: How the names of side tables begin. They keep copied rows until these are published.
+#: How the names of side tables begin. A side table keeps copied rows until they are published.
 SIDE_PREFIX: Final = f"{OWN_PREFIX}rows_"
 #: One DELETE statement deletes at most this number of rows of an old copy, so that it does not hold
 #: locks for long.

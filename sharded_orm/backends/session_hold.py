@@ -166,7 +166,7 @@ class SessionHold(Generic[S]):
 
     def hold(self) -> None:
         """Keep one session until release(), because the caller wants to leave state in it, such as
-        switched-off foreign key checks.
+        the lock of a migration.
 
         Further calls change nothing. The state is gone after close(), or if the session is lost.
         """

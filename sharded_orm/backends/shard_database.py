@@ -35,8 +35,9 @@ class ShardDatabaseMixin:
     methods.
     """
 
-    #: A method that runs a query and returns its rows without a cursor object, which is faster.
-    #: Used where the caller cannot notice the difference. None if the backend has no such method.
+    #: A method that runs a query and returns its rows without a cursor object, which is faster. It
+    #: returns None, and sends nothing, if a cursor must be used, for example in a transaction. The
+    #: attribute is None if the backend has no such method.
     read_rows: Callable[[str, tuple[Any, ...]], Any] | None = None
     #: The same for an UPDATE: the method returns the number of rows that matched.
     write_rows: Callable[[str, tuple[Any, ...]], int | None] | None = None
@@ -81,7 +82,7 @@ class ShardDatabaseMixin:
         raise NotImplementedError
 
     def schema_glance(self, known: SchemaSnapshot, tables: Sequence[str]) -> SchemaSnapshot:
-        """Read the definitions of ``tables`` again, and return ``known`` with these changes.
+        """Read the definitions of ``tables`` again. Return ``known`` with the new definitions.
 
         This is a cheap check of whether a statement has changed the schema: one round trip, where
         :meth:`schema_snapshot` takes two. New tables are included, and dropped tables are left out.

@@ -1,10 +1,12 @@
-"""Reads many rows by their primary keys through the cache, usually in one round trip per cache server.
+"""Reads many rows by their primary keys through the cache, usually in one round trip per cache
+server.
 
-A *guard* is the cache entry that says whether a row's entry is still valid. A process remembers the
-rows that it has decoded, with the bytes of their entries and guards. A row that was found valid twice,
-with the same bytes, is a *kept* row: for some seconds, only its guards are read. Each write to the row
-is announced in one of its guards before it is committed, and guards never return to earlier bytes. So
-the kept row is valid as long as the server has the same guards.
+A *guard* is the cache entry that says whether the entry of a row is still valid. The process
+remembers each decoded row, with the bytes of the row's entry and guards. If it finds the same bytes
+again, the row becomes a *kept* row: for some seconds, the process reads only the guards of the row,
+and not its entry. This is safe, because each write is announced in a guard before it is committed,
+and a guard never has the same bytes again. So the row is valid as long as its guards have the
+remembered bytes.
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ from sharded_orm.cache.requests import HIT, ObjectRequest, RowAddress, RowBatch
 from sharded_orm.cache.stores.base import CacheServer, FoundEntry
 
 _Unusable = dict[str, bytes | None]
-#: Decides about a request, by the bytes of its guards and its entry. If a guard is missing or broken,
-#: all guards of the request are added to the dict.
+#: Sets the outcome of a request, judging by the bytes of its guards and its entry. If a guard is
+#: missing or broken, the function adds all guards of the request to the dict.
 _Decide = Callable[
     [ObjectRequest, CacheServer, tuple[bytes | None, ...], FoundEntry, _Unusable], None
 ]
@@ -29,12 +31,13 @@ _KeptRow = tuple[RowBatch, RowAddress, DecodedRow]
 
 
 class BatchReader:
-    """Reads the rows of batches from one cache server at a time. The threads of a process share it.
+    """Reads batches of rows, each from one cache server. The threads of a process share it.
 
-    :param decide: decides whether the entry of a request is valid, and sets the request's outcome.
-    :param make_guards: makes those guards in a dict that are missing or broken.
+    :param decide: sets the outcome of a request, depending on whether its entry is valid.
+    :param make_guards: takes a dict of guards, and creates those that are missing or broken.
     :param monotonic: returns the time of a monotonic clock in seconds.
-    :param kept_for: the seconds for which a row is kept. 0 if none is.
+    :param kept_for: the seconds for which only the guards of a row are read; 0 if its entry is
+        always read, too.
     """
 
     def __init__(
@@ -50,10 +53,11 @@ class BatchReader:
         self._kept_for = kept_for
 
     def steps(self, server: CacheServer, batches: Sequence[RowBatch]) -> Steps:
-        """Look for the rows of all ``batches``, whose entries are on ``server``.
+        """Look for the rows of all ``batches``. Their entries are all on ``server``.
 
-        The second round trip is only for kept rows whose guards have changed. If guards are missing, a
-        further round trip makes them (more, if they are hundreds).
+        Usually takes one round trip. A second one reads the entries of rows whose guards have
+        changed, although the process expected them to be the same. If guards are missing, one more
+        creates them (several, if hundreds are missing).
         """
         began = self._monotonic()
         kept: list[_KeptRow] = []
@@ -66,7 +70,7 @@ class BatchReader:
                     kept.append((batch, address, seen))
                 else:
                     others.append((batch, address))
-        # Read each guard once, because all rows of a shard depend on the guard of their table.
+        # Read each guard only once. All rows of a shard have the guard of their table in common.
         addresses = [*[address for _, address, _ in kept], *[address for _, address in others]]
         names = _distinct([address.scope.guards for address in addresses])
         raws, entries, _ = yield server, names, [address.name for _, address in others], ()
@@ -78,7 +82,8 @@ class BatchReader:
             if all_same or self._have_same_guards([row], guard_of):
                 batch.rows[address.name] = seen.row
             else:
-                # The next read asks for the entry and the guards together.
+                # Set ``until`` to 0, so that the next read does not expect the same guards again:
+                # it reads the entry together with the guards.
                 batch.format.decoded.known[address.name] = seen._replace(until=0.0)
                 changed.append((batch, address))
         if others:
@@ -94,7 +99,9 @@ class BatchReader:
     def _have_same_guards(
         kept: Sequence[_KeptRow], guard_of: Callable[[str], bytes | None]
     ) -> bool:
-        """Whether the guards of all these rows still have the bytes with which the rows were valid."""
+        """Whether all guards of the rows still have the remembered bytes, with which the rows were
+        valid.
+        """
         names = chain.from_iterable([address.scope.guards for _, address, _ in kept])
         return [*map(guard_of, names)] == [
             *chain.from_iterable([seen.guards for _, _, seen in kept])
@@ -108,9 +115,10 @@ class BatchReader:
         entries: Sequence[FoundEntry],
         began: float,
     ) -> None:
-        """Set the row of each address, or a request for it, by its entry.
+        """Set the row of each address. If its entry is not valid, set a request for the row
+        instead.
 
-        :param guard_of: returns the bytes of a guard, by its name.
+        :param guard_of: takes the name of a guard and returns its bytes.
         :param began: the time on the monotonic clock before the entries were read.
         """
         until = began + self._kept_for
@@ -120,8 +128,8 @@ class BatchReader:
             guards_read = tuple(map(guard_of, address.scope.guards))
             seen = known.get(name)
             if seen is not None and seen.value == entry.value and seen.guards == guards_read:
-                # This process has already read the same bytes of the entry and of its guards, and
-                # found the row valid.
+                # The process has read the same bytes of the entry and of its guards before, and has
+                # found that the row was valid. So it still is.
                 batch.rows[name] = seen.row
                 known[name] = DecodedRow(seen.value, seen.stamp, seen.row, seen.guards, until)
                 continue
@@ -130,7 +138,8 @@ class BatchReader:
             if request.outcome == HIT and request.rows is not None:
                 batch.rows[name] = request.rows[0]
             else:
-                # Of several requests for a row, the first one may have the lease (the permission to store it).
+                # If a row has several requests, keep the first one: it may have the lease, the
+                # permission to store the row.
                 batch.requests.setdefault(name, request)
         if unusable:
             self._make_guards(server, unusable)

@@ -1,8 +1,8 @@
-"""Several reads from the cache, run together to save round trips.
+"""Run several reads from the cache together, to save round trips.
 
-A read is a generator: it yields queries to cache servers, and is sent the reply to each query.
-:func:`drive` runs several reads step by step. In each step every read has one query, and all
-queries to the same server are sent in one packet, for one round trip.
+A read is a generator. It yields a query to a cache server, and receives the reply; then it yields
+the next query. :func:`drive` runs several reads step by step. In each step it takes one query of
+each read, and sends all queries to the same server in one packet.
 """
 
 from __future__ import annotations
@@ -12,19 +12,22 @@ from collections.abc import Callable, Generator, Sequence
 from sharded_orm.cache.closings import closing_queue
 from sharded_orm.cache.stores.base import CacheServer, FoundEntry, Reply, ServerDown
 
-#: A query to the cache: the server, and the three arguments of :meth:`CacheServer.read`.
+#: A query to the cache: the server, and three lists of names, the arguments of
+#: :meth:`CacheServer.read`.
 CacheQuery = tuple[CacheServer, Sequence[str], Sequence[str], Sequence[str]]
-#: The type of a read from the cache: a generator that yields queries and is sent the replies.
+#: A read from the cache: a generator that yields a query, and is sent the reply before it yields
+#: the next one.
 Steps = Generator[CacheQuery, Reply, None]
 
 
 def read_leased(
     server: CacheServer, names: Sequence[str], objects: Sequence[str], again: Sequence[str]
 ) -> Reply:
-    """Read entries for a caller that will store missing objects.
+    """Read entries for a caller that wants to store the objects that are missing in the cache.
 
-    A *lease* is a server's permission to store one entry. Some servers (memcached) give leases on
-    reading: one for each missing object that is not leased to another reader.
+    To store an object, the caller needs a *lease*, the server's permission. Some servers
+    (memcached) give leases when objects are read: one for each missing object that no other reader
+    has leased.
     """
     if closing_queue.waiting:
         closing_queue.flush(server)
@@ -34,10 +37,10 @@ def read_leased(
 def read_unleased(
     server: CacheServer, names: Sequence[str], objects: Sequence[str], again: Sequence[str]
 ) -> Reply:
-    """Read entries for a caller that will not store missing objects.
+    """Read entries for a caller that will not store the objects that are missing in the cache.
 
-    No lease (a server's permission to store an object) is taken: an unused lease would keep other
-    readers from storing the object.
+    So no lease (the server's permission to store an object) is taken. An unused lease would keep
+    other readers from storing the object for some seconds.
     """
     if not objects:
         return read_leased(server, names, (), again)
@@ -46,9 +49,9 @@ def read_unleased(
 
 
 def drive(steps: Sequence[Steps], exchange: Callable[..., Reply]) -> None:
-    """Run all reads in ``steps`` together, until every read has ended.
+    """Run all reads in ``steps`` together, until each has ended.
 
-    If a server is down, the reads that need it are stopped: their requests bypass the cache.
+    If a server is down, the reads that need it stop. Their requests then bypass the cache.
 
     :param exchange: sends a query and returns the reply: :func:`read_leased` or
         :func:`read_unleased`.
@@ -61,8 +64,8 @@ def drive(steps: Sequence[Steps], exchange: Callable[..., Reply]) -> None:
                 query = read.send(exchange(*query))
         except (StopIteration, ServerDown):
             return
-    # Pairs of a read and its next query. Here, next() always returns a query, because each read
-    # yields at least one.
+    # Pairs (read, its next query). Each read yields at least one query, so next() does not raise
+    # StopIteration here.
     waiting = [(read, next(read)) for read in steps]
     while waiting:
         packets: dict[CacheServer, _Packet] = {}
@@ -73,13 +76,13 @@ def drive(steps: Sequence[Steps], exchange: Callable[..., Reply]) -> None:
             try:
                 waiting += packet.exchange(server, exchange)
             except ServerDown:
-                # The server is down. The reads that have sent it a query are not continued, and
-                # their requests bypass the cache.
+                # The server is down. Do not continue the reads that have sent it a query. Their
+                # requests keep the outcome BYPASS.
                 continue
 
 
 class _Packet:
-    """The queries of several reads, joined into one query to a cache server."""
+    """The queries of several reads to the same cache server, joined into one query."""
 
     def __init__(self) -> None:
         self._names: dict[str, int] = {}
@@ -99,9 +102,9 @@ class _Packet:
     def exchange(
         self, server: CacheServer, exchange: Callable[..., Reply]
     ) -> list[tuple[Steps, CacheQuery]]:
-        """Send all added queries in one round trip, and give each read its part of the reply.
+        """Send the joined query in one round trip, and give each read its part of the reply.
 
-        :returns: the reads that have not ended, each with its next query.
+        :returns: pairs (read, its next query) of the reads that have not ended.
         :raises ServerDown: the server is down.
         """
         names, objects, again = exchange(

@@ -1,6 +1,7 @@
-"""The cache servers of the project, and which server holds which entries.
+"""The cache servers of the project, and which of them holds which entries.
 
-Entries are distributed by *place*: a place is one shard, or one global (not sharded) model.
+All entries of a *place* are on the same server. A place is one shard, or one global model (whose
+rows are not on shards).
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from sharded_orm.cache.stores.factory import name_prefix
 from sharded_orm.cache.stores.factory import open_servers as open_alias
 from sharded_orm.conf import CacheOptions
 
-#: A function that returns the servers of an alias of ``CACHES``, in the order of its LOCATION.
+#: A function that returns the servers of an alias of ``CACHES``, in the order of the alias's
+#: LOCATION.
 Opener = Callable[[str, CacheOptions], Sequence[CacheServer]]
 
 
 class Holder(NamedTuple):
-    """A cache server that may hold entries of a place, so writes to the place must be announced to it.
-
-    A place is one shard, or one global model.
+    """A cache server that may hold entries of a place (a shard or a global model). So each write to
+    the place must be announced to this server.
 
     :param objects: whether the server may hold objects (cached rows) of the place.
     :param lists: whether the server may hold lists (results of queries) of the place.
@@ -38,31 +39,32 @@ class Holder(NamedTuple):
 class CacheClient:
     """The cache servers of the project, and the statistics of the cache. Thread-safe.
 
-    Use ``runtime.cache()`` to get the instance. If an alias has several servers, all entries of a
-    place (a shard or a global model) are on the same server. If a server is down, no other server
-    takes over its entries: the server would miss the writes of that time, and come back with stale
-    entries.
+    ``runtime.cache()`` returns the instance. If an alias has several servers, all entries of a
+    place (a shard or a global model) are on the same one. While a server is down, no other server
+    takes over its entries. Otherwise the server would miss the writes of that time, and would later
+    return stale entries.
 
-    :param open_servers: returns the servers of an alias without calling any of them.
-    :raises ImproperlyConfigured: an alias in ``options`` is missing in ``CACHES``, or cannot be
-        used for this cache; or an alias of ALSO_MARK has another KEY_PREFIX or VERSION than OBJECTS
-        and LISTS.
+    :param open_servers: returns the servers of an alias, without connecting to them.
+    :raises ImproperlyConfigured: ``CACHES`` lacks an alias that ``options`` names, or the alias
+        cannot be used for this cache. Or an alias of ALSO_MARK has another KEY_PREFIX or VERSION
+        than OBJECTS and LISTS.
     """
 
     def __init__(self, options: CacheOptions, open_servers: Opener = open_alias) -> None:
         self.options = options
-        #: The prefix of all names of entries. With it, projects can share a cache server.
+        #: The names of all entries begin with this prefix, so that several projects can share a
+        #: cache server.
         self.prefix = name_prefix(options.objects, options.lists) + (
             f"{options.prefix}:" if options.prefix else ""
         )
         self.object_servers = self.list_servers = tuple(open_servers(options.objects, options))
-        # Whether the objects (cached rows) and the lists (results of queries) of each shard or
-        # global model are on the same server.
+        # Whether the objects (cached rows) and the lists (results of queries) of a place are always
+        # on the same server.
         self.shares_store = True
         if options.lists != options.objects:
             lists = tuple(open_servers(options.lists, options))
-            # If both aliases name the same servers in the same order, the objects and the lists of
-            # a shard are on the same server, as with a single alias.
+            # Two aliases may name the same servers in the same order. Then the objects and the
+            # lists of a place are on the same server, as with one alias.
             if [server.name for server in lists] != [s.name for s in self.object_servers]:
                 self.list_servers = lists
                 self.shares_store = False
@@ -74,7 +76,7 @@ class CacheClient:
                 " must be those of OBJECTS and LISTS, or nothing there would be found."
             )
         self._also = [tuple(open_servers(alias, options)) for alias in options.also_mark]
-        # Results of objects(), lists() and holders(), which are remembered here, keyed by place
+        # These three dicts remember the results of objects(), lists() and holders(), keyed by place
         # (the alias of a shard, or the type name of a global model).
         self._objects: dict[str, CacheServer] = {}
         self._lists: dict[str, CacheServer] = {}
@@ -83,11 +85,11 @@ class CacheClient:
 
     @property
     def guard_ttl(self) -> float:
-        """Seconds that a guard lives in the cache unless its life is prolonged.
+        """Seconds after which a guard expires, unless its life is prolonged.
 
         A *guard* is the entry that says whether objects and lists are still valid, so it must
-        outlive them. Each write to its rows prolongs its life, and so does each object or list that
-        is stored and depends on it.
+        outlive them. Its life is prolonged by each write to its rows, and whenever an object or
+        list is stored that depends on the guard.
         """
         return self.options.ttl * 2
 
@@ -119,9 +121,9 @@ class CacheClient:
             return self._lists.setdefault(place, servers[node_index(place, len(servers))])
 
     def holders(self, place: str) -> tuple[Holder, ...]:
-        """Return the servers that may hold entries of ``place``. Each server is named once.
+        """Return all servers that may hold entries of ``place``, each once.
 
-        Writes to ``place`` must be announced to all of them.
+        Each write to ``place`` must be announced to all of them.
 
         :param place: the alias of a shard, or the type name of a global model.
         """
@@ -132,15 +134,15 @@ class CacheClient:
 
     def _find_holders(self, place: str) -> list[Holder]:
         objects, lists = self.objects(place), self.lists(place)
-        # Compare the servers by name, because two different cache aliases may lead to the same
+        # Compare the names of the servers, because two aliases of ``CACHES`` may lead to the same
         # server.
         is_same = lists.name == objects.name
         holders = {objects.name: Holder(objects, True, is_same)}
         if not is_same:
             holders[lists.name] = Holder(lists, False, True)
         for servers in self._also:
-            # Also return the servers of the aliases in the setting ALSO_MARK, because other
-            # processes may keep objects and lists on them.
+            # Add the servers of the setting ALSO_MARK. They may hold objects and lists of other
+            # processes, for example while the project changes its cache servers.
             server = servers[node_index(place, len(servers))]
             known = holders.get(server.name)
             holders[server.name] = Holder(server if known is None else known.server, True, True)
@@ -156,7 +158,8 @@ class CacheClient:
         return tuple(by_name.values())
 
     def type_name(self, label: str) -> str:
-        """Return the text with which the names of all cache entries of a model begin.
+        """Return how the names of all cache entries of a model begin: the prefix, followed by the
+        label.
 
         :param label: the model's ``app_label.ModelName``.
         """

@@ -1,8 +1,8 @@
-"""The work that a cache server must do after a transaction, and a queue for such work.
+"""What a cache server must do after a transaction, and a queue for servers that do not answer.
 
-A *marker* in a guard (the cache entry that says whether others are valid) announces a write. After
-the transaction, the server must delete the written rows, and *close* the marker: record that the
-write is over.
+Before a transaction commits, it announces each write by a *marker* in a guard, the cache entry that
+says whether other entries are valid. After the transaction, the server must delete the written
+rows, and *close* the marker: note in the guard that the write is over.
 """
 
 from __future__ import annotations
@@ -20,13 +20,11 @@ Records = list[tuple[str, bytes]]
 
 
 class Closing:
-    """What one cache server must do after a transaction: delete objects, then append to guards.
-
-    The appended lines close the transaction's markers, the announcements of its writes.
+    """What one cache server must do after a transaction: delete objects, then append lines to
+    guards. The lines close the markers with which the transaction has announced its writes.
 
     :ivar objects: the names of the objects to delete.
-    :ivar records: a tuple for each marker: the name of its guard, and the line that closes the
-        marker.
+    :ivar records: pairs (name of a guard, line that closes the marker in it).
     """
 
     __slots__ = ("objects", "records", "server")
@@ -38,18 +36,18 @@ class Closing:
 
 
 class ClosingQueue:
-    """Closings of markers (announcements of writes) that could not be sent, kept until their cache
-    server answers again.
+    """Keeps what cache servers must do after transactions (:class:`Closing`), if they did not
+    answer then.
 
-    A *closing* is what one server must do after a transaction (:class:`Closing`). The closings of a
-    server are sent before the next read from it, and before a transaction opens or closes markers
-    on it. Each process has one queue, which is thread-safe. At most :attr:`MAXIMUM` closings are
-    kept for a server: a further one replaces the oldest, whose markers then stay open until readers
-    repair them. A forked child starts with an empty queue, because the parent sends the closings.
+    The queued closings of a server are sent before the next read from the server, and before a
+    transaction sends its markers to it. Each process has one queue, which is thread-safe. It keeps
+    at most :attr:`MAXIMUM` closings for a server. A further one replaces the oldest, whose markers
+    stay open until a reader finds that their writer is dead. A forked child starts with an empty
+    queue, because the parent sends the closings.
     """
 
-    # A closing tells a cache server that a write is over. The queue keeps at most this many
-    # closings for each server.
+    # The largest number of closings (ends of writes that a server must be told) that the queue
+    # keeps for each server.
     MAXIMUM = 1000
     _AT_ONCE = 50
 
@@ -59,11 +57,11 @@ class ClosingQueue:
 
     def _renew(self) -> None:
         self._lock = threading.Lock()
-        #: Whether the queue has closings (reports that a write is over) for any server. Readers
-        #: check this before each exchange with a server.
+        #: Whether the queue has closings for any server. Readers check this attribute before each
+        #: read, so that an empty queue costs nothing.
         self.waiting = False
-        # The queued closings. The keys are the names of servers, not server objects: after a change
-        # of the settings, a new object stands for the same server.
+        # Maps the name of a server to its closings. The name is used because a change of the
+        # settings creates new objects for the same servers.
         self._closings: dict[str, deque[Closing]] = {}
 
     def __len__(self) -> int:
@@ -79,11 +77,11 @@ class ClosingQueue:
             self.waiting = True
 
     def flush(self, server: CacheServer) -> None:
-        """Send to a cache server the queued lines that close markers (announcements of writes).
+        """Send the queued closings of a cache server, which end the announcements of writes there.
 
-        Costs no round trip if no closing is queued for the server.
+        Costs no round trip if none is queued for the server.
 
-        :raises ServerDown: the server does not answer; the closings stay in the queue.
+        :raises ServerDown: the server does not answer. The closings stay in the queue.
         """
         while self.waiting:
             with self._lock:
@@ -109,6 +107,5 @@ class ClosingQueue:
                 raise
 
 
-#: The queue of this process: closings of markers (announcements of writes) that wait until their
-#: cache servers answer.
+#: The queue of this process for cache servers that did not answer at the end of a write.
 closing_queue = ClosingQueue()

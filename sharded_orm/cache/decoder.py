@@ -1,6 +1,7 @@
-"""Turns cache entries into rows and lists.
+"""Decodes cache entries into rows and lists.
 
-An entry that cannot be used is treated as missing. Broken entries are counted in the statistics.
+An entry that cannot be used is treated as missing. If the entry is broken, it is also counted in
+the statistics.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ class Counters(Protocol):
 
 
 def listed_rows(request: ListRequest, revision: str, pks: Iterable[str]) -> Listed:
-    """Return a list of rows as a :class:`Listed`, which the process remembers for later reads.
+    """Return a list of rows in the form in which the process remembers it.
 
-    :param revision: the digest that the list's guards had when the list was stored.
+    :param revision: the digest of the list's guards at the time when the list was stored.
     :param pks: tokens of the rows' primary keys (their form in names of entries), in the order of
         the list.
     """
@@ -34,9 +35,9 @@ def listed_rows(request: ListRequest, revision: str, pks: Iterable[str]) -> List
 
 
 class EntryDecoder:
-    """A decoder of cache entries. Thread-safe.
+    """Decodes cache entries into rows and lists. Thread-safe.
 
-    :param counters: the statistics in which broken entries are counted.
+    :param counters: the statistics that count broken entries.
     """
 
     def __init__(self, counters: Counters) -> None:
@@ -49,11 +50,11 @@ class EntryDecoder:
         stamp: str,
         guards: tuple[bytes, ...],
     ) -> Row | None:
-        """Return the row of an object; None if the object is unusable. See :meth:`rows`.
+        """Return the row of a cached object; None if the object cannot be used. See :meth:`rows`.
 
-        :param guards: the bytes of the object's guards; empty if one of them says that a write is
-            under way. If the next read finds the same guards and the same entry, it uses the row
-            without a check.
+        :param guards: the bytes of the object's guards. The process remembers them with the row: if
+            the next read finds the same guards and the same entry, the row is valid without
+            decoding. Empty if a guard says that a write is under way.
         """
         rows = self.rows(request, (request.name,), (entry,), stamp)
         if rows is None:
@@ -69,13 +70,15 @@ class EntryDecoder:
         entries: Sequence[FoundEntry],
         stamp: str,
     ) -> list[Row] | None:
-        """Return the rows of the objects ``names``; None if at least one object is unusable.
+        """Return the rows of the cached objects ``names``; None if at least one of them cannot be
+        used.
 
-        If it returns None, ``request.fillable`` maps the name of each unusable object to the entry
-        that was found, which the caller can replace, and the name of each valid object to None.
+        In this case, ``request.fillable`` has an item for each object: an unusable object maps to
+        the entry that was found, which the caller may replace; a valid object maps to None.
 
         :param entries: the entries that were read under ``names``, in the same order.
-        :param stamp: the stamp that valid objects carry, made from the guards.
+        :param stamp: the text that a valid object contains. It is made from the guards, and changes
+            when a write makes the object void.
         """
         format = request.format
         decoded = format.decoded
@@ -126,10 +129,11 @@ class EntryDecoder:
     def listed(
         self, request: ListRequest, name: str, entry: bytes | None, revision: str
     ) -> Listed | None:
-        """Return the list or number in the entry ``name``; None if the entry cannot be used.
+        """Return the list or the number of the entry ``name``; None if the entry cannot be used.
 
         :param entry: the entry that was read under ``name``; None if it is missing.
-        :param revision: the part of ``name`` that changes with each write to the list's rows.
+        :param revision: the digest of the list's guards, a part of ``name``. It changes with each
+            write to the list's rows.
         """
         items = values.unpack_list(entry, name, request.format.fingerprint)
         if isinstance(items, Unusable):
@@ -143,8 +147,8 @@ class EntryDecoder:
             if all(type(item) is int for item in items):
                 return Listed(revision, (), (), tuple(items))
         elif all(type(pk) is str for pk in items) and _TOKENS.fullmatch(",".join(items)):
-            # Check strictly that each item has the form of a primary key: the items become parts
-            # of entry names, and anybody may have written the list.
+            # Check that each item has the form of a primary key, because the items become parts of
+            # entry names. Do not trust the entry: other programs can write to the cache server.
             return listed_rows(request, revision, items)
         self._count_broken(request)
         return None

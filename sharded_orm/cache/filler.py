@@ -1,4 +1,4 @@
-"""Stores in the cache the rows that the database returned for cache misses ("fills" the cache)."""
+"""Fills the cache: after a cache miss, stores the rows that the database has returned."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from sharded_orm.cache.stores.base import (
 )
 from sharded_orm.cache.values import Row
 
-#: A list with more rows is not cached: reading it from the cache would be no faster than from the
-#: database.
+#: A list with more rows is not cached, because reading it from the database is as fast.
 MAX_ROWS = 1000
 
 _Packets = dict[CacheServer, list[tuple[CacheRequest, CacheEntry]]]
@@ -51,18 +50,20 @@ class CacheServers(Protocol):
 
 
 def forbid_fill(request: CacheRequest) -> None:
-    """Make sure that the result of ``request`` is not stored in the cache."""
+    """Mark ``request`` so that its result is not stored in the cache."""
     request.state = request.object_state = None
 
 
 class Filler:
-    """Stores in the cache what the database returned for requests that the cache could not answer.
+    """Stores in the cache what the database has returned after a cache miss.
 
-    An object is stored with a *lease*, the server's permission to store one entry. It is taken
-    before the SQL query if the object's name is known then, and otherwise after it. It becomes void
-    if the entry is deleted. Unused leases are given back (:meth:`release`).
+    To store an object (a cached row), a reader needs a *lease*, the server's permission. The reader
+    takes it before the SQL query, or after the query if only the query shows which objects are
+    needed. The lease becomes void if a writer deletes the entry meanwhile, so no old row is stored.
+    Unused leases are given back (:meth:`release`).
 
-    The threads of a process share one instance. No public method raises if a cache server is down.
+    The threads of a process share one instance. No public method raises an error if a cache server
+    is down.
     """
 
     def __init__(self, cache: CacheServers, memory: ProcessCache, decoder: EntryDecoder) -> None:
@@ -73,11 +74,12 @@ class Filler:
         self._seconds = cache.options.ttl - kept_for(cache.options.ttl)
 
     def lease(self, request: CacheRequest, now: float) -> None:
-        """Take leases (permissions of the server) to store the missing objects of ``request``.
+        """Take leases (the server's permissions) to store the objects that ``request`` has not
+        found.
 
-        If a server is down, or if a guard was created less than QUARANTINE seconds ago, mark
-        ``request`` so that its result is not stored. The server may have lost an older guard, which
-        announced a write that is still under way.
+        If a server is down, or if a guard is younger than QUARANTINE seconds, mark ``request`` so
+        that nothing is stored for it. A young guard may replace an older one that the server has
+        evicted, and that announced a write which is still under way.
 
         :param now: the time in seconds since 1970.
         """
@@ -85,8 +87,8 @@ class Filler:
             state.created for state in (request.state, request.object_state) if state is not None
         )
         if now < youngest + self._cache.options.quarantine:
-            # A guard was created a short time ago. The server may have evicted an older one with
-            # the marker of a write that is not committed yet, so it is not safe to store anything.
+            # A guard is young. The server may have evicted an older one, in which a transaction had
+            # announced a write that is not committed yet. So it is not safe to store anything.
             forbid_fill(request)
             return
         missing = {name: entry for name, entry in request.fillable.items() if entry is not None}
@@ -101,7 +103,7 @@ class Filler:
         _note_leases(request, missing, leases)
 
     def release(self, requests: Iterable[CacheRequest]) -> None:
-        """Give the leases (permissions to store) back that ``requests`` have taken and not used."""
+        """Give back the leases (permissions to store) that ``requests`` have not used."""
         entries: dict[CacheServer, dict[str, FoundEntry]] = {}
         for request in requests:
             if request.looks and (unused := request.unused_leases()):
@@ -115,9 +117,8 @@ class Filler:
                 continue
 
     def fill(self, misses: Iterable[tuple[CacheRequest, Sequence[str], Sequence[Row]]]) -> None:
-        """Store in the cache what the database returned for ``misses``.
-
-        Misses are the requests that the cache could not answer. See :meth:`Reader.fill`.
+        """Store in the cache what the database has returned for ``misses``, the requests that the
+        cache could not answer. See :meth:`Reader.fill`.
         """
         packets: _Packets = {}
         for request, pks, rows in misses:
@@ -128,8 +129,8 @@ class Filler:
             except ServerDown:
                 continue
         for server, entries in packets.items():
-            # The names of the guards that decide whether the new entries are valid. server.fill()
-            # prolongs the lives of these guards, so that they outlive the entries.
+            # The guards on which the new entries depend. server.fill() prolongs their lives, so
+            # that they outlive the entries.
             names = dict.fromkeys(name for request, _ in entries for name in request.scope.guards)
             try:
                 stored, _ = server.fill([entry for _, entry in entries], self._seconds, list(names))
@@ -137,7 +138,8 @@ class Filler:
                 continue
             for (request, entry), is_stored in zip(entries, stored, strict=True):
                 if not is_stored:
-                    # The value may be too large. Then the lease is still there, so give it back.
+                    # Nothing was stored, perhaps because the value is too large. In that case the
+                    # lease is still there: forget the entry here, so that the lease is given back.
                     request.stored.discard(entry.name)
             self._count(entries, stored)
 
@@ -195,12 +197,12 @@ class Filler:
     def _lease_unknown(
         self, request: ListRequest, server: CacheServer, names: Iterable[str], state: GuardState
     ) -> None:
-        """Take leases (permissions to store) for objects whose names were not known before the SQL
-        query.
+        """Take leases (permissions to store) for the objects of a list whose ids only the SQL query
+        has shown.
 
-        The rows were read before these leases are taken. So read the guards, which change with each
-        write, once more afterwards. If they differ from ``state``, a row may have been written in
-        between: no lease is kept, and the objects are not stored.
+        The query has read the rows before these leases are taken. A write in between would not make
+        the leases void. So read the guards again, which change with each write. If they differ from
+        ``state``, keep no lease, and store no objects.
 
         :param server: the server that holds both the lists and the objects.
         :param names: the names of all objects of the list.
@@ -222,9 +224,9 @@ class Filler:
         if any(
             lease is not entry.lease for lease, entry in zip(leases, missing.values(), strict=True)
         ):
-            # On servers of this kind (Redis), lease() has taken the leases (permissions to store)
-            # just now, after the guards were read. A write may have changed the guards in between.
-            # So read the guards once more.
+            # A server of this kind (Redis) has not given the leases in read(), but only now in
+            # lease(), after the guards were read. A write may have come in between, so read the
+            # guards once more.
             guards_after, _, _ = server.read(guards)
             if tuple(guards_after) != state.raws:
                 request.fillable.update(dict.fromkeys(missing))
@@ -237,7 +239,8 @@ class Filler:
             return
         value = values.pack_object(name, request.format.fingerprint, stamp, row)
         if value is None:
-            # Do not store the row: it has a value that the format of objects cannot hold exactly.
+            # A value of the row would not be exactly the same after packing and unpacking, so do
+            # not store the row.
             return
         request.stored.add(name)
         server = self._cache.objects(request.scope.place)
@@ -247,7 +250,9 @@ class Filler:
 def _note_leases(
     request: CacheRequest, missing: dict[str, FoundEntry], leases: Sequence[Lease | None]
 ) -> None:
-    """Note in ``request`` the leases that the server has given, or refused, for ``missing`` objects."""
+    """Note in ``request`` the leases of the ``missing`` objects. None stands for a lease that the
+    server has refused.
+    """
     for name, lease in zip(missing, leases, strict=True):
         request.fillable[name] = None if lease is None else FoundEntry(None, lease)
     entries = [

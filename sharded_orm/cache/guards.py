@@ -45,22 +45,21 @@ from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
-#: The most primary keys that a marker (the announcement of a write) lists. The marker of a write to
-#: more rows announces all rows of the guard's scope, a set of rows.
+#: A marker (the announcement of a write) lists at most this many primary keys. For a write to more
+#: rows, the marker announces all rows of the guard.
 MAX_LISTED = 100
-#: Size in bytes above which a guard may be compacted: rewritten without the markers (announcements)
-#: of writes that are over.
+#: A guard with more bytes may be compacted: rewritten without the markers (announcements) of writes
+#: that are over.
 COMPACT_FROM = 2048
-#: The line that closes a marker (the announcement of a write) may arrive before the line that opens
-#: it, which would otherwise open the marker later. So compacting keeps such closing lines, the
-#: latest ones, at most this many.
+#: A line that closes a marker (the announcement of a write) may arrive before the line that opens
+#: the marker. Compacting keeps such closing lines. Otherwise the late opening line would open the
+#: marker of a write that is over. It keeps the latest lines, at most this many.
 _MAX_EARLY = 16
-#: :func:`parse` keeps the parsed form of a guard for the next call, unless the guard is larger than
-#: this number of bytes.
+#: :func:`parse` remembers the parsed form of a guard up to this size in bytes.
 _MAX_REMEMBERED = 8192
 
-# The patterns of a guard's lines. They are strict for two reasons: anybody may have written to the
-# cache, and tokens of primary keys in a guard become parts of entry names.
+# The patterns of a guard's lines. They are strict, because other programs can write to the cache
+# server, and because the tokens of primary keys in a guard become parts of entry names.
 _HEADER = re.compile(r"=([0-9a-f]{16}),[0-9a-f]{16},([0-9]{1,15})")
 _OPENING = re.compile(
     r"\+([0-9A-Za-z]{1,32}),([0-9]{1,15}),([nw]),([0-9A-Za-z_.%~-]*),([0-9A-Za-z_.%~-]*)"
@@ -70,7 +69,7 @@ _CLOSING = re.compile(r"[-!]([0-9A-Za-z]{1,32}),([0-9a-f]{16})")
 
 
 class BrokenGuard(ValueError):
-    """A cache entry has the name of a guard, but its bytes are not a valid guard.
+    """The bytes of a guard are damaged, or something else was stored under its name.
 
     A guard is the entry that says whether other entries are valid.
     """
@@ -79,9 +78,9 @@ class BrokenGuard(ValueError):
 class Writer(NamedTuple):
     """The database session of a transaction that has written rows.
 
-    :param server: the identity of the database server, to be compared with the identities of other
-        servers; empty (the default) if the server has no identity.
-    :param account: the database account of the session, to be compared with other accounts.
+    :param server: identifies the database server, to find out whether two sessions are on the same
+        server; empty (the default) if the server has no identity.
+    :param account: identifies the database account of the session.
     :param connection: the id of the session on the server; 0 (the default) if it has no id.
     """
 
@@ -95,13 +94,13 @@ class Marker(NamedTuple):
 
     :param token: identifies the marker.
     :param at: when the write was announced, by the writer's clock, in seconds since 1970.
-    :param wide: True if the write may concern rows in any narrower scope. For example, an isolate
-        key is a value of the field that divides the rows of a shard key. A marker in the guard of a
-        shard key is wide if the isolate keys of the written rows are not known.
+    :param wide: whether the write may concern every narrower set of rows, because it is not known
+        which ones, or because they are many. In the guard of a shard key, these are the rows of
+        each isolate key (a value of the field that divides the rows of a shard key).
     :param writer: the database session of the transaction.
     :param pks: tokens (:func:`~sharded_orm.cache.keys.token`) of the primary keys of the written
-        rows; None for all rows of the scope. New rows are left out, because they cannot be in the
-        cache as objects.
+        rows; None for all rows of the guard. New rows are left out, because no object (cached row)
+        of them can exist.
     """
 
     token: str
@@ -115,24 +114,25 @@ class Marker(NamedTuple):
 
     @property
     def voids(self) -> bool:
-        """Whether closing the marker (announcement of a write) makes all entries of its guard void.
+        """Whether all entries of the guard become void when the marker (announcement of a write) is
+        closed.
 
-        True if the marker does not list which objects and narrower scopes the write concerns. In
-        this case, the line that closes the marker gives the guard a new generation, a random
-        digest.
+        True if the marker does not list the written rows and their isolate keys one by one. The
+        line that closes the marker then gives the guard a new generation, a random digest.
         """
         return self.pks is None or self.wide
 
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """A parsed guard: the entry that says whether the objects and lists of a scope are valid.
+    """A parsed guard: the cache entry that says whether the objects and lists of a set of rows are
+    valid.
 
-    :param generation: a random digest. Objects with another generation are void, and so are lists
-        of narrower scopes whose revision was computed with another generation.
+    :param generation: a random digest. An object that was stored under another generation is void.
+        So is a list of a narrower set of rows, if its name was computed with another generation.
     :param created: when the guard was created, in seconds since 1970.
     :param open: the open markers: the announcements of writes that may be committed at any time.
-    :param digest: a digest of all bytes of the guard, used in the revision of its lists.
+    :param digest: a digest of all bytes of the guard, from which the names of its lists are made.
     :param size: the size of the guard in bytes.
     :param early: tokens of markers whose closing line has arrived, but whose opening line has not;
         the latest 16 at most. Default: none.
@@ -149,31 +149,34 @@ class Guard:
 
     @property
     def is_bulky(self) -> bool:
-        """Whether compacting the guard (dropping the markers of writes that are over) would save
-        enough bytes to be worth a round trip.
+        """Whether compacting the guard is worth a round trip: it would drop many bytes of the
+        markers of writes that are over.
         """
         return self.size > COMPACT_FROM and self.spare * 2 > self.size
 
     def covers(self, pk: str) -> bool:
-        """Whether the cached row whose primary key has the token ``pk`` is being written."""
+        """Whether an unfinished write may change the row whose primary key has the token ``pk``."""
         return any(marker.covers(pk) for marker in self.open)
 
     @property
     def has_wide(self) -> bool:
-        """Whether a write is under way that may concern every isolate key (value of the field that
-        divides the scope's rows).
+        """Whether an unfinished write may concern every isolate key.
+
+        An isolate key is a value of the field that divides the rows of a shard key.
         """
         return any(marker.wide for marker in self.open)
 
 
-# The random numbers for tokens need not be secret, so Python's generator is good enough. The
-# operating system's generator would take longer than the rest of the announcement of a write.
+# Python's generator is good enough for tokens, because nobody gains anything by guessing them. The
+# operating system's generator would take longer than all other work for an announcement.
 _random = random.Random()
 os.register_at_fork(after_in_child=_random.seed)
 
 
 def new_token() -> str:
-    """Return a unique token of 16 hexadecimal digits. Thread-safe, and safe after a fork."""
+    """Return a random token of 16 hexadecimal digits, unique in practice. Thread-safe, and safe
+    after a fork.
+    """
     return f"{_random.getrandbits(64):016x}"
 
 
@@ -186,7 +189,7 @@ def header(now: float) -> bytes:
 
 
 def opening(marker: Marker) -> bytes:
-    """Return the line that adds ``marker``, the announcement of a write, to a guard."""
+    """Return the line that opens ``marker`` in a guard: it announces a write."""
     token, at, wide, writer, pks = marker
     listed = "*" if pks is None else ";".join(sorted(pks))
     return (
@@ -195,15 +198,16 @@ def opening(marker: Marker) -> bytes:
 
 
 def closing(token: str, *, void: bool) -> bytes:
-    """Return the line that closes the marker with ``token``, after the write that it announced.
+    """Return the line that closes the marker with ``token`` in a guard: the announced write is
+    over.
 
-    :param void: if True, the line also gives the guard a new generation (a random digest), so that
+    :param void: whether the line also gives the guard a new generation (a random digest), so that
         all earlier entries become void.
     """
     if void:
         return f"!{token},{new_token()}\n".encode()
-    # Add a random salt, because each closing line must change the guard's digest, even a second one
-    # for the same write.
+    # Add a random text, so that even a second closing line for the same write changes the digest of
+    # the guard.
     return f"-{token},{new_token()}\n".encode()
 
 
@@ -269,11 +273,11 @@ _remembered = lru_cache(maxsize=4096)(_parse)
 
 
 def compacted(guard: Guard) -> bytes:
-    """Return the bytes of a shorter guard: ``guard`` without the markers of writes that are over.
+    """Return a shorter form of ``guard``, without the markers (announcements) of writes that are
+    over.
 
-    The markers (announcements) of unfinished writes stay. The generation, a random digest that
-    cached objects carry, stays too, so these objects remain valid. A new random salt makes the
-    digest unique.
+    The markers of unfinished writes stay. The generation stays, too, so objects that were stored
+    before remain valid. A new random salt gives the guard a digest that it never had before.
     """
     first = f"={guard.generation},{new_token()},{round(guard.created * 1000)}\n".encode()
     early = (closing(token, void=False) for token in guard.early)
@@ -291,26 +295,29 @@ def digest(*parts: bytes | str) -> str:
 
 
 def stamp(guards: Iterable[Guard]) -> str:
-    """Return the stamp that an object must carry to be valid: the generations of ``guards``.
+    """Return the stamp of objects: the generations of their ``guards``, joined. An object with
+    another stamp is void.
 
-    A guard is the entry that says whether others are valid. When one of the guards gets a new
-    generation (a random digest), all objects with the earlier stamp become void.
+    A guard gets a new generation (a random digest) after a write that may concern any of its rows.
+    This makes all its earlier objects void.
 
-    :param guards: the guard of the table, then the guard of the object's shard key (none for a
-        global model).
+    :param guards: the guard of the table, then the guard of the object's shard key. For a global
+        model, only the guard of the table.
     """
     return "".join([guard.generation for guard in guards])
 
 
 def revision(guards: Iterable[Guard]) -> str:
-    """Return the revision of the cached lists of a scope: a digest that is part of their names.
+    """Return the revision of cached lists: a digest of their guards, which is part of the lists'
+    names.
 
-    A write that may change the lists also changes the revision, so readers no longer find the lists
-    that were cached before.
+    A write that may change the lists changes the revision. Readers then look for other names, so
+    they no longer find the old lists.
 
-    :param guards: the guards of all wider scopes, the widest first, then the guard of the lists'
-        own scope. Every change of the last guard changes the revision. A wider guard changes it
-        only with a new generation, after a write that may concern any row of the wider scope.
+    :param guards: first the guards of wider sets of rows, the widest first; last the guard of the
+        lists' own set of rows. Any change of the last guard changes the revision. A wider guard
+        changes the revision only if it gets a new generation, after a write that may concern any of
+        its rows.
     """
     *wider, own = guards
     return digest(own.digest, *(guard.generation for guard in wider))

@@ -1,4 +1,4 @@
-"""Makes cache entries void after SQL statements that the library did not see."""
+"""Makes cache entries void after SQL statements that the library has not seen, such as raw SQL."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from sharded_orm.cache.stores.base import CacheServer, ServerDown
 class VoidRows:
     """Rows whose cache entries must become void.
 
-    :param scope: the narrowest scope (set of rows) that is known to contain the rows: the scope of
-        an isolate key, of a shard key, or of the table.
+    :param scope: a set of rows that contains them, as small as is known: the rows of an isolate
+        key, of a shard key, or of the table.
     :param pks: tokens of the rows' primary keys (the form that keys have in names of entries); None
         (the default) for all rows of the scope.
-    :param wide: True if the model has an isolate key whose values in the rows are unknown. All
-        entries of the rows' shard key or table then become void. Default: False.
+    :param wide: True if the model has an isolate key, and its values in the rows are not known.
+        Then all entries of the shard key or table become void. Default: False.
     """
 
     scope: Scope
@@ -39,15 +39,14 @@ def void(cache: CacheClient, targets: Iterable[VoidRows]) -> None:
         on the other servers are void.
     """
     objects: dict[CacheServer, list[str]] = {}
-    # The guards (entries that say whether other entries are valid) to change: for each server, the
-    # names of the guards. The value is True if the change makes all entries void that depend on the
-    # guard.
+    # Maps each server to its guards that must change. In the inner dict, the name of a guard maps
+    # to True if all entries that depend on the guard must become void.
     guards: dict[CacheServer, dict[str, bool]] = {}
     targets = list(targets)
     for rows in targets:
         scope, names = rows.scope, rows.scope.guards
-        # The name of the guard that says whether the objects are valid: that of the shard key. It
-        # is that of the table if the model is global or the shard key is unknown.
+        # The guard that says whether the objects are valid: that of the shard key, or that of the
+        # table if the model is global or the shard key is not known.
         home = names[min(scope.home, len(names) - 1)]
         is_whole = rows.pks is None or rows.wide
         for holder in cache.holders(scope.place):

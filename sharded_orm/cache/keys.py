@@ -15,8 +15,8 @@ whether objects and lists are still valid: it changes with each write. There is 
 table on each shard, one for each shard key, and one for each value of the isolate key, the field
 that divides the lists of a shard key.
 
-In names each value is represented by a *token* (:func:`token`), so that different values always
-give different names. :func:`fit` shortens names that are too long for memcached.
+In a name, each value has the form of a *token* (:func:`token`). Two different values never give the
+same name. :func:`fit` shortens names that are too long for memcached.
 """
 
 from __future__ import annotations
@@ -39,27 +39,29 @@ _SAFE = re.compile(rf"[0-9A-Za-z_.]{{1,{_MAX_TOKEN}}}")
 
 
 def token(value: Any) -> str:
-    """Return ``value`` as a part of a name: printable ASCII without ``-``, 64 characters at most.
+    """Return the form of ``value`` in names of entries: printable ASCII without ``-``, 64
+    characters at most. Longer values are hashed.
 
-    Different values of a field have different tokens, and values that are equal in the database
-    have the same token. Long values are hashed. Different texts always have different tokens, so a
-    key must not use a collation under which different texts are equal.
+    Values that are equal in the database have the same token, and different values have different
+    tokens. There is one exception: texts that differ only in case, for example, have different
+    tokens, although some collations take them for equal. So a key must not have such a collation.
 
     :param value: a field value, as ``get_prep_value`` of the field returns it.
     """
-    # bool is a subclass of int: True becomes 1, as in the database.
+    # For a bool, which is an int: True becomes 1, as in the database.
     if isinstance(value, int):
         value = int(value)
         return str(value) if value >= 0 else f"%2D{-value}"
     if isinstance(value, str):
-        # For a member of an enumeration, str.__str__() returns the value, not the name.
+        # For a member of a TextChoices class: str.__str__() returns its value, but str() may return
+        # its name.
         text = str.__str__(value)
     elif isinstance(value, bytes | bytearray | memoryview):
         text = bytes(value).hex()
     elif isinstance(value, Decimal):
         text = _decimal(value)
     elif isinstance(value, float):
-        # Adding 0.0 turns a negative zero into 0.0, so that both have the same token.
+        # Adding 0.0 turns -0.0 into 0.0. The two are equal, so they must have the same token.
         text = repr(value + 0.0)
     elif isinstance(value, datetime) and value.utcoffset() is not None:
         text = value.astimezone(UTC).isoformat()
@@ -73,8 +75,8 @@ def token(value: Any) -> str:
         return text
     safe = quote(text, safe="", errors="surrogatepass").replace("-", "%2D").replace("~", "%7E")
     if safe in _RESERVED or not safe:
-        # Escape the first character of a reserved word, because such a word has a special meaning
-        # in names. The empty text becomes "%", which is the token of no other text.
+        # "revision" and "list" have a special meaning in names, so escape their first character.
+        # The empty text becomes "%", which is the token of no other text.
         safe = f"%{ord(safe[0]):02X}{safe[1:]}" if safe else "%"
     if len(safe) > _MAX_TOKEN:
         return "~" + hashlib.blake2b(safe.encode(), digest_size=16).hexdigest()
@@ -82,9 +84,9 @@ def token(value: Any) -> str:
 
 
 def _decimal(value: Decimal) -> str:
-    """Return ``value`` as text; equal numbers such as 1, 1.0 and 1E0 have the same text.
+    """Return ``value`` as text. Equal numbers, such as 1, 1.0 and 1E0, have the same text.
 
-    ``Decimal.normalize()`` is not used, because it would round long numbers.
+    ``Decimal.normalize()`` would round long numbers.
     """
     if not value.is_finite():
         return str(value)
@@ -98,7 +100,9 @@ def _decimal(value: Decimal) -> str:
 
 
 def fit(name: str) -> str:
-    """Return ``name`` if it is short enough for memcached; else its beginning, followed by a digest."""
+    """Return ``name`` if it is short enough for memcached. Otherwise return its first 100
+    characters, followed by a digest of the whole name.
+    """
     if len(name) <= MAX_LENGTH:
         return name
     return name[:100] + "~" + hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
@@ -107,7 +111,8 @@ def fit(name: str) -> str:
 def node_index(place: str, count: int) -> int:
     """Return the index of the cache server that holds all entries of ``place``.
 
-    The index is fixed: no other server takes over while the server with this index is down.
+    The index depends only on the arguments. So no other server takes over while this server is
+    down.
 
     :param place: the alias of a shard, or the type name of a global model.
     :param count: the number of cache servers.
@@ -119,13 +124,13 @@ def node_index(place: str, count: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class CachedType:
-    """The properties of a cached model on which names and values in the cache depend.
+    """What the cache needs to know about a cached model.
 
     :param name: the prefix of all names, then ``app_label.ModelName`` of the concrete model.
     :param sharded: whether the rows are on shards; otherwise they are in the global database.
-    :param fingerprint: a digest of the model's fields, contained in objects and lists, and in the
-        names of lists. The names of objects and guards do not contain it, so that old and new code
-        use the same guards during a rolling deploy.
+    :param fingerprint: a digest of the model's fields. Objects and lists contain it, and so do the
+        names of lists. The names of objects and guards do not contain it: during a rolling deploy,
+        old and new code must use the same guards.
     """
 
     name: str
@@ -133,7 +138,8 @@ class CachedType:
     fingerprint: str
 
     def __post_init__(self) -> None:
-        # Escape the name: a prefix may be any text, and class names may have non-ASCII letters.
+        # Escape special characters: the prefix may be any text, and names of classes may have
+        # letters that are not ASCII.
         safe = quote(self.name, safe="@:/+", errors="surrogatepass").replace("~", "%7E")
         object.__setattr__(self, "name", safe)
 
@@ -145,12 +151,12 @@ class Scope:
     The set is a whole table on a shard, a whole global table, the rows of one shard key, or those
     of one isolate key (a value of the field that divides the rows of a shard key).
 
-    :param place: the alias of the shard; for a global model, the name of ``type``. It decides which
-        cache server has the entries.
+    :param place: the alias of the shard; for a global model, the name of ``type``. The place
+        decides which cache server has the entries.
     :param key: the token of the shard key (its form in names of entries). None (the default) for a
         whole table, and for a global model.
-    :param isolate: the token of the isolate key. None (the default) if the scope is not limited to
-        one.
+    :param isolate: the token of the isolate key. None (the default) for the rows of all isolate
+        keys.
     """
 
     type: CachedType
@@ -164,10 +170,11 @@ class Scope:
 
     @cached_property
     def guards(self) -> tuple[str, ...]:
-        """Names of the guards (entries that say whether others are valid) that concern the scope,
-        the guard of the widest scope first.
+        """The names of all guards on which entries of the scope depend. A guard is the entry that
+        says whether other entries are valid.
 
-        The last name is that of the scope's own guard.
+        They are sorted from the widest set of rows (the table) to the narrowest. The last one is
+        the scope's own guard.
         """
         name = self.type.name
         if not self.type.sharded:
@@ -184,11 +191,12 @@ class Scope:
 
     @cached_property
     def home(self) -> int:
-        """The index of the *home* guard in :attr:`guards`.
+        """The index of the *home* guard in :attr:`guards`: the guard that decides whether a cached
+        row is valid.
 
-        The home guard decides whether a cached row is valid. It is the guard of the shard key or,
-        for a global model, the guard of the table. The scope of a whole table on a shard has no
-        home guard: the index is then out of range.
+        For a sharded model, it is the guard of the shard key; for a global model, that of the
+        table. The scope of a whole table on a shard has no home guard, so the index is out of
+        range.
         """
         return 1 if self.type.sharded else 0
 
@@ -203,21 +211,22 @@ class Scope:
     def object_name(self, pk: str) -> str:
         """Return the name of the cache entry for one row.
 
-        :param pk: the token of the primary key, which is its form in names.
+        :param pk: the token of the primary key (its form in names of entries).
         """
         return self._own_object if pk == self.key else fit(f"{self._stem}-{pk}")
 
     @cached_property
     def _own_object(self) -> str:
-        # The entry name for the row whose primary key equals the shard key.
+        # The entry name of the row whose primary key is the shard key. Computed once per scope.
         return fit(f"{self._stem}-{self.key}")
 
     def list_name(self, query: str, revision: str) -> str:
-        """Return the name of a list or count.
+        """Return the name of the cache entry for the result of a query: a list of rows, or a
+        number.
 
-        :param query: a digest of two things: the query, and the fingerprint of the model's fields.
-        :param revision: the digest that the list's guards have now. It changes with each write to
-            the list's rows.
+        :param query: a digest of the query and of the model's fields.
+        :param revision: the present digest of the list's guards. It changes with each write to the
+            list's rows.
         """
         stem = f"{self.type.name}-list{self._stem[len(self.type.name) :]}"
         return fit(f"{stem}-{query}-{revision}")

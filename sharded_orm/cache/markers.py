@@ -1,14 +1,15 @@
-"""The markers of a transaction: opened in the cache before COMMIT, closed after it.
+"""The markers with which a transaction announces its writes to the cache before COMMIT. They are
+closed after it.
 
 Each *scope* (a set of rows, such as those of one shard key) has a *guard*, a cache entry that says
 whether the other entries of the scope are valid. An open *marker* in a guard says that a write to
 these rows is under way.
 
 Opening the markers costs one round trip per transaction and cache server, however many rows were
-written. Closing them costs one packet, whose answer is not waited for. If a marker cannot be
-opened, ``ON_CACHE_FAILURE`` decides whether the transaction is rolled back or goes on without it.
-If a server does not confirm the closing, the process queues it. Until it is done, readers bypass
-the cache for the written rows.
+written. Closing them costs one packet, whose answer is not waited for. If a server does not answer
+when a marker must be opened, the setting ``ON_CACHE_FAILURE`` decides whether the transaction is
+rolled back or goes on without the marker. If a server does not confirm that it has closed a marker,
+the process queues the closing. Until then, readers bypass the cache for the written rows.
 """
 
 from __future__ import annotations
@@ -39,14 +40,13 @@ from sharded_orm.exceptions import CacheUnavailable
 
 logger = logging.getLogger("sharded_orm.cache")
 
-#: The number of attempts of a transaction to announce its writes to all cache servers. An attempt
-#: fails if it takes longer than COMMIT_WITHIN seconds. After the last failure, the transaction is
-#: rolled back.
+#: How often a transaction tries to announce its writes to all cache servers within COMMIT_WITHIN
+#: seconds. If the last attempt takes longer, too, the transaction is rolled back.
 _ATTEMPTS = 3
 
 
 class MarkedConnection(Protocol):
-    """The part of a database connection's interface that :class:`TransactionMarkers` uses."""
+    """What :class:`TransactionMarkers` uses of a database connection."""
 
     alias: str
 
@@ -55,25 +55,24 @@ class MarkedConnection(Protocol):
 
 
 class TouchedRows:
-    """The rows that a transaction wrote under one shard key, or in one table.
+    """The rows that a transaction has written under one shard key, or in one table.
 
-    :param scope: the scope (set of rows) of that shard key or table.
+    :param scope: the set of rows of this shard key or table.
     """
 
     __slots__ = ("isolates", "pks", "scope", "wide")
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
-        #: Tokens (the form in names of entries) of the primary keys of the rows that were changed
-        #: or deleted; None if these may be all rows of the scope. New rows are left out, because
-        #: they cannot be cached yet.
+        #: Tokens (the form in names of entries) of the primary keys of the changed and deleted
+        #: rows. None stands for all rows of the scope. New rows are left out, because they cannot
+        #: be cached yet.
         self.pks: set[str] | None = set()
-        #: The scopes of all values of the isolate key (the field that divides the rows of a shard
-        #: key) that the rows had before or after the writes, by the value's token (its form in
-        #: names of entries).
+        #: Maps the token of each isolate key that the rows had before or after the writes to its
+        #: scope. (An isolate key is a value of the field that divides the rows of a shard key.)
         self.isolates: dict[str, Scope] = {}
-        #: Whether the write may concern every value of the isolate key: ``isolates`` may be
-        #: incomplete, or has more than MAX_LISTED items.
+        #: Whether the write may concern every isolate key, because ``isolates`` is not complete or
+        #: has more than MAX_LISTED items.
         self.wide = False
 
     def add(self, pks: Iterable[str] | None, isolates: Iterable[Scope], wide: bool) -> None:
@@ -88,13 +87,12 @@ class TouchedRows:
                 self.pks = None
 
     def updates(self) -> list[GuardUpdate]:
-        """Return a :class:`GuardUpdate` for each guard in which the write must be announced.
-
-        A guard is the entry that says whether other entries are valid.
+        """Return a :class:`GuardUpdate` for each guard (the entry that says whether others are
+        valid) in which the writes must be announced.
         """
         pks = None if self.pks is None else frozenset(self.pks)
-        # Take the last of scope.guards, which is the scope's own guard. The guards of wider sets of
-        # rows come before it.
+        # The last of scope.guards is the scope's own guard. Those before it are the guards of wider
+        # sets of rows.
         updates = [GuardUpdate(self.scope, self.scope.guards[-1], pks, self.wide, True)]
         if not self.wide:
             for scope in self.isolates.values():
@@ -103,15 +101,15 @@ class TouchedRows:
 
 
 class GuardUpdate(NamedTuple):
-    """A marker (the announcement of a write), and the guard that must get the marker.
+    """A marker (the announcement of a write), and the guard to which it must be added.
 
-    :param scope: the scope (set of rows) of the guard.
+    :param scope: the set of rows of the guard.
     :param guard: the name of the guard.
     :param pks: tokens (the form in names of entries) of the primary keys of those written rows that
         may be cached as objects; None for all rows of the scope.
     :param wide: whether the write may concern every isolate key in the scope.
-    :param at_home: True if the guard decides whether objects and lists are valid; False if it
-        decides this only for the lists of an isolate key.
+    :param at_home: True for the guard of a shard key or table, on which objects and lists depend.
+        False for the guard of an isolate key, on which only lists depend.
     """
 
     scope: Scope
@@ -122,7 +120,8 @@ class GuardUpdate(NamedTuple):
 
 
 class PlacedMarker(NamedTuple):
-    """A marker (announcement of a write) that was sent to a cache server, and may have arrived.
+    """A marker (announcement of a write) that was sent to a cache server. It is in the guard there,
+    unless it was lost on the way.
 
     :param update: the guard that gets the marker, and what the marker says.
     :param server: the cache server that has the guard.
@@ -136,29 +135,29 @@ class PlacedMarker(NamedTuple):
 
 
 class TransactionMarkers:
-    """The rows of cached models that one transaction wrote, and the transaction's markers.
+    """The rows of cached models that one transaction has written, and the markers that announce
+    these writes to the cache.
 
-    A marker announces a write to the cache. The instance of a transaction is the attribute
-    ``transaction_writes`` of its database connection. The connection calls the methods of
+    It is ``transaction_writes`` of the transaction's connection object, which calls the methods of
     :class:`~sharded_orm.backends.write_hooks.observer.TransactionListener`. Not thread-safe.
     """
 
     def __init__(self, cache: CacheClient, connection: MarkedConnection) -> None:
         self._cache = cache
         self._connection = connection
-        # The written rows, keyed by the name of the cached model and by the place (a shard or global
-        # model), then by the token of the shard key. None as the token means the whole table, with
-        # all shard keys.
+        # The written rows. Maps (name of the cached model, place) to a dict that maps the token of
+        # a shard key to its rows. In the inner dict, None stands for the whole table, with all
+        # shard keys.
         self._touched: dict[tuple[str, str], dict[str | None, TouchedRows]] = {}
         self._placed: list[PlacedMarker] = []
-        # The cache servers to which the writes could not be announced. The setting ON_CACHE_FAILURE
-        # lets the transaction continue without these servers.
+        # The cache servers that could not be told of the writes, while ON_CACHE_FAILURE lets the
+        # transaction go on without them.
         self._unmarked: set[CacheServer] = set()
-        # The sizes in bytes of the guards in which writes were announced, keyed by server, then by
-        # guard name. Only of servers with a guard that may have to be compacted.
+        # Maps a server to the sizes in bytes of the guards in which writes were announced, by guard
+        # name. Has only servers on which at least one guard may have to be compacted.
         self._long: dict[CacheServer, dict[str, int]] = {}
         # The monotonic time at which this transaction last began to send its markers. None if it
-        # has sent none, or if rows were written since.
+        # has sent none, or has written further rows since.
         self._marked_at: float | None = None
 
     def touch(
@@ -169,16 +168,16 @@ class TransactionMarkers:
         isolates: Iterable[Scope] = (),
         wide: bool = False,
     ) -> None:
-        """Record rows that the transaction has written or is about to write. Costs no round trip.
+        """Note rows that the transaction has written or is about to write. Costs no round trip.
 
-        :param scope: the scope (set of rows) of the rows' shard key or isolate key; the scope of
-            the table if the shard key is unknown or the model is global.
+        :param scope: the set of rows of their shard key or isolate key. The whole table, if the
+            shard key is not known or the model is global.
         :param pks: tokens (the form in names of entries) of the primary keys of those rows that may
             be cached as objects; None for all rows of the scope.
-        :param isolates: scopes of the isolate keys that the rows have before and after the write
-            (default: none). ``scope`` itself may be left out.
-        :param wide: whether the write may also concern rows of isolate keys that are not in
-            ``isolates`` (default: no).
+        :param isolates: the scopes of the isolate keys that the rows have before and after the
+            write (default: none). ``scope`` itself may be left out.
+        :param wide: whether the write may also concern isolate keys that are not in ``isolates``
+            (default: no).
         """
         self._marked_at = None
         type, place, key = scope.type, scope.place, scope.key
@@ -210,20 +209,22 @@ class TransactionMarkers:
 
     @property
     def is_announced(self) -> bool:
-        """Whether markers (announcements of writes) of this transaction may be on a cache server."""
+        """Whether markers (announcements of writes) of this transaction were sent, so that they may
+        be on a cache server.
+        """
         return bool(self._placed)
 
     def announce(self) -> None:
         """Announce the writes to the cache: open a marker in the guard of each scope (set of rows)
-        with written rows.
+        to which the transaction wrote.
 
-        Called before COMMIT, and before a statement that may commit implicitly. An attempt costs
-        one round trip per cache server. If it takes longer than COMMIT_WITHIN seconds, it is
-        repeated; at most _ATTEMPTS attempts are made. No attempt is needed if all guards got their
-        markers less than COMMIT_WITHIN seconds ago and nothing was written since.
+        Called before COMMIT, and before a statement that may commit implicitly. Costs one round
+        trip per cache server. If this takes longer than COMMIT_WITHIN seconds, it is repeated, up
+        to _ATTEMPTS times in all. Sends nothing if all guards got their markers less than
+        COMMIT_WITHIN seconds ago, and nothing was written since.
 
         :raises CacheUnavailable: a cache server does not answer, and ``ON_CACHE_FAILURE`` is
-            "refuse"; or every attempt took longer than COMMIT_WITHIN seconds. Markers that were
+            "refuse". Or every attempt took longer than COMMIT_WITHIN seconds. Markers that were
             opened stay open until :meth:`over`.
         """
         within = self._cache.options.commit_within
@@ -241,8 +242,9 @@ class TransactionMarkers:
         """Announce a write in autocommit, before its statement is sent. Return whether that took
         less than ``seconds``.
 
-        If not, do not send the statement: its commit could begin after COMMIT_WITHIN seconds, when
-        the markers no longer count. Makes one attempt, which costs one round trip per cache server.
+        If it took longer, do not send the statement: the database could commit it after
+        COMMIT_WITHIN seconds, when readers no longer trust the markers. Makes one attempt, which
+        costs one round trip per cache server.
 
         :raises CacheUnavailable: as :meth:`announce`.
         """
@@ -262,8 +264,8 @@ class TransactionMarkers:
                     if not (update.at_home or lists):
                         continue
                     records.setdefault(server, []).append((update.guard, line))
-                    # Record the marker before it is sent: even if sending fails, the server may have
-                    # received it, so it must be closed.
+                    # Note the marker before it is sent. Even if sending fails, the server may have
+                    # received it, and then it must be closed.
                     holds_objects = objects and update.at_home
                     self._placed.append(PlacedMarker(update, server, marker, holds_objects))
         first_line, ttl = header(now), self._cache.guard_ttl
@@ -305,21 +307,21 @@ class TransactionMarkers:
     def over(self) -> None:
         """Delete the objects of the written rows from the cache, then close the markers.
 
-        Called after the transaction's end. Sends one packet to each cache server. Does not wait for
-        the answer if a connection is idle and nobody else can have closed the markers. A closing
-        that the server does not confirm is queued.
+        Called after the end of the transaction. Sends one packet to each cache server. Does not
+        wait for the answer, if there is an idle connection and nobody else can have closed the
+        markers. If a server does not confirm, what it must do is queued.
 
-        If a server cannot be reached, the database session is closed, too. Readers that find an
-        open marker look for this session: because it is gone, they know that the transaction has
-        ended.
+        If a server cannot be reached, the database session is closed, too. A reader that finds an
+        open marker looks for the session of its writer. If the session is gone, the reader knows
+        that the transaction is over.
         """
         markers, self._placed = self._placed, []
         try:
             if markers:
                 self._finish(markers)
         finally:
-            # Drop entries from the per-request cache. They may hold old rows, which were read
-            # between the write and COMMIT.
+            # Drop the rows from the per-request cache, too. Between the write and COMMIT, a reader
+            # may have put the old rows there.
             self._forget()
 
     def _finish(self, markers: list[PlacedMarker]) -> None:
@@ -330,8 +332,8 @@ class TransactionMarkers:
         done: list[CacheServer] = []
         try:
             for server, server_closing in closings.items():
-                # If the COMMIT came late, readers may have closed the markers before it, and stored
-                # old rows. So wait until the server has made these rows void.
+                # If COMMIT came late, readers may have closed the markers before it, and stored old
+                # rows. So wait until the server has made these rows void.
                 if self._close(server_closing, wait=late or server in self._unmarked):
                     done.append(server)
         finally:
@@ -342,11 +344,11 @@ class TransactionMarkers:
                 self._connection.discard_session()
 
     def _closings(self, markers: list[PlacedMarker], *, late: bool) -> dict[CacheServer, Closing]:
-        """Return what each cache server must do to close ``markers``, which announce writes, keyed
-        by server.
+        """Return what each server must do to close ``markers``, the announcements of writes: maps
+        the server to its :class:`Closing`.
 
-        :param late: whether the COMMIT may have come later than COMMIT_WITHIN seconds after the
-            markers were opened. Closing them then also makes all earlier entries void.
+        :param late: whether COMMIT may have come more than COMMIT_WITHIN seconds after the markers
+            were opened. Closing them then also makes all earlier entries void.
         """
         closings: dict[CacheServer, Closing] = {}
         for update, server, marker, holds_objects in markers:
@@ -362,17 +364,17 @@ class TransactionMarkers:
         """Close the transaction's markers (announcements of writes) on one cache server. Errors are
         logged and not raised.
 
-        :param wait: whether to wait for the answer. This is necessary if the markers may have been
-            closed already.
-        :returns: True if the markers are closed, False if that failed.
+        :param wait: whether to wait for the answer. Necessary if a reader may have closed the
+            markers before, and stored old rows.
+        :returns: whether the markers are closed, as far as is known.
         """
         server = server_closing.server
         sizes = self._long.get(server)
         try:
             closing_queue.flush(server)
-            # Do not wait for the answer, unless ``wait`` is True or a guard is long. That is safe:
-            # until the markers are closed, readers query the database. If the server answers later
-            # that they are still open, their closing is queued.
+            # Do not wait for the answer, unless ``wait`` is True or a guard is long. This is safe:
+            # as long as the markers are open, readers query the database. If the server does not
+            # confirm later, the closing is queued.
             lost = None if sizes or wait else partial(closing_queue.add, server_closing)
             server.finish(list(server_closing.objects), server_closing.records, lost)
         except ServerDown as exc:
@@ -383,7 +385,8 @@ class TransactionMarkers:
             )  # fmt: skip
             return False
         except Exception:
-            # Log the error: raising it would make the committed transaction seem to have failed.
+            # Only log the error. The transaction is committed, and an error would look as if it
+            # were not.
             logger.exception("closing markers on %s", server.name)
             return False
         try:
@@ -394,15 +397,14 @@ class TransactionMarkers:
         return True
 
     def lost(self) -> None:
-        """Leave the markers, which announce the writes, open: nobody knows whether the COMMIT takes
-        effect.
+        """Leave the markers open: nobody knows whether the transaction will be committed.
 
-        Called if the connection was lost. Readers that find the markers query the database to learn
-        whether the transaction has ended.
+        Called if the connection was lost. Readers that find the open markers ask the database
+        whether the transaction is over.
         """
         markers, self._placed = self._placed, []
-        # Some servers did not get the markers (announcements of the writes). No marker warns
-        # readers there, so queue the deletion of the written rows until these servers answer.
+        # Some servers never got the markers, so nothing warns the readers there. Queue the deletion
+        # of the written rows until these servers answer.
         unmarked = [marker for marker in markers if marker.server in self._unmarked]
         for server_closing in self._closings(unmarked, late=True).values():
             closing_queue.add(server_closing)
@@ -410,9 +412,10 @@ class TransactionMarkers:
 
 
 def _home(scope: Scope) -> str | None:
-    """Return the name under which the per-request cache keeps the rows of ``scope``.
+    """Return the name under which the per-request cache keeps the rows of ``scope``: the name of
+    the guard of their shard key or global table.
 
-    The name is that of the guard of the rows' shard key or global table. Return None if ``scope``
-    is a whole table on a shard: the rows of such a table are kept under several names.
+    Return None if ``scope`` is a whole table on a shard, because its rows are kept under several
+    names.
     """
     return scope.guards[scope.home] if scope.home < len(scope.guards) else None

@@ -1,16 +1,16 @@
-"""What a process remembers of the entries that it has read from the cache server.
+"""What a process remembers of the entries that it has read from the cache servers.
 
 A *guard* is the entry that says whether other entries are still valid. A *revision* is a digest of
-the guards of a list, and a part of the list's name. The guards are read from the server each time.
-A remembered value is used only if the guards are the same as when it was read.
+the guards of a list, and a part of the list's name. The process reads the guards from the server
+each time. It uses a remembered value only if the guards are the same as when the value was read.
 
 - A remembered list saves a round trip.
-- A remembered revision saves one, too: the list's name is known, so the list and the guards are
-  read in one packet.
+- A remembered revision saves one, too: the process knows the name of the list, and reads the list
+  and the guards in one packet.
 - A remembered row (:class:`DecodedRow`) saves decoding the entry again. If it was valid twice with
   the same bytes, a batch of rows reads only its guards, for some seconds.
-- If all rows of a list are remembered together (:class:`ListedRows`), only the guards are read, for
-  some seconds.
+- If the process remembers all rows of a list together (:class:`ListedRows`), it reads only the
+  guards, for some seconds.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from weakref import WeakSet
 
 from sharded_orm.cache.values import Row
 
-# The largest number of rows in a list that is remembered.
+# A list is remembered if it has at most this many rows.
 _LONGEST_LIST = 100
-# If the result of a query for numbers has more numbers than this, it is not remembered.
+# The result of a query for several numbers is remembered if it has at most this many.
 _MOST_NUMBERS = 500
-# The most seconds for which the rows of a list or a batch are used without reading their entries. A
-# server evicts entries that nobody reads for long.
+# The most seconds for which the rows of a list or a batch are used without reading their entries.
+# Not longer, because a server evicts entries that nobody reads.
 _KEPT_FOR = 10.0
 
 
 def kept_for(ttl: float) -> float:
-    """Return the seconds for which a process may use the rows of a list or a batch without reading
-    the entries.
+    """Return for how many seconds a process may use the rows of a list or a batch without reading
+    their entries.
 
-    Entries are stored for so much less than ``ttl`` seconds. So no row is used for longer than
-    ``ttl`` seconds, even if nothing tells the process of a write.
+    Entries expire this many seconds earlier than ``ttl`` says. So in all, no row is used for longer
+    than ``ttl`` seconds, even if the cache was not told of a write.
 
     :param ttl: the setting TTL, in seconds.
     """
@@ -45,12 +45,12 @@ def kept_for(ttl: float) -> float:
 class Listed:
     """The result of a query as the cache stores it: the primary keys of a list, or numbers.
 
-    :param revision: the digest that the guards had when the result was stored.
+    :param revision: the digest of the guards at the time when the result was stored.
     :param pks: tokens (the form in names of entries) of the rows' primary keys, in the order of the
         list; empty for a number.
-    :param names: the names of the rows' objects in the cache, in the same order.
-    :param value: the number, for ``count()`` and ``exists()``; several numbers, if that is the
-        result; None for a list.
+    :param names: the names of the cache entries of the rows, in the same order.
+    :param value: the number, for ``count()`` and ``exists()``; a tuple, if the result is several
+        numbers; None for a list.
     """
 
     __slots__ = ("names", "pks", "revision", "value")
@@ -69,12 +69,13 @@ class Listed:
 
 
 class ListedRows(NamedTuple):
-    """The rows of a list, as they were when no write to them was under way. Immutable.
+    """The rows of a list that were read while no write to them was under way. Immutable.
 
-    :param guards: the bytes of the list's guards, which were the same before and after the rows
-        were read, without an open marker. Each write to the list or its rows changes them for good.
-        So as long as the server has these bytes, the list and its rows are valid.
-    :param decoded: the memory of decoded rows of the format in which the rows are decoded.
+    :param guards: the bytes of the list's guards. They were the same before and after the rows were
+        read, without an open marker. Each write to the list or its rows changes them, and they
+        never have the same bytes again. So as long as the server has these bytes, the list and its
+        rows are valid.
+    :param decoded: the memory of decoded rows for the format of these rows.
     :param names: the names of the rows' entries.
     :param rows: the decoded rows, in the same order.
     :param size: the size of the entries and the guards in bytes.
@@ -90,17 +91,18 @@ class ListedRows(NamedTuple):
 
 
 class ProcessCache:
-    """The lists, their rows, and the revisions that a process has read last. Thread-safe.
+    """The lists, the rows of lists, and the revisions that a process has read last. Thread-safe.
 
-    A revision is a digest of guards, the entries that say whether lists are valid.
+    A revision is a digest of the guards of a list (the entries that say whether it is valid).
 
-    :param limit: the largest number of lists, of lists with rows, and of revisions that are kept.
+    :param limit: how many lists, lists with rows, and revisions are kept at most, of each kind.
         Beyond the limit, the oldest is dropped.
     """
 
-    #: The most bytes of entries of lists whose rows are kept. Beyond it, the oldest are dropped.
+    #: How many bytes the entries of all lists with rows may have together. Beyond this, the oldest
+    #: are dropped.
     MOST_BYTES = 8 << 20
-    #: The largest size in bytes of the entries of one list whose rows are kept.
+    #: How many bytes the entries of one list may have, if its rows are to be kept.
     LARGEST_LIST = 1 << 16
 
     def __init__(self, limit: int = 4096) -> None:
@@ -129,24 +131,26 @@ class ProcessCache:
                 _put(self._revisions, guard, revision, self._limit)
 
     def rows(self, guard: str, query: str, decoded: Decoded, now: float) -> ListedRows | None:
-        """Return the rows of a list; None if its entries must be read (again).
+        """Return the remembered rows of a list; None if its entries must be read from the server.
 
-        The caller must compare the guards.
+        The rows are valid only if the server still has the same guards. The caller must compare
+        them.
 
         :param guard: the name of the list's own guard.
-        :param decoded: the memory of decoded rows of the caller's format.
+        :param decoded: the memory of decoded rows for the caller's format.
         :param now: the time on the monotonic clock.
         """
         kept = self._rows.get((guard, query))
         return kept if kept is not None and now < kept.until and kept.decoded is decoded else None
 
     def note_rows(self, guard: str, query: str, kept: ListedRows, *, is_divided: bool) -> None:
-        """Keep the rows of a list, unless they are large.
+        """Remember the rows of a list, unless they are large.
 
-        :param is_divided: whether the list is one of an isolate key, which divides the rows of a
-            shard key. Writes of other isolate keys change its guards, but not the list. If there
-            are many, it is better to read the rows and the guards in one packet. So the rows are
-            not used until the guards have been the same twice.
+        :param is_divided: whether the list is one of an isolate key (a value of the field that
+            divides the rows of a shard key). Writes to other isolate keys change the guards of such
+            a list, too, but not the list. If there are many such writes, remembered rows seldom
+            help, and it is better to read the rows together with the guards. So the rows are used
+            only after the guards were the same twice.
         """
         if kept.size > self.LARGEST_LIST or not 0 < len(kept.names) <= _LONGEST_LIST:
             return
@@ -164,7 +168,9 @@ class ProcessCache:
             self._bytes += kept.size
 
     def forget_rows(self, guard: str, query: str, kept: ListedRows) -> None:
-        """Drop the rows of a list whose guards have changed, so that the next read asks for all."""
+        """Forget the rows of a list whose guards have changed. The next read then asks for the
+        entries together with the guards.
+        """
         with self._lock:
             if self._rows.get((guard, query)) is kept:
                 self._drop((guard, query))
@@ -181,15 +187,16 @@ def _put(memory: dict[Any, Any], key: Any, value: Any, limit: int) -> None:
 
 
 class DecodedRow(NamedTuple):
-    """The row of an entry as it was read last, and what its validity depends on.
+    """A decoded row as it was read last, and the bytes by which later reads see that it is still
+    valid.
 
     :param value: the bytes of the entry.
-    :param stamp: the stamp that the entry carries: the generations of its guards.
-    :param guards: the bytes of the guards with which the row was found to be valid while no write
-        was under way; empty if they were not remembered. The row is valid while the guards and the
-        entry have these bytes.
-    :param until: the time on the monotonic clock until which a batch of rows reads the guards of the
-        row only, and not its entry. 0 for a row that was not found with the same bytes twice.
+    :param stamp: the stamp in the entry: the generations (random digests) of its guards.
+    :param guards: the bytes of the guards, if the row was valid and no write was under way; empty
+        if the guards were not remembered. The row is valid as long as the guards and the entry have
+        these bytes.
+    :param until: the time on the monotonic clock until which a batch of rows reads only the guards
+        of the row, and not its entry. 0 if the row was not found twice with the same bytes.
     """
 
     value: bytes
@@ -200,23 +207,24 @@ class DecodedRow(NamedTuple):
 
 
 class Decoded:
-    """The decoded rows of entries that were read before, keyed by the entries' names. Thread-safe.
+    """Remembers the decoded rows of entries, keyed by the entries' names. Thread-safe.
 
-    The rows are kept, because decoding an entry takes longer than fetching it. A row is used only
-    if one of these was read just before, so it is never outdated:
+    It saves time, because decoding an entry takes longer than fetching it. A remembered row is
+    never outdated: it is used only if one of these was read just before:
 
-    - an entry of the same name with the same bytes, and guards that give its stamp. The stamp is a
-      text that changes when a write makes the entry void;
-    - guards with the same bytes as when the row was valid, until :attr:`DecodedRow.until`.
+    - An entry of the same name with the same bytes, and guards that give the stamp of the entry.
+      The stamp is a text that changes when a write makes the entry void.
+    - Guards with the same bytes as when the row was valid, until :attr:`DecodedRow.until`.
     """
 
-    #: The most bytes of entries that all instances of this class in a process remember together.
-    #: If there are more, all instances are emptied.
+    #: How many bytes of entries all instances of this class in a process remember together. If
+    #: there are more, all instances are emptied.
     LIMIT = 8 << 20
-    #: The largest size in bytes of an entry that is remembered.
+    #: An entry with more bytes is not remembered.
     LONGEST = 1 << 14
-    #: The largest size in bytes of the guards that are remembered with an entry. They count for LIMIT
-    #: with each entry. A guard is compacted when it is half as large.
+    #: If the guards of an entry have more bytes together, they are not remembered with the entry.
+    #: Remembered guards count for LIMIT with each entry. A guard is compacted when it has half as
+    #: many bytes.
     LONGEST_GUARDS = 1 << 12
 
     _all: ClassVar[WeakSet[Decoded]] = WeakSet()
@@ -229,7 +237,7 @@ class Decoded:
     def note(
         self, name: str, value: bytes, stamp: str, row: Row, guards: tuple[bytes, ...] = ()
     ) -> None:
-        """Keep the decoded row of the cache entry ``name`` in memory, unless the entry is large.
+        """Remember the decoded row of the cache entry ``name``, unless the entry is large.
 
         For the other parameters see :class:`DecodedRow`.
         """
@@ -239,8 +247,8 @@ class Decoded:
             guards = ()
         kept = DecodedRow(value, stamp, row, guards)
         former = self.known.get(name)
-        # No lock is used. So threads may lose each other's additions to _total. This does no harm,
-        # because LIMIT need not be kept exactly.
+        # Threads change _total without a lock, so an addition may get lost. This does no harm,
+        # because LIMIT need not be exact.
         Decoded._total += _size(kept) - (0 if former is None else _size(former))
         if Decoded._total > self.LIMIT:
             for decoded in list(self._all):

@@ -1,12 +1,13 @@
-"""Reading through the cache. Decides which entries are valid; does not depend on Django's ORM.
+"""Reads through the cache, and decides which entries are valid. Does not depend on Django's ORM.
 
 :meth:`Reader.read` looks for several *requests* together, each for an object or a list. Commands to
 the same cache server are sent in one packet. Afterwards each request has an outcome:
 
 - :data:`HIT`: the answer is ``request.rows``, or ``request.value`` for a number.
 - :data:`MISS`: the caller must query the database and pass the result to :meth:`Reader.fill`.
-- :data:`BYPASS`: the caller must query the database and not call :meth:`Reader.fill`. A write is
-  under way or came in between, a guard (see below) was missing, or a cache server is down.
+- :data:`BYPASS`: the caller must query the database and not call :meth:`Reader.fill`. The reason is
+  a write that is under way or came in between, a missing guard (see below), or a cache server that
+  is down.
 
 A *guard* is the cache entry that says whether the objects and lists of a set of rows are valid. A
 *revision* is a digest of the guards of a list, and a part of the list's name.
@@ -18,9 +19,9 @@ Reading an object costs one round trip. Reading a list with its rows costs:
 - one if the process also remembers the ids. The guards are read in the same packet, and say whether
   these ids are still valid. If the process remembers the rows, too, it reads the guards only.
 
-All rows of one request belong to the same state of the database: the guards are read before and
-after the objects. If both readings are equal, nothing was written in between, because a guard never
-returns to an earlier value.
+All rows of one request belong to the same state of the database. To ensure this, the guards are
+read before and after the objects. If they are equal, nothing was written in between, because a
+guard never has the same bytes again.
 """
 
 from __future__ import annotations
@@ -82,16 +83,16 @@ class Reader:
     ) -> None:
         """Look for all ``requests`` in the cache, and set their outcomes.
 
-        Does not raise if a cache server is down.
+        Does not raise an error if a cache server is down.
 
         :param to_fill: whether the caller will pass misses to :meth:`fill` (default: True). If
-            True, leases are taken: the server's permissions to store missing objects. If False, no
-            leases are taken, and nothing can be stored for the requests.
+            True, the reader takes leases, the server's permissions to store missing objects. If
+            False, nothing can be stored for the requests.
         """
         exchange = read_leased if to_fill else read_unleased
         if len(requests) == 1 and isinstance(requests[0], ObjectRequest):
-            # The most common case: one object is read. So there are no queries of several reads to
-            # be joined in one packet.
+            # The most frequent case is one object. There are no other queries to join with its
+            # query, so do not use drive().
             self._object(requests[0], exchange)
             name = self._finish(requests[0], to_fill)
             self.cache.statistics.add(requests[0].scope.type.name, **{name: 1})
@@ -116,11 +117,12 @@ class Reader:
         *,
         to_fill: bool = True,
     ) -> Row | ObjectRequest:
-        """Look for one object. Return its row if this process knows that the row is valid, and
-        otherwise a request, as :meth:`read` leaves it.
+        """Look for one object. Return its row if the process remembers the row, and the server
+        confirms that the row is valid. Otherwise return a request with its outcome set, as
+        :meth:`read` does.
 
-        So the most common read, of a row that the process has read before, makes no request. Does
-        not raise if the cache server is down.
+        This makes the most frequent read, of a row that the process has read before, cheaper than
+        :meth:`read`. Does not raise an error if the cache server is down.
 
         :param scope, format, sessions, pk: see :class:`ObjectRequest`.
         :param to_fill: see :meth:`read`.
@@ -134,8 +136,8 @@ class Reader:
                     closing_queue.flush(server)
                 reply = server.read_again(scope.guards, name, seen.guards, seen.value)
                 if reply is None:
-                    # This process has already read the same bytes of the entry and of its guards,
-                    # and found the row valid.
+                    # The server still has the same bytes of the entry and of its guards. The
+                    # process has found before that the row is valid with these bytes.
                     self.cache.statistics.add(scope.type.name, object_hits=1)
                     return seen.row
             else:
@@ -151,7 +153,9 @@ class Reader:
         return request
 
     def _end(self, requests: Sequence[CacheRequest], to_fill: bool) -> None:
-        """Take leases (permissions to store) for requests that have missed. Count all outcomes."""
+        """Take leases (permissions to store) for the requests that have missed. Count the outcomes
+        of all requests.
+        """
         counts: Counter[tuple[str, str]] = Counter()
         for request in requests:
             counts[request.scope.type.name, self._finish(request, to_fill)] += 1
@@ -159,9 +163,9 @@ class Reader:
             self.cache.statistics.add(type_name, **{name: count})
 
     def _finish(self, request: CacheRequest, to_fill: bool) -> str:
-        """Return the name of the counter that counts the outcome of ``request``.
+        """Finish ``request``. If it has missed, take leases: permissions to store its result.
 
-        If the request missed, first take leases: permissions to store its result.
+        Return the name of the counter for its outcome, such as ``object_hits``.
         """
         if request.outcome == MISS:
             if to_fill:
@@ -179,10 +183,12 @@ class Reader:
         self._judge(server, [(request, tuple(raws), entry)])
 
     def read_rows(self, batches: Sequence[RowBatch], *, to_fill: bool = True) -> None:
-        """Look for the rows of all ``batches`` in the cache. Set their ``rows`` and ``requests``.
+        """Look for the rows of all ``batches`` in the cache. Set ``rows`` and ``requests`` of each
+        batch.
 
-        This is :meth:`read` for many rows, see :class:`BatchReader`. A row that the process remembers
-        takes a third of the time that an :class:`ObjectRequest` takes. Does not raise if a cache server is down.
+        This is a faster :meth:`read` for many rows, see :class:`BatchReader`. A row that the
+        process remembers takes a third of the time of an :class:`ObjectRequest`. Does not raise an
+        error if a cache server is down.
 
         :param to_fill: see :meth:`read`.
         """
@@ -197,8 +203,8 @@ class Reader:
             if len(rows) < len(batch.addresses):
                 for address in batch.addresses.values():
                     if address.name not in rows and address.name not in requests:
-                        # The server is down. The outcome of a new request is BYPASS: the caller
-                        # queries the database, and stores nothing.
+                        # The server is down. A new request has the outcome BYPASS: the caller
+                        # queries the database, and stores nothing in the cache.
                         requests[address.name] = batch.request(address)
                 self._end(list(requests.values()), to_fill)
             if rows:
@@ -207,7 +213,7 @@ class Reader:
             self.cache.statistics.add(type_name, object_hits=count)
 
     def _objects(self, server: CacheServer, requests: Sequence[ObjectRequest]) -> Steps:
-        # Read each guard once: many objects have the same guards, such as that of the table.
+        # Read each guard only once. Many objects have the same guards, such as that of the table.
         names = list(dict.fromkeys(n for request in requests for n in request.scope.guards))
         raws, entries, _ = yield server, names, [request.name for request in requests], ()
         guard_of = dict(zip(names, raws, strict=True)).__getitem__
@@ -219,13 +225,13 @@ class Reader:
         server: CacheServer,
         found: Iterable[tuple[ObjectRequest, tuple[bytes | None, ...], FoundEntry]],
     ) -> None:
-        """Set the outcomes of requests, by the bytes of their guards and their entries."""
+        """Set the outcomes of requests, judging by the bytes of their guards and entries."""
         unusable: dict[str, bytes | None] = {}
         for request, guards_read, entry in found:
             seen = request.format.decoded.known.get(request.name)
             if seen is not None and seen.guards == guards_read and seen.value == entry.value:
-                # This process has already read the same bytes of the entry and of its guards, and
-                # found the row valid.
+                # The process has read the same bytes of the entry and of its guards before, and has
+                # found that the row was valid. So it still is.
                 request.rows = [seen.row]
                 request.outcome = HIT
             else:
@@ -241,7 +247,9 @@ class Reader:
         entry: FoundEntry,
         unusable: dict[str, bytes | None],
     ) -> None:
-        """Set the outcome of ``request``. If a guard is missing or broken, add all to ``unusable``."""
+        """Set the outcome of ``request``. If one of its guards is missing or broken, add all its
+        guards to ``unusable``.
+        """
         scope = request.scope
         request.looks = (((request.name,), (entry,)),)
         state = _guard_state(raws, scope.home)
@@ -267,12 +275,12 @@ class Reader:
         shares_store = self.cache.shares_store
         memory = self.memory
 
-        # The first packet reads the guards. It also reads:
+        # The first packet always reads the guards. What else it reads depends on what the process
+        # remembers:
         #
-        # - nothing, if the process remembers the rows;
-        # - the objects, if the process remembers the ids of the list, and they are on the same
-        #   server;
-        # - the list, if the process remembers only the revision (a part of the list's name).
+        # - With the rows, nothing else.
+        # - With the ids of the list, the objects, if they are on the same server.
+        # - With only the revision, which is a part of the list's name, the list.
         began = self._monotonic()
         known = memory.rows(own_guard, query, request.format.decoded, began)
         remembered = memory.listed(own_guard, query)
@@ -310,8 +318,9 @@ class Reader:
         if object_names and tuple(guards_after) != raws:
             return
 
-        # Second packet: the list of ids, and the objects that the first packet has left out. The
-        # packet is skipped if valid ids are known, or if the first packet has read the list.
+        # The second packet reads the list of ids, and the objects that the first packet has left
+        # out. It is not needed if the remembered ids are valid, or if the first packet has read the
+        # list.
         listed = remembered
         if listed is None or listed.revision != state.revision:
             current_name = scope.list_name(query, state.revision)
@@ -333,13 +342,14 @@ class Reader:
             request.outcome = HIT
             return
         if listed is None and not shares_store:
-            # Without the list, the ids of its objects are not known, so the objects cannot be read
-            # from their server.
+            # Without the list, the ids are not known, so the server of the objects cannot be asked
+            # for them.
             request.state = state
             request.outcome = MISS
             return
 
-        # Third packet: the objects. The packet is skipped if the objects of all ids were read already.
+        # The third packet reads the objects. It is not needed if all objects of the list were read
+        # already.
         object_state = state
         if listed is not None and not listed.names:
             object_names, objects = (), []
@@ -378,7 +388,8 @@ class Reader:
             request.rows = rows
             request.outcome = HIT
             if shares_store and not state.open and self._kept_for:
-                # The guards were equal before and after the objects, which did not expire before `began`.
+                # The guards were the same before and after the objects were read, so the rows may
+                # be kept. None of the entries had expired at the time `began`.
                 size = sum([len(raw or b"") for raw in (*raws, *[value for value, _ in objects])])
                 until, decoded = began + self._kept_for, request.format.decoded
                 kept = ListedRows(state.raws, decoded, listed.names, tuple(rows), size, until)
@@ -387,8 +398,8 @@ class Reader:
         if rows is not None:
             request.fillable = dict.fromkeys(object_names)
         elif len(request.looks) > 1:
-            # Two packets have looked for the objects. The server gives a lease only once, so the first
-            # packet may have got what the second one was refused.
+            # Two packets have asked for the objects. A server gives the lease of an object only
+            # once. So if the second packet was refused a lease, the first one may have got it.
             leased = request.unused_leases()
             request.fillable.update(
                 {
@@ -406,10 +417,11 @@ class Reader:
         make_guards(server, found, self.cache.guard_ttl, self._now)
 
     def _repair(self, request: CacheRequest, server: CacheServer, state: GuardState) -> None:
-        """Close the markers (announcements of writes) that dead writers left open in the guards.
+        """Close the markers that dead writers have left open in the guards. (A marker announces a
+        write.)
 
         Only later reads profit from the repair. The current read still bypasses the cache for the
-        rows of these markers, because ``state`` was read before the repair.
+        rows of these markers, because it has read the guards before.
 
         :param state: the guards as the current read has found them.
         """
@@ -427,36 +439,36 @@ class Reader:
                 self.cache.statistics.add(scope.type.name, repairs=closed)
 
     def fill(self, misses: Sequence[tuple[CacheRequest, Sequence[str], Sequence[Row]]]) -> None:
-        """Store in the cache what the database returned for requests that the cache could not
+        """Store in the cache what the database has returned for requests that the cache could not
         answer.
 
-        Does not raise if a cache server is down. Costs one round trip per cache server. If lists
-        and objects are on the same servers, each list costs up to three more, to take leases
+        Does not raise an error if a cache server is down. Costs one round trip per cache server. If
+        lists and objects are on the same servers, each list costs up to three more, to take leases
         (permissions to store) for its objects.
 
-        :param misses: tuples of a request, the tokens of the rows' primary keys (their form in
-            names of entries), and the rows. Without tokens, the rows are not stored. For
+        :param misses: tuples (request, tokens of the rows' primary keys, rows). A token is the form
+            of a value in names of entries. If there are no tokens, the rows are not stored. For
             ``count()`` and ``exists()``, tokens and rows are empty: the number is taken from
             ``request.value``.
         """
         self._filler.fill(misses)
 
     def release(self, requests: Iterable[CacheRequest]) -> None:
-        """Give the leases (permissions to store) back that ``requests`` have taken and not used.
+        """Give back the leases (permissions to store) that ``requests`` have not used.
 
-        Each caller of :meth:`read` or :meth:`read_rows` does that in the end, for the requests without
-        a hit. Otherwise no reader could store these objects for
-        :data:`~sharded_orm.cache.stores.base.LEASE_SECONDS`. Does not raise if a cache server is down.
-        Sends one packet to each cache server that has given such a lease, and usually does not wait for
-        the answer.
+        Each caller of :meth:`read` or :meth:`read_rows` must call this at the end, for the requests
+        without a hit. Otherwise no reader could store these objects for
+        :data:`~sharded_orm.cache.stores.base.LEASE_SECONDS`. Does not raise an error if a cache
+        server is down. Sends one packet to each cache server that has given such a lease, and
+        usually does not wait for the answer.
         """
         self._filler.release(requests)
 
 
 def _guard_state(raws: tuple[bytes | None, ...], home: int) -> GuardState | None:
-    """Combine guards into one state. Return None if one is missing or broken.
+    """Return the state of all guards together; None if one of them is missing or broken.
 
-    :param raws: the bytes of the guards, as they were read, that of the widest scope first.
+    :param raws: the bytes of the guards as they were read, that of the widest set of rows first.
     :param home: the position of the guard that says whether objects are valid.
     """
     try:

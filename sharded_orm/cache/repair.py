@@ -1,15 +1,16 @@
-"""Makes guards that are missing, repairs guards after a writer died, and compacts those that have grown.
+"""Creates missing guards, closes the markers of dead writers in guards, and compacts guards that
+have grown.
 
 A *guard* is the cache entry that says whether the entries of a scope (a set of rows) are valid. An
 open *marker* in a guard says that a write to these rows is under way.
 
-The marker of a killed writer stays open, so readers bypass the cache for its rows. A reader that
-finds an old marker asks the database whether the writer's session still exists. If not, the
-transaction is over, and the reader closes the marker as the writer would have done.
+If a writer is killed, its marker stays open, and readers bypass the cache for its rows. So a reader
+that finds an old marker asks the database whether the writer's session still exists. If not, the
+transaction is over. The reader then closes the marker as the writer would have done.
 
 A transaction may leave markers in several guards on several cache servers. Readers repair each
-guard separately, in any order, because a guard only speaks of objects on its own server. A repair
-sends one packet, which first deletes the objects of the marker's rows and then closes the marker.
+guard separately, in any order, because a guard is only about objects on its own server. A repair
+sends one packet, which first deletes the objects of the marker's rows, and then closes the marker.
 """
 
 from __future__ import annotations
@@ -35,35 +36,36 @@ from sharded_orm.cache.guards import (
 from sharded_orm.cache.keys import Scope
 from sharded_orm.cache.stores.base import CacheServer, ServerDown
 
-#: Seconds for which readers assume that the writer of a marker (the announcement of a write) is
-#: alive and will close the marker.
+#: For this many seconds after a write was announced (by a marker in a guard), readers assume that
+#: the writer is alive and will close the marker itself.
 REPAIR_AFTER = 1.0
-#: Seconds that a process waits before it queries the database about the same marker (the
-#: announcement of a write) again, or closes it in the same guard again.
+#: For this many seconds, a process does not ask the database about the same marker again, and does
+#: not close it in the same guard again.
 _AGAIN_AFTER = 1.0
 _REMEMBERED = 4096
-# The most guards that are made by one packet. If a packet and its answers were larger than the network
-# buffers, client and server could block each other.
+# One packet creates at most this many guards. With a larger packet, whose answers would not fit
+# into the network buffers, client and server could block each other.
 _MOST_ADDED = 256
 
 
 class Sessions(Protocol):
-    """The interface to a database by which a reader finds out which writers are dead.
+    """The questions to a database with which a reader finds out which writers are dead.
 
-    A writer is a transaction that announced a write to the cache. It is dead if its database
+    A writer is a transaction that has announced a write to the cache. It is dead if its database
     session has ended.
     """
 
     def judges(self, writer: Writer) -> bool:
         """Whether :meth:`gone` can find out if the session of ``writer`` has ended.
 
-        The session must be or have been on the server that :meth:`gone` queries, and the account
-        must be allowed to see it. True if the server does not answer: :meth:`gone` then returns no
-        writer.
+        To find out, :meth:`gone` must query the server of this session, with an account that is
+        allowed to see the session. Also True if the server does not answer: :meth:`gone` then
+        returns no writer.
         """
 
     def gone(self, writers: Sequence[Writer]) -> set[Writer]:
-        """Return the writers whose session has ended: their transactions can no longer commit.
+        """Return those of ``writers`` whose sessions have ended, so that their transactions can no
+        longer commit.
 
         Return an empty set if the database does not answer. Raise nothing.
         """
@@ -73,11 +75,11 @@ class Sessions(Protocol):
 class _MarkerState:
     """What this process knows about a marker (announcement of a write) and its writer.
 
-    Times are on the monotonic clock.
+    The times are those of the monotonic clock.
 
     :param seen_at: when a reader of this process first found the marker.
-    :param asked_at: when the database was last queried about the writer; None (the default) if it
-        was not queried yet.
+    :param asked_at: when the database was last asked about the writer; None (the default) if it was
+        not asked yet.
     :param is_dead: whether the writer is known to be dead (default: no).
     """
 
@@ -87,12 +89,12 @@ class _MarkerState:
 
 
 class Repairer:
-    """Finds and closes the markers (announcements) of dead writers. Thread-safe, with bounded
-    memory.
+    """Finds markers (announcements of writes) whose writers are dead, and closes them. Thread-safe,
+    with bounded memory.
 
-    :param quarantine: seconds after which an open marker is closed if the database cannot report
-        whether the writer is alive. This is safe, because a living writer begins no COMMIT with a
-        marker of that age: it opens new markers first.
+    :param quarantine: seconds after which an open marker is closed if the database cannot say
+        whether the writer is alive. This is safe, because a living writer does not begin a COMMIT
+        with a marker of that age: it first opens new markers.
     :param after: seconds for which an open marker is left alone, because the writer is probably
         alive.
     :param monotonic: returns the time of a monotonic clock in seconds.
@@ -121,19 +123,19 @@ class Repairer:
         sessions: Sessions,
         now: float,
     ) -> int:
-        """Close the markers (announcements of writes) in ``guard`` whose writers are dead.
+        """Close those markers (announcements of writes) in ``guard`` whose writers are dead.
 
-        If ``guard`` says whether objects are valid, first delete the cached objects of the rows
-        that the dead writers have changed. This is done even on a server that has only lists,
-        because deleting a missing entry costs nothing.
+        If objects (cached rows) depend on ``guard``, first delete those of the rows that the dead
+        writers have changed. This is done even on a server that has only lists, because deleting a
+        missing entry costs nothing.
 
         :param server: the cache server from which ``guard`` was read.
         :param index: the position of the guard in ``scope.guards``.
-        :param guard: the guard whose open markers are checked.
-        :param sessions: the sessions of the database that holds the scope's rows.
+        :param guard: the guard as it was read. This object does not change when its markers are
+            closed on the server.
+        :param sessions: asks the database that holds the scope's rows which writers are dead.
         :param now: the time in seconds since 1970.
-        :returns: the number of closed markers. They are still open in the object ``guard``, which
-            was read before the repair.
+        :returns: the number of closed markers.
         :raises ServerDown: the cache server does not answer.
         """
         if not guard.open:
@@ -166,8 +168,8 @@ class Repairer:
                 if state.is_dead:
                     dead.append(marker)
                     continue
-                # If the writer's clock is ahead, now - marker.at is too small, or even negative. So
-                # the age is at least the time since this process first saw the marker.
+                # If the writer's clock is ahead of this one, now - marker.at is too small, or even
+                # negative. So also take the time since this process first saw the marker.
                 age = max(now - marker.at, tick - state.seen_at)
                 if age <= self._after:
                     continue
@@ -185,18 +187,18 @@ class Repairer:
         ]
         with self._lock:
             for marker in new_dead:
-                # Remember that the writer is dead: its markers in other guards then cost no query.
+                # Remember that the writer is dead, so that its markers in other guards need no
+                # further query.
                 if (state := self._states.get(marker.token)) is not None:
                     state.is_dead = True
         return dead + new_dead
 
     def _unclosed(self, server: str, guard: str, dead: list[Marker]) -> list[Marker]:
-        """Return the markers (announcements of writes) in ``dead`` that this process has not closed
-        in the last second.
+        """Return those of ``dead`` that this process has not closed in the last second.
 
         :param server: the name of the cache server that has the guard.
         :param guard: the name of the guard that has the markers.
-        :param dead: markers of dead writers.
+        :param dead: markers (announcements of writes) of dead writers.
         """
         tick = self._monotonic()
         unclosed: list[Marker] = []
@@ -215,11 +217,12 @@ class Repairer:
 
 
 def compact(server: CacheServer, name: str, raw: bytes, ttl: float) -> bool:
-    """Replace a guard by a shorter one, if that saves enough and the guard has not changed.
+    """Replace a guard by a shorter one, if this saves enough bytes and nobody has changed the guard
+    since.
 
-    The shorter guard keeps the markers (announcements) of unfinished writes, and the generation, so
-    objects stay valid. The lists of the scope become void. So the best moment is right after a
-    write, which makes them void anyway.
+    The shorter guard keeps the markers (announcements) of unfinished writes. It also keeps the
+    generation, so objects stay valid. But the lists of the scope become void. So the best moment is
+    right after a write, which makes them void anyway.
 
     :param name: the name of the guard.
     :param raw: the bytes of the guard as they were read.
@@ -230,18 +233,18 @@ def compact(server: CacheServer, name: str, raw: bytes, ttl: float) -> bool:
     try:
         guard = parse(raw)
     except BrokenGuard:
-        # Leave a broken guard entry as it is: the next reader replaces it.
+        # Leave the broken guard: the next reader replaces it.
         return False
     return guard.is_bulky and server.replace(name, raw, compacted(guard), ttl)
 
 
 def compact_marked(server: CacheServer, sizes: Mapping[str, int], ttl: float) -> None:
-    """Shorten those guards that have just got an announcement of a write and are long.
+    """Compact the long guards among those in which a transaction has just announced its writes.
 
     A guard is long if it is larger than COMPACT_FROM bytes.
 
-    :param sizes: the sizes of guards in bytes, keyed by the names of the guards, as
-        :meth:`CacheServer.mark` returned them.
+    :param sizes: maps the name of each guard to its size in bytes, as :meth:`CacheServer.mark` has
+        returned it.
     :raises ServerDown: the cache server does not answer.
     """
     names = [name for name, size in sizes.items() if size > COMPACT_FROM]
@@ -258,12 +261,13 @@ def make_guards(
     ttl: float,
     now: Callable[[], float],
 ) -> None:
-    """Create those of some guards that are missing, and replace those that are broken.
+    """Create the missing guards in ``found``, and replace the broken ones.
 
     Costs a round trip for up to 256 missing guards, and up to two for each broken guard. Does not
-    raise if the cache server is down: a later reader will create the guards.
+    raise an error if the cache server is down: a later reader will create the guards.
 
-    :param found: the bytes of the guards as they were read, by name; None for a missing guard.
+    :param found: maps the name of each guard to its bytes as they were read; None for a missing
+        guard.
     :param ttl: seconds that the guards live from now on.
     :param now: returns the time in seconds since 1970.
     """

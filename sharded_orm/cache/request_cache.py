@@ -1,9 +1,9 @@
 """The first level of the cache: what one HTTP request or task has read (Yupoo, Y13).
 
-A request that reads rows a second time gets the rows of the first time, from the memory of the
-process. A first level lives from ``request_started`` to ``request_finished``, or for a ``with
-cache_scope():`` block of a command or task; other code has none. A request sees its own writes,
-because every write calls :func:`forget`.
+If the code of a request reads a row a second time, it gets the row of the first time, from the
+memory of the process. A first level lives from ``request_started`` to ``request_finished``, or for
+a ``with cache_scope():`` block of a command or task. Code outside of both has no first level. A
+request sees its own writes, because every write calls :func:`forget`.
 """
 
 from __future__ import annotations
@@ -16,19 +16,20 @@ from weakref import WeakKeyDictionary
 
 from asgiref.sync import SyncToAsync
 
-#: The most rows and lists in one first-level cache. A cache with more of them is emptied.
+#: How many rows and lists one first level may have. If there are more, all of them are dropped.
 MAX_ENTRIES = 10_000
 
 
 class RequestCache:
-    """A first level: what one request, or one ``cache_scope()`` block, has read.
+    """A first level of the cache: what one request, or one ``cache_scope()`` block, has read.
 
-    The threads and tasks of the request share the first level. It has one dict of entries for each
-    shard key or global table, stored under the name of that key's or table's *home guard*, the
-    cache entry that says whether the others are valid. A write drops each dict that it may affect.
+    The threads and tasks of the request share it. It has one dict of entries for each shard key and
+    each global table. The dict is stored under the name of the *home guard* of the key or table,
+    the cache entry that says whether other entries are valid. A write drops each dict whose rows it
+    may change.
 
-    A reader gets the dict *before* it queries the database, and later puts the rows into this dict.
-    If a write has dropped the dict meanwhile, no later reader finds the rows.
+    A reader gets the dict *before* it queries the database, and puts the rows into it afterwards.
+    If a write has dropped the dict meanwhile, no later reader finds these rows, which may be old.
     """
 
     __slots__ = ("_entries", "_homes", "is_closed", "is_request", "outer")
@@ -38,30 +39,28 @@ class RequestCache:
         self._entries = 0
         self.is_closed = False
         self.is_request = is_request
-        #: The enclosing first-level cache, which was in use when this cache was made; None if there
-        #: was none.
+        #: The first level of the enclosing request or block, which was in use when this one began;
+        #: None if there was none.
         self.outer = outer
 
     def home(self, guard: str) -> dict[str, Any]:
         """Return the dict of the entries of one shard key or global table, keyed by entry name.
 
-        The dict is not a copy: the caller may add entries to it.
+        The dict is not a copy: the caller adds the rows that it has read.
 
         :param guard: the name of the guard (the entry that says whether others are valid) of the
             shard key or table.
         """
         entries = self._homes.get(guard)
         if entries is None:
-            # The new dict itself counts as an entry: even many empty dicts must not fill the
-            # memory.
+            # The new dict counts as an entry, so that many empty dicts cannot fill the memory.
             self.count(1)
             entries = self._homes.setdefault(guard, {})
         return entries
 
     def count(self, entries: int) -> None:
-        """Count added entries. Drop all entries if there are now more than MAX_ENTRIES.
-
-        :param entries: the number of entries that the caller has added.
+        """Count ``entries``, the number of entries that the caller has added. If there are now more
+        than MAX_ENTRIES, drop all.
         """
         self._entries += entries
         if self._entries > MAX_ENTRIES:
@@ -74,28 +73,30 @@ class RequestCache:
             self._homes.pop(guard, None)
 
     def clear(self) -> None:
-        # Make a new dict instead of emptying the old one: readers may still add rows to the old
-        # dict, where no later reader finds them.
+        # Start a new dict, and do not empty the old one: readers that have got the old one may
+        # still add rows to it. Later readers must not find these rows.
         self._homes = {}
         self._entries = 0
 
     def close(self) -> None:
-        """Drop all entries, and turn the cache off for tasks that outlive the request or block."""
+        """Drop all entries, and keep no further ones. Tasks that outlive the request or block then
+        use no first level.
+        """
         self.is_closed = True
         self.clear()
 
 
 _current: ContextVar[RequestCache | None] = ContextVar("sharded_orm_level1", default=None)
-# The first-level cache of each request under ASGI. The key is an object of asgiref that all code of
-# one request shares. A context variable would not work: under ASGI, Django sends request_started in
-# a separate task, and a variable that is set in a task ends with the task.
+# Maps each ASGI request to its first level. The key is an object of asgiref that all code of one
+# request shares. A context variable would not work, because under ASGI, Django sends
+# request_started in a task of its own, and a variable that is set in a task is lost when the task
+# ends.
 _of_request: WeakKeyDictionary[Any, RequestCache] = WeakKeyDictionary()
 
 
 def current() -> RequestCache | None:
-    """Return the first-level cache of the current request or ``cache_scope()`` block.
-
-    Return None outside of requests and such blocks.
+    """Return the first level of the current request or ``cache_scope()`` block; None outside of
+    both.
     """
     level = _current.get()
     if level is None:
@@ -110,10 +111,11 @@ def current() -> RequestCache | None:
 
 @contextmanager
 def cache_scope() -> Iterator[None]:
-    """Context manager that gives the block a first level of the cache.
+    """Context manager that gives its block a first level of the cache: a second read of the same
+    row needs no round trip.
 
-    Inside the block, a second read of the same rows needs no round trip. A nested block starts with
-    an empty first level. Use it in commands, queued tasks and tests.
+    Use it in commands, queued tasks and tests, where no request has a first level. A nested block
+    starts with an empty one.
     """
     level = RequestCache(_current.get())
     token = _current.set(level)
@@ -125,9 +127,9 @@ def cache_scope() -> Iterator[None]:
 
 
 def begin_request(**kwargs: Any) -> None:
-    """Start an empty first-level cache for a request. Receiver of ``request_started``.
+    """Start an empty first level of the cache for a request. Receiver of ``request_started``.
 
-    If an earlier request in this context has left its first-level cache open, close that cache.
+    If an earlier request in this context has left its first level open, close that one.
     """
     context = SyncToAsync.thread_sensitive_context.get(None)
     if context is not None:
@@ -141,7 +143,7 @@ def begin_request(**kwargs: Any) -> None:
 
 
 def end_request(**kwargs: Any) -> None:
-    """Close the first-level cache of the request. Receiver of ``request_finished``."""
+    """Close the first level of the request. Receiver of ``request_finished``."""
     context = SyncToAsync.thread_sensitive_context.get(None)
     level = _of_request.pop(context, None) if context is not None else None
     if level is not None:
@@ -154,14 +156,13 @@ def end_request(**kwargs: Any) -> None:
 
 
 def forget(home_guard: str | None = None) -> None:
-    """Drop entries from the request's first-level cache, and from those of enclosing blocks.
+    """Drop entries from the first level of the cache, and from those of enclosing ``with
+    cache_scope():`` blocks.
 
-    An enclosing block is a ``with cache_scope():`` block around the running code.
+    Called at each write, and again at the end of the write's transaction.
 
-    Called at each write, and again when the write's transaction has ended.
-
-    :param home_guard: the name of the cache entry that guards a shard key or global table. The
-        entries of that key or table are dropped. None (the default) drops all entries.
+    :param home_guard: the name of the guard of a shard key or global table, whose entries are
+        dropped. None (the default) drops all entries.
     """
     context = SyncToAsync.thread_sensitive_context.get(None)
     _forget(_of_request.get(context) if context is not None else None, home_guard)
@@ -169,8 +170,8 @@ def forget(home_guard: str | None = None) -> None:
 
 
 def _forget(level: RequestCache | None, guard: str | None) -> None:
-    # Also drop the entries from the first-level caches of enclosing blocks, which may hold the
-    # written rows.
+    # Also drop the entries in the first levels of enclosing blocks. They may have the written rows,
+    # too.
     while level is not None:
         level.forget(guard)
         level = level.outer
@@ -181,9 +182,9 @@ _uncached: ContextVar[bool] = ContextVar("sharded_orm_uncached", default=False)
 
 @contextmanager
 def uncached() -> Iterator[None]:
-    """Context manager in whose block reads query the database and do not use the cache.
+    """Context manager in whose block all reads query the database, without looking into the cache.
 
-    The rows that they read are not stored in the cache either.
+    What they read is not stored in the cache, either.
     """
     token = _uncached.set(True)
     try:

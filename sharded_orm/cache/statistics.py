@@ -1,7 +1,7 @@
-"""Counts of cache hits, misses and other events for each model.
+"""Counts cache hits, misses and other events for each model.
 
-Each process counts its own events. Counters on the cache servers add up the counts of all
-processes.
+Each process counts its own events. From time to time, it adds its counts to counters on the cache
+servers, which all processes share.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sharded_orm.signals import cache_counted
 
 logger = logging.getLogger("sharded_orm.cache")
 
-#: The names of the counted events, each with its meaning.
+#: Maps the name of each counted event to its meaning.
 FIELDS: Mapping[str, str] = {
     "object_hits": "objects that the cache server had",
     "object_misses": "objects that it had not",
@@ -37,22 +37,24 @@ FIELDS: Mapping[str, str] = {
     "repairs": "markers of dead writers that were closed",
 }
 
-#: Counts of cache events, keyed by the model's label, then by a name of :data:`FIELDS`.
+#: Maps the label of a model to a dict that maps a name of :data:`FIELDS` to a count. For example,
+#: ``{"app.Photo": {"object_hits": 3}}``.
 Counts = dict[str, dict[str, int]]
 
 _all: WeakSet[CacheStatistics] = WeakSet()
-# The dicts of the counting() blocks that enclose the running code. Each cache event is added to all
-# of them.
+# The dicts of all counting() blocks around the running code. Each cache event is added to all of
+# them.
 _blocks: ContextVar[tuple[Counts, ...]] = ContextVar("sharded_orm_counting", default=())
 
 
 @contextmanager
 def counting() -> Iterator[Counts]:
-    """Context manager that counts the cache events of the block, for a test or a debugging page.
+    """Context manager that counts the cache events of its block, for a test or a debugging page.
 
-    Yields a dict that is updated during the block: counts keyed by the model's label, then by a
-    name of :data:`FIELDS`. The dict counts events of the code in the block, including asyncio tasks
-    that the block starts (they run in a copy of the block's context). Blocks may be nested.
+    Yields a dict that is updated during the block, such as ``{"app.Photo": {"object_hits": 3}}``:
+    it maps the label of a model to counts by a name of :data:`FIELDS`. It counts the events of the
+    code in the block, including asyncio tasks that the block starts (they run in a copy of the
+    block's context). Blocks may be nested.
     """
     counts: Counts = {}
     token = _blocks.set((*_blocks.get(), counts))
@@ -63,23 +65,24 @@ def counting() -> Iterator[Counts]:
 
 
 class CacheStatistics:
-    """The counts of cache events in this process, which are published from time to time.
+    """Counts the cache events of this process, and publishes the counts from time to time.
 
-    To publish counts is to send the signal :data:`~sharded_orm.signals.cache_counted`, to log the
-    counts at level DEBUG, and to add them to counters on the cache servers. All processes share
-    these counters. Counts for a server that is down are kept for the next time. Thread-safe; a
-    forked child starts with empty counts.
+    To publish means three things: send the signal :data:`~sharded_orm.signals.cache_counted`, log
+    the counts at level DEBUG, and add them to counters on the cache servers, which all processes
+    share. If a server is down, its counts are kept for the next time. Thread-safe; a forked child
+    starts with empty counts.
 
     :param prefix: the prefix of all names in the cache, before the model's label.
-    :param server: returns the cache server that holds the counters of a model.
+    :param server: takes the prefix and label of a model, and returns the cache server that holds
+        its counters.
     :param clock: returns the time of a monotonic clock in seconds.
     """
 
-    #: :meth:`add` calls :meth:`flush`, which publishes the counts, if the last call was at least
-    #: this number of seconds ago. If it is None, :meth:`add` never calls it.
+    #: :meth:`add` publishes the counts (:meth:`flush`) if this was last done at least this many
+    #: seconds ago. None: :meth:`add` never does so.
     interval: float | None = 10.0
-    #: At the end of a request, :meth:`flush` publishes the counts if it was last called at least
-    #: this number of seconds ago.
+    #: At the end of a request, the counts are published (:meth:`flush`) if this was last done at
+    #: least this many seconds ago.
     request_interval = 1.0
 
     def __init__(
@@ -95,13 +98,13 @@ class CacheStatistics:
         _all.add(self)
 
     def _renew(self) -> None:
-        # Hold the lock while changing _total, _pending or _unsent.
+        # Protects _total, _pending and _unsent, which several threads change.
         self._lock = threading.Lock()
         self._total: dict[str, dict[str, int]] = {}
-        # Counts that the signal cache_counted has not reported yet.
+        # The counts that were not reported by the signal cache_counted yet.
         self._pending: dict[str, dict[str, int]] = {}
-        # Counts that the signal cache_counted has reported, but that were not added to the counters
-        # on a cache server yet.
+        # The counts that were reported by the signal cache_counted, but that the counters on a
+        # cache server do not include yet.
         self._unsent: dict[str, dict[str, int]] = {}
         self._sent_at = self._clock()
 
@@ -109,11 +112,11 @@ class CacheStatistics:
         """Add to the counts of a model.
 
         If the counts of all models were last published :attr:`interval` seconds ago or earlier,
-        publish them (:meth:`flush`). If cache servers are down, this may take as long as their
-        timeouts.
+        publish them (:meth:`flush`). While a cache server is down, this may take as long as its
+        timeout.
 
         :param type_name: the prefix of all names in the cache, followed by the model's label.
-        :param deltas: increments, keyed by names of :data:`FIELDS`.
+        :param deltas: maps names of :data:`FIELDS` to the numbers to add.
         """
         with self._lock:
             _add(self._pending.setdefault(type_name, {}), deltas)
@@ -123,17 +126,18 @@ class CacheStatistics:
             self.flush()
 
     def counted(self, type_name: str) -> dict[str, int]:
-        """Return what this process has counted for a model since the start of the process.
+        """Return what this process has counted for a model since the process started.
 
         :param type_name: the prefix of all names in the cache, followed by the model's label.
-        :returns: counts, keyed by names of :data:`FIELDS`.
+        :returns: maps names of :data:`FIELDS` to counts.
         """
         with self._lock:
             sources = [counts.get(type_name, {}) for counts in (self._total, self._pending)]
         return {field: sum(counts.get(field, 0) for counts in sources) for field in FIELDS}
 
     def request_finished(self) -> None:
-        """Call :meth:`flush`, unless it was called in the last :attr:`request_interval` seconds.
+        """Publish the counts (:meth:`flush`), unless this was done in the last
+        :attr:`request_interval` seconds.
 
         Called at the end of a request.
         """
@@ -141,9 +145,11 @@ class CacheStatistics:
             self.flush()
 
     def flush(self) -> None:
-        """Send the signal ``cache_counted``, and add the new counts to the counters on the servers.
+        """Publish the counts: send the signal ``cache_counted``, and add the new counts to the
+        counters on the cache servers.
 
-        Does not raise if a server is down. Costs one round trip per model that has new counts.
+        Does not raise an error if a server is down. Costs one round trip per model that has new
+        counts.
         """
         with self._lock:
             self._sent_at = self._clock()
@@ -155,8 +161,8 @@ class CacheStatistics:
         if pending:
             labels = {name.removeprefix(self._prefix): dict(c) for name, c in pending.items()}
             if cache_counted.has_listeners():
-                # send_robust() catches errors of the signal's receivers, which must not break the
-                # read that is being counted.
+                # send_robust() catches the errors of receivers. Otherwise they would break the read
+                # whose outcome is being counted.
                 cache_counted.send_robust(sender=CacheStatistics, counts=labels)
             if logger.isEnabledFor(logging.DEBUG):
                 for label, counts in labels.items():
@@ -171,17 +177,16 @@ class CacheStatistics:
                 {counter(name, field): count for field, count in counts.items() if count}
             )
         except ServerDown:
-            # Keep the counts, to send them again later. If the server has added them before it
-            # failed, they count twice, which is better than to lose the counts of an outage.
+            # Keep the counts, to send them again later. If the server had added them before it
+            # failed, they are counted twice. That is better than losing the counts of an outage.
             with self._lock:
                 _add(self._unsent.setdefault(name, {}), counts)
 
     def overall(self, type_name: str) -> dict[str, int]:
-        """Return what all processes together have counted for a model since the last reset.
+        """Return what all processes together have counted for a model since the last :meth:`reset`.
 
-        Counts that a process has not sent to the server yet (see :meth:`flush`) are missing.
-
-        Costs one round trip.
+        Counts that a process has not published yet (:meth:`flush`) are missing. Costs one round
+        trip.
 
         :param type_name: the prefix of all names in the cache, followed by the model's label.
         :raises ServerDown: the server that holds the counters of this model is down.
@@ -190,8 +195,10 @@ class CacheStatistics:
         return dict(zip(FIELDS, self._server(type_name).counters(names), strict=True))
 
     def reset(self, type_names: Iterable[str]) -> None:
-        """Set the counters on the cache servers to 0. Costs one round trip per model.
+        """Set the counters of models on the cache servers to 0. Costs one round trip per model.
 
+        :param type_names: the prefix of all names in the cache, followed by the label of each
+            model.
         :raises ServerDown: a server is down.
         """
         for name in type_names:
@@ -199,8 +206,10 @@ class CacheStatistics:
 
 
 def counter(type_name: str, field: str) -> str:
-    """Return the name of the cache entry that counts one kind of event of a model, such as hits.
-    Only counters have ``@count-`` in their names.
+    """Return the name of the cache entry that counts one kind of event of a model, such as its
+    hits.
+
+    Only the names of counters contain ``@count-``.
 
     :param type_name: the prefix of all names in the cache, followed by the model's label.
     :param field: a name of :data:`FIELDS`.
@@ -214,8 +223,8 @@ def _add(to: dict[str, int], counts: Mapping[str, int]) -> None:
 
 
 def _after_fork() -> None:
-    # In the child, start with a new lock, because a thread of the parent may have held the old
-    # lock. Also start with empty counts, because the parent itself publishes what it has counted.
+    # The child needs a new lock, because a thread of the parent may have held the old one during
+    # the fork. It also starts with empty counts, because the parent publishes what it has counted.
     for statistics in list(_all):
         statistics._renew()
 

@@ -56,8 +56,8 @@ _MOST_DIGITS = 1000
 class Unusable(Enum):
     """The reason why an entry cannot be used."""
 
-    #: The entry is missing, was made void by a write, or was stored when the model had different
-    #: fields.
+    #: The entry is missing, was stored before a later write of the row, or was stored when the
+    #: model had different fields.
     MISS = "miss"
     #: The entry is damaged, or was not stored under this name by the library.
     BROKEN = "broken"
@@ -205,12 +205,12 @@ def unpack_objects(
 
 
 def pack_list(name: str, fingerprint: str, values: Iterable[Any]) -> bytes | None:
-    """Return a list of primary keys, or the result of ``count()``, in the format of a list.
+    """Return the bytes to store for the result of a query: primary keys, or a number.
 
     :param name: the name of the list's entry, which contains a digest of the list's guards.
     :param fingerprint: the hexadecimal digest of the model's fields.
-    :param values: the tokens of the primary keys (their form in names of entries); for a count one
-        number.
+    :param values: the primary keys, each in the form that it has in names of entries; or one number
+        for the result of ``count()`` or ``exists()``.
     :returns: the bytes to store; None if the format cannot hold one of ``values`` exactly.
     """
     return _pack(_prefix(_LIST, fingerprint, "-", name), tuple(values))

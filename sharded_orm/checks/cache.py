@@ -58,7 +58,11 @@ _SNAPSHOTS = {"repeatable read", "serializable"}
 def check_cached_models(
     app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
 ) -> list[checks.CheckMessage]:
-    """Check ``ShardMeta`` of sharded and global models, and the keys of cached models."""
+    """Check the declarations of sharded and global models that concern the cache.
+
+    These are the names in ``ShardMeta``, and the keys and the database of models with ``cache =
+    True``.
+    """
     messages: list[checks.CheckMessage] = []
     cached = []
     for model in models_to_check(app_configs):

@@ -45,7 +45,7 @@ def check_sequences(
 def check_text_keys(
     databases: Sequence[str] | None = None, **kwargs: Any
 ) -> list[checks.CheckMessage]:
-    """Check that the collations of text key columns distinguish all keys, such as "a" and "A".
+    """Report text keys whose column treats different keys, such as "a" and "A", as equal.
 
     Queries the shards whose aliases are in ``databases``. The alias of a shard group stands for all
     shards of the group.

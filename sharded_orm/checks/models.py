@@ -226,7 +226,8 @@ def _inheritance(model: type[ShardedModel]) -> Iterator[checks.CheckMessage]:
 def _embedded_ids(model: type[models.Model]) -> Iterator[checks.CheckMessage]:
     """Check the id fields of ``model`` whose values contain the number of the row's shard.
 
-    The shard group must read the number from the same bits in which the field stores it.
+    The group finds the shard of a row by some bits of the id. The field must store the number of
+    the shard in the same bits.
     """
     options = shard_options(model)
     field: Any

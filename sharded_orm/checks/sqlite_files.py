@@ -1,5 +1,6 @@
-"""System checks of SQLite files: a file has one writer at a time.
+"""System checks of databases that must not share an SQLite file.
 
+An SQLite file has only one writer at a time, so a transaction may block other writes to the file.
 No check queries a database.
 
 ==================  ==========================================================

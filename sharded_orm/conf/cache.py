@@ -35,7 +35,8 @@ class CacheOptions:
     lists: str
     #: The text with which the names of all cache entries begin.
     prefix: str = ""
-    #: Seconds for which a stored row is used at most. Entries expire a little earlier, see `kept_for()`.
+    #: The longest time in seconds for which a cached row is used. Entries expire a little earlier,
+    #: see `kept_for()`.
     ttl: float = 3600.0
     #: Seconds to wait for one answer of a cache server.
     timeout: float = 0.25

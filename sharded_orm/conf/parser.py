@@ -27,9 +27,9 @@ KEYS = {
 }  # fmt: skip
 TOPOLOGY_KEYS = {"SOURCE", "OPTIONS"}
 ADMIN_KEYS = {"GROUP_PERMISSIONS"}
-# The largest number of characters in the name of a shard group that has a permission. The codename
-# of the permission is "access_" followed by the group's name. ``auth.Permission.codename`` has at
-# most 100 characters.
+# With GROUP_PERMISSIONS, the name of a shard group has at most this many characters. The codename
+# of the group's permission is "access_" and the name, and ``auth.Permission.codename`` holds 100
+# characters.
 _LONGEST_PERMITTED = 93
 
 
@@ -39,8 +39,8 @@ class SourceOptions:
     stored.
     """
 
-    #: The kind of the source that has the topology, the map of shards to nodes: ``"static"`` (in
-    #: the settings), ``"file"``, ``"database"``, ``"zookeeper"``, or the dotted path of a class.
+    #: Where the topology is stored: ``"static"`` (in the settings), ``"file"``, ``"database"`` or
+    #: ``"zookeeper"``; or the dotted path of a class that reads it.
     source: str = "static"
     # The options are left out of repr(), because they may contain credentials.
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
@@ -135,8 +135,9 @@ def source(raw: Mapping[str, Any]) -> SourceOptions:
 def parse(raw: Any, document: Document | None = None) -> Config:
     """Check a ``SHARDED_ORM`` dict and return it as a :class:`Config`.
 
-    :param document: the topology document, whose nodes and groups complete and override those in
-        ``raw``. None if the topology is only in the settings (a static source).
+    :param document: the topology document, if the topology is stored outside of the settings. Its
+        nodes and groups are added to those in ``raw``, or override them. None if the topology is
+        only in the settings (a static source).
     :raises InvalidConfiguration: anything is wrong. The error lists every problem.
     """
     if not isinstance(raw, Mapping):

@@ -1,8 +1,9 @@
 """The placements (shards of keys) on which an operation relies, and whether they are still correct.
 
-An operation looks keys up, sends its statements, and then checks whether the keys are still on the
-same shards. The routing strategy records each looked-up key in the context of the operation, so
-that keys need not be passed through all functions.
+An operation, such as a query, looks up the shards of its keys, sends its statements, and then
+checks whether the keys are still on these shards, because a key may have moved meanwhile. The
+routing strategy records each key that it looks up in a context variable, so that keys need not be
+passed through all functions.
 """
 
 from __future__ import annotations
@@ -15,18 +16,19 @@ from sharded_orm.topology.model import ShardGroup
 
 
 class KnownPlacement(NamedTuple):
-    """The placement (the shard) of a key, as read from the table of all keys, the directory."""
+    """The shard of a key, as read from the directory (the table with the shard of each key)."""
 
     shard: int
     #: The number of the last move of the key; 0 if the key has never moved.
     version: int
-    #: The number of the poll (the query for moving keys) whose lease was valid when the key was
-    #: looked up in the directory; 0 without a lease.
+    #: The number of the poll whose lease was valid when the key was looked up in the directory; 0
+    #: without a lease. A poll is a query that asks which keys are moving. Its answer gives the
+    #: process a lease, which allows it to remember the shards of keys for some seconds.
     poll: int
 
 
 class PlacementSource(Protocol):
-    """A routing strategy whose keys may move."""
+    """A routing strategy whose keys may move to another shard while the site runs."""
 
     @property
     def group(self) -> ShardGroup:
@@ -38,19 +40,22 @@ class PlacementSource(Protocol):
     def holds(self, placements: Mapping[str, KnownPlacement]) -> bool:
         """Whether all keys have stayed on the same shards since they were looked up.
 
-        :param placements: the placements (shards of keys) that the lookups returned, keyed by the
-            text under which the directory stores the key.
+        :param placements: maps each key, as the text under which the directory stores it, to the
+            placement (shard) that was found for the key.
         """
 
 
 class WatchedMoves(Protocol):
     """The key moves that were known when a statement for several shards began.
 
-    At the end of the statement, they are compared with the moves that are known then.
+    At the end of the statement, they are compared with the moves that are known then. A move in
+    between may have changed the result.
     """
 
     def holds(self) -> bool:
-        """Whether no move of a key has changed the result of the statement."""
+        """Whether the result of the statement is still correct, because no key has moved
+        meanwhile.
+        """
 
 
 class PlacementUses:
@@ -68,10 +73,11 @@ class PlacementUses:
 
     def record(self, source: PlacementSource, key: str, placement: KnownPlacement) -> None:
         placements = self.placements.setdefault(source, {})
-        # Keep the number of the earlier poll: the key has been on this shard since then.
+        # If the key was looked up before, setdefault() keeps the earlier placement with the number
+        # of its poll. So the check at the end covers the whole time since the first look-up.
         known = placements.setdefault(key, placement)
-        # If the shard or the number of the key's last move differs, the key has moved since the
-        # operation began, and a part of the operation relies on the old shard.
+        # If the two placements differ in the shard or in the number of the key's last move, the key
+        # has moved since the operation began. So an earlier statement has used the old shard.
         if known[:2] != placement[:2]:
             self._changed = True
 
@@ -95,7 +101,8 @@ class PlacementUses:
         if self._changed:
             return False
         # Use a loop, because all() with a generator is slower, and every read and write runs these
-        # lines. Few reads and writes watch moves of keys, so the last line may use all().
+        # lines. The last line may use all(), because few reads and writes have anything in
+        # _watched.
         for source, placements in self.placements.items():
             if not source.holds(placements):
                 return False
@@ -111,10 +118,11 @@ def current_uses() -> PlacementUses | None:
 
 
 class recorded_uses:
-    """Within the ``with`` block, record in ``uses`` the placements that this context looks up.
+    """Within the ``with`` block, record in ``uses`` the placement (shard) of each key that is
+    looked up.
 
-    Every read and write uses this context manager. A generator function would take three times as
-    long as a class.
+    Every read and write uses this context manager. It is a class, because a generator function
+    would take three times as long.
     """
 
     __slots__ = ("_token", "_uses")

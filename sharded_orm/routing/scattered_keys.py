@@ -31,16 +31,17 @@ def has_switched(move: KeyInFlight) -> bool:
 def keys_to_leave_out(
     group: str, used: MoveList, starts: Iterable[MoveList], *, announced: bool = False
 ) -> dict[int, tuple[KeyInFlight, ...]]:
-    """Return the keys whose rows a statement must not see on a shard, keyed by shard number.
+    """Return the keys whose rows a statement must leave out, as a dict by shard number.
 
-    While a key moves, both the shard that it leaves (the source) and its new shard (the target) may
-    have its rows.
+    While a key moves, its old shard (the source) and its new shard (the target) may both have its
+    rows. The statement must read them on only one of the two shards.
 
     :param used: the moves that the directory reported before the statement was sent.
-    :param starts: for each snapshot of an open transaction, the moves that were known when it was
-        taken. A snapshot may still contain rows of a move that has ended.
-    :param announced: whether to leave out keys on the targets of their moves, too, if the moves
-        were announced but have not begun to switch.
+    :param starts: for each open transaction in which the statement reads, the moves that were known
+        when the transaction took its snapshot. If a move has ended since, the snapshot may still
+        contain rows that the end of the move has removed.
+    :param announced: whether to leave out a key on the target even if its move was only announced,
+        and has not begun to switch.
     """
     moves = {move.number: move for start in starts for move in start.in_flight}
     moves = {number: move for number, move in moves.items() if move.phase in _KEPT_IN_SNAPSHOTS}
@@ -77,7 +78,7 @@ def is_exact(
     before, known, after = (_moves(group, moves.in_flight) for moves in (start, used, end))
     ended = _moves(group, end.ended).keys()
     if ended - known.keys() - before.keys():
-        # A whole move began and ended during the statement. So the statement may have read the rows
+        # A move has begun and ended while the statement ran. The statement may have read the rows
         # of the moved key twice, or not at all.
         return False
     return all(
@@ -110,8 +111,8 @@ def _stays(
         # contains the copied rows.
         is_old = before is None or before.phase not in _AT_TARGET
         return not (is_old and shard != known.source) and (after is None or phase in _AT_TARGET)
-    # When the statement began, the move was announced, but had not begun to switch the key. The
-    # result is correct if that is still so, because the new shard then has no rows of the key.
+    # The statement knew that the move was announced, but that it had not begun to switch the key.
+    # If this is still so, the new shard has no rows of the key, and the result is correct.
     return after is not None and phase not in _AT_SOURCE | _AT_TARGET
 
 
@@ -144,8 +145,8 @@ class ScatterMoves:
     :param used: the moves that were known when the statement was sent, and by which it left out
         rows.
     :param snapshots: the moves that were known when the statement's snapshots of the shards were
-        taken: one item for each open transaction, and one for the poll if ``used`` comes from a
-        poll.
+        taken: one :class:`Snapshot` for each open transaction that the statement uses, and one more
+        if ``used`` is the answer of a poll.
     :param is_quiet: whether no key of the group is in flight (moving) in ``used``.
     """
 
@@ -164,10 +165,11 @@ class ScatterMoves:
         self._snapshots, self._is_quiet = list(snapshots), is_quiet
 
     def holds(self) -> bool:
-        """Whether the statement on several shards has seen each row exactly once until now.
+        """Whether the statement on several shards has seen each row exactly once so far.
 
-        If a key was moving meanwhile, the statement may have seen its rows twice or not at all.
-        Sends one query for the moves; none if the lease shows that no key of the group was moving.
+        If a key has moved since the statement began, the statement may have seen the key's rows
+        twice or not at all. Sends one query for the moves; none if the lease shows that no key of
+        the group was moving.
         """
         poll = self._lease.valid()
         if (

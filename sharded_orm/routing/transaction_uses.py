@@ -1,7 +1,9 @@
-"""The check that a transaction does not use the same key on two shards.
+"""Calls the check that a transaction does not use the same key on two shards.
 
-The routing strategy calls the check for each key that it looks up. Transactions belong to a higher
-layer, so the package's Django app sets the function at start.
+Without this check, a key that moves during a transaction could be read on one shard and written on
+another. The routing strategy calls the check for each key that it looks up. This module cannot
+import the check, which belongs to a higher layer. So the package's Django app passes it to
+:func:`provide_check` at start.
 """
 
 from __future__ import annotations

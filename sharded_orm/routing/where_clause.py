@@ -1,9 +1,10 @@
 """Finds the shards on which the rows of a query may be, by reading its where tree.
 
 The result is a *bound*: a set of shards that contains every row that can match. Equality and
-``__in`` on a shard key have a bound. AND intersects the bounds of its conditions, OR unites them.
-Negations and unknown conditions have no bound. A query without a bound is sent to every shard if it
-has ``scatter()``, and is otherwise refused by the caller. Shards are never guessed.
+``__in`` on a shard key have a bound: that of ``user_id=7`` is the shard of the key 7. AND
+intersects the bounds of its conditions, OR unites them. Negations and unknown conditions have no
+bound. A query without a bound is sent to every shard if it has ``scatter()``, and is otherwise
+refused by the caller. Shards are never guessed.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ from sharded_orm.exceptions import CrossShardRelation
 class ShardKey:
     """The group of a model, and the columns whose values determine the shard of a row.
 
-    :param columns: the name of each such column -> None if its values are shard keys; ``(shift,
-        bits)``, the position of the shard number, if its values are ids with the number in some
-        bits. A foreign key to such a column is a column of the same kind.
+    :param columns: maps the name of each such column to None if its values are shard keys. If its
+        values are ids that contain the shard number, maps it to ``(shift, bits)``: for
+        ``(46, 16)``, the number is in 16 bits, above the lowest 46 bits. A foreign key to a column
+        in ``columns`` is in ``columns``, too.
     """
 
     group: str
@@ -96,9 +98,11 @@ class OnShard(Expression):
     """A condition that limits a query to the shard ``alias``.
 
     In the SQL for the shard ``alias``, the condition is always true. In the SQL for any other
-    shard, it is always false. The library adds it to a comparison with an instance
-    (``album=album``), for example: the primary key in the SQL does not determine the instance's
-    shard, and another row may have the same id.
+    shard, it is always false.
+
+    The library adds the condition to a comparison with an instance, for example ``album=album``.
+    The SQL of this comparison contains only the primary key of the album, and another shard may
+    have another album with the same primary key.
     """
 
     conditional = True
@@ -106,8 +110,8 @@ class OnShard(Expression):
     def __init__(self, alias: str, *, ids_are_unique: bool = False) -> None:
         super().__init__(output_field=_boolean())
         self.alias = alias
-        #: Whether the comparison beside this condition is right on every shard, because no other
-        #: row of any shard has the id of the instance.
+        #: True if no other row of any shard has the id of the instance. Then the comparison that
+        #: this condition accompanies, such as ``album=album``, is right in the SQL for every shard.
         self.ids_are_unique = ids_are_unique
 
     def as_sql(self, compiler: Any, connection: Any) -> tuple[str, tuple[Any, ...]]:
@@ -115,8 +119,8 @@ class OnShard(Expression):
 
         here = getattr(connection, "shard", None)
         if getattr(connection, "stands_for_many", False):
-            # This SQL is sent to several shards, on all of which the condition is true. So there is
-            # no single shard to compare with ``alias``.
+            # This SQL is sent to several shards, and the condition is true on each of them. So do
+            # not compare ``alias`` with a single shard.
             here = None
         group, _, _ = self.alias.rpartition("_")
         if here is not None and here.group == group and here.alias != self.alias:
@@ -125,10 +129,12 @@ class OnShard(Expression):
 
 
 class OnlyOnShard(OnShard):
-    """A condition beside a comparison with an instance that is part of an expression.
+    """A condition for a comparison with an instance inside of an expression.
 
-    An example is ``When(album=album, then=1)``. The comparison is right only in a statement for the
-    shard ``alias``. There, the condition is always true. A statement for another shard is refused.
+    For example, in ``When(album=album, then=1)``, the SQL of the comparison contains only the
+    primary key of the album, and another shard may have another album with this key. In a statement
+    for the shard ``alias``, this condition is always true. A statement for another shard is
+    refused.
     """
 
     def get_group_by_cols(self) -> list[Any]:
@@ -138,8 +144,9 @@ class OnlyOnShard(OnShard):
         from django.core.exceptions import FullResultSet
 
         here = getattr(connection, "shard", None)
-        # ``Colocation`` has refused most wrong statements before. It does not check those of
-        # using(). SQL for many shards would be wrong on all but one.
+        # Refuse SQL for another shard or for many shards, because another row may have the
+        # instance's id there. ``Colocation`` has refused most such statements before, but it does
+        # not check querysets with using().
         if here is not None and here.group == self.alias.rpartition("_")[0]:
             is_for_many = getattr(connection, "stands_for_many", False)
             if here.alias != self.alias or is_for_many:
@@ -191,8 +198,9 @@ class WhereReader:
         not in the group.
     :param embedded: ``(shift, bits)`` of the shard number in a key if the group's strategy reads
         the shard from the key; otherwise None.
-    :param keys_of_rows: a function that returns the shard keys of rows with certain values in
-        another column of the query's own table; None (the default) if such columns are ignored.
+    :param keys_of_rows: a function that finds the shard keys of rows by a column that is no shard
+        key, for conditions such as ``photo.slug = 'sea'``. None (the default) if such conditions
+        are ignored.
     """
 
     def __init__(
@@ -243,17 +251,19 @@ class WhereReader:
                     if self._answered == before:
                         certain.append(bound)
             if certain:
-                # The conditions that determine their shards without ``keys_of_rows`` are enough. So
-                # the others are not used, and their calls of ``keys_of_rows`` do not count.
+                # A condition such as user_id = 7 determines its shards without ``keys_of_rows``. If
+                # AND connects it with others, it is enough. So ignore the results of
+                # ``keys_of_rows``, and do not count its calls.
                 self._answered = answered
             return _intersect(certain or bounds)
         if node.connector == OR and node.children:
             bounds = []
             for child in node.children:
                 bound = self._node(child)
-                # Two calls of ``keys_of_rows`` were made, and a row may change in between: if it
-                # matches only the second condition at first and only the first condition later,
-                # neither result contains its key. So return None (any shard).
+                # ``keys_of_rows`` was called for two conditions of this OR, and a row may have
+                # changed between the calls. If the row matched only the second condition at the
+                # first call, and only the first condition at the second call, neither result
+                # contains its key. So return None (any shard).
                 if bound is None or self._answered > answered + 1:
                     return None
                 bounds.append(bound)
@@ -387,9 +397,10 @@ def plain_values(values: Iterable[Any], field: Any) -> list[Any] | None:
     plain = []
     for value in values:
         if type(value) is Value:
-            # Django converts a value to the type of the field, but not inside Value(). The database
-            # would convert that by its own rules: for MariaDB, "5abc" equals the number 5. So a
-            # value inside Value() is plain only if it has the type of the field already.
+            # Django converts a value to the type of the field, but not a value inside Value(). The
+            # database would convert such a value by its own rules: for MariaDB, "5abc" equals the
+            # number 5. So a value inside Value() is plain only if it has the type of the field
+            # already.
             unprepared, value = value.value, field.get_prep_value(value.value)
             if type(unprepared) is not type(value):
                 return None
@@ -416,8 +427,8 @@ def are_prepared(values: Iterable[Any], prepare: Callable[[Any], Any]) -> bool:
             if type(prepare(value)) is not kind:
                 return False
         except (TypeError, ValueError, ValidationError):
-            # Ignore the error: a field of a project may be unable to prepare a value that came from
-            # the database.
+            # Ignore the error. The value may come from the database, and a field of a project may
+            # be unable to prepare such a value.
             continue
     return True
 

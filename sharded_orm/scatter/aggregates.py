@@ -33,18 +33,19 @@ _CHUNK_SIZE = 2000
 
 
 class _Resolved(Exception):
-    """Raised to leave Django's ``get_aggregation()`` when its query is built but not yet sent."""
+    """Raised to leave Django's ``get_aggregation()`` when it has built its query, but not yet sent
+    it.
+    """
 
     def __init__(self, elide_empty: bool) -> None:
         self.elide_empty = elide_empty
 
 
 class _Alias:
-    """A placeholder for the database alias in a call of ``get_aggregation()``. ``bool()`` of it
-    raises an error.
+    """A placeholder that is passed to Django's ``get_aggregation()`` instead of a database alias.
 
-    Django tests the truth value only for an aggregate that needs a subquery. A scatter refuses such
-    an aggregate.
+    If an aggregate needs a subquery, Django tests whether the alias is true. A scatter cannot merge
+    such an aggregate, so ``bool()`` of the placeholder raises the error that refuses it.
     """
 
     def __bool__(self) -> NoReturn:
@@ -59,7 +60,7 @@ class Summary:
     """A query whose annotations are the aggregates to compute, as resolved by Django.
 
     If ``elide_empty`` (a flag of Django's compilers) is true, a query that certainly has no rows is
-    not sent. If false, it is sent, because only the database knows what an aggregate of no rows is.
+    not sent. If false, it is sent, because only the database can compute an aggregate of no rows.
     """
 
     query: Query
@@ -109,7 +110,8 @@ def aggregate(
     for alias in distinct if targets else ():
         _check_distinct(expressions[alias], connections[targets[0].shard.alias])
 
-    # Make these plans before anything is sent, because a plan may be refused.
+    # Make these plans before anything is sent, because make_plan() raises an error for a query that
+    # cannot be merged.
     plans = {
         alias: _distinct_plan(targets_with_summaries, alias, expressions[alias], failures)
         for alias in distinct
@@ -192,9 +194,9 @@ def _value_without_rows(expression: Any) -> Any:
 
 
 def _check_distinct(expression: Any, connection: Any) -> None:
-    """Check that an aggregate with ``distinct=True`` can be computed.
+    """Raise an error if an aggregate with ``distinct=True`` cannot be computed.
 
-    :raises ScatterNotSupported: it cannot.
+    :raises ScatterNotSupported: it is not Count, Sum or Avg, for example.
     """
     aggregate = _without_default(expression)
     if type(aggregate) not in (Count, Sum, Avg):
@@ -219,7 +221,8 @@ def _distinct_plan(
         if type(aggregate) is Avg:
             source = averaged(source)
         elif not has_field(source):
-            # Django returns no values of such an expression, but the server counts them.
+            # Django does not know the type of these values (their output_field), and would raise an
+            # error when the query returns them. A plain Field passes the driver's values on.
             source = ExpressionWrapper(source, Field())
         query = query.clone()
         query.annotations = {alias: source}

@@ -1,4 +1,6 @@
-"""Sums and quotients with the values and types that the databases compute."""
+"""Computes sums and quotients in Python, with the values and types that the databases would
+return.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,15 @@ from sharded_orm.scatter.refusals import refuse
 QUOTIENT_PLACES = 4
 # MariaDB and MySQL store the decimal places of a number in groups of nine digits.
 _GROUP = 9
-# Up to this number of decimal places of a sum, the digits of its quotients are the same whatever the
-# number of places of the values. With five, it matters whether they have more than nine places.
+# A sum with at most this many decimal places has the same average, however many places the single
+# values have. With five places, the last digit of the average depends on whether the values have
+# more than nine places.
 _SURE_PLACES = 4
-# The maximum number of decimal places is 30 for MySQL, and 38 for MariaDB. So up to this number of
-# places of a sum, its quotient has four places more on both.
+# If a sum has at most this many decimal places, MySQL and MariaDB both return its average with four
+# more places. A number has at most 30 places on MySQL, and at most 38 on MariaDB.
 _MOST_PLACES = 26
-# The maximum number of digits of a decimal number of MariaDB and MySQL. Greater numbers become the
-# greatest number with so many digits.
+# The maximum number of digits of a decimal number of MariaDB and MySQL. The servers replace a
+# greater number by the greatest number that has 65 digits.
 _MOST_DIGITS = 65
 # PostgreSQL computes a quotient with at least 16 significant digits and at most 1000 decimal
 # places. Its source calls these limits NUMERIC_MIN_SIG_DIGITS and NUMERIC_MAX_DISPLAY_SCALE.
@@ -43,7 +46,9 @@ Divide = Callable[[Any, int], Any]
 
 
 def add(left: Any, right: Any) -> Any:
-    """Return the sum of two partial sums. If there are no values, a sum is None.
+    """Return the sum of two partial sums: the sums of the rows of two shards, for example.
+
+    None stands for the sum of no values.
 
     :raises ScatterNotSupported: the values are not numbers, or the database would raise an error
         for their sum.
@@ -83,9 +88,9 @@ def total_of(values: Iterable[Any]) -> tuple[Any, int]:
 
 
 def add_limited(left: Any, right: Any) -> Any:
-    """Return the sum of two partial sums of MariaDB or MySQL, as :func:`add` does.
+    """Return the sum of two partial sums, as :func:`add` does, for a query on MariaDB or MySQL.
 
-    :raises ScatterNotSupported: the server may have cut off a sum, because it has too many digits.
+    :raises ScatterNotSupported: a sum has so many digits that the server may have cut it off.
     """
     total = add(left, right)
     for value in (left, right, total):
@@ -98,11 +103,11 @@ def add_limited(left: Any, right: Any) -> Any:
 
 
 def check_places(places: int, *, has_places_of_type: bool) -> None:
-    """Check that MariaDB's and MySQL's average of numbers with so many decimal places is known.
+    """Check that Python can compute the same average of such numbers as MariaDB and MySQL.
 
     :param places: the decimal places of the sum, which are those of the type of the values.
     :param has_places_of_type: whether all values have as many decimal places as their type.
-    :raises ScatterNotSupported: it is unknown.
+    :raises ScatterNotSupported: the numbers have too many decimal places.
     """
     most = _MOST_PLACES if has_places_of_type else _SURE_PLACES
     if places > most:
@@ -125,8 +130,8 @@ def quotient(total: Any, count: int) -> Any:
         return float(total) / count
     places = max(0, -int(total.as_tuple().exponent))
     check_places(places, has_places_of_type=True)
-    # As do_div_mod() of the servers' decimal.c: the quotient is cut off after whole groups of
-    # digits. It is rounded only if there are more digits than it shall have.
+    # Compute as do_div_mod() in decimal.c of the servers: it computes whole groups of nine digits,
+    # and cuts off the rest. Then the quotient is rounded to the places that the result has.
     padded = places + -places % _GROUP
     computed = padded + max(0, QUOTIENT_PLACES - (padded - places))
     computed += -computed % _GROUP
@@ -166,7 +171,8 @@ def significant_quotient(total: Any, count: int) -> Any:
     if isinstance(total, float):
         return total / count
     if not isinstance(total, int | Decimal):
-        # The average of times is an interval, which the server rounds in its own way.
+        # A sum that is no number is a sum of times, for example. PostgreSQL rounds its average in
+        # another way.
         raise refuse(
             f"an average of values of type {type(total).__name__!r}",
             "name the expression's output_field, or ask one shard",
@@ -221,8 +227,10 @@ def duration_quotient(days: int, microseconds: int, count: int) -> datetime.time
 def divider(
     features: type[ShardFeatures], *, duration: bool = False, has_places_of_type: bool = True
 ) -> Divide:
-    """Return the function that computes averages, from a sum and a count, as ``AVG`` of a database does.
+    """Return a function that divides a sum by a count with the same result as ``AVG`` of the
+    database.
 
+    :param features: the features of the database.
     :param duration: whether the values are durations.
     :param has_places_of_type: whether all values have as many decimal places as their type.
     """

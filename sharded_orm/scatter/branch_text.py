@@ -1,4 +1,7 @@
-"""The text of the SELECT for one shard, made from the text of a template with marks in it."""
+"""Makes the SELECT for one shard from the text of a template.
+
+In the template, marks stand for the shard's schema, the shard's index, and the keys to read.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from functools import lru_cache
 
 from sharded_orm.scatter.facade import PK_MARK, SCHEMA_MARK, SHARD_MARK
 
-# The number of templates of which a process keeps the pieces: the last ones.
+# The number of templates whose pieces are remembered: those that were used last.
 _TEMPLATES = 8
 # The number of SELECTs for one shard of which a process keeps the text: the last ones.
 _BRANCHES = 2048
@@ -14,16 +17,19 @@ _BRANCHES = 2048
 
 @lru_cache(maxsize=_TEMPLATES)
 def pieces_of(sql: str) -> tuple[list[str], list[str], list[str]] | None:
-    """Return the text before, between and after the index and the keys, each split at the schema's name.
+    """Split a template's SQL at its marks, and return the three parts of its text.
 
-    Return None if the text has other placeholders.
+    The first part ends at the mark for the shard's index, and the second part at the mark for the
+    keys. Each part is a list of texts; the name of the shard's schema belongs between two of them.
+    Return None if the SQL needs parameters.
 
     :param sql: the SQL of a template without parameters.
     """
     start, rest = sql.split(SHARD_MARK)
     middle, end = rest.split(PK_MARK)
     try:
-        # The driver turns "%%" into "%" if a statement has parameters. This one has none any more.
+        # In a statement with parameters, the driver turns "%%" into "%". The text that is made of
+        # these pieces is sent without parameters, so do the same here.
         start, middle, end = (part % () for part in (start, middle, end))
     except (TypeError, ValueError):
         return None

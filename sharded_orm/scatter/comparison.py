@@ -81,7 +81,7 @@ class OrderKey:
 
 
 def has_field(expression: Any) -> bool:
-    """Whether Django knows the field of the values of ``expression`` (``output_field``)."""
+    """Whether Django knows the type of the values of ``expression`` (its ``output_field``)."""
     try:
         expression.output_field  # noqa: B018  # A property, which raises an error.
     except (AttributeError, FieldError):
@@ -229,7 +229,8 @@ class Comparison:
         self.ranked: frozenset[int] = frozenset()
 
     def normal(self, row: Row, column: int) -> Any:
-        """Return the value in column number ``column`` of ``row``, converted for comparing.
+        """Return the value in column number ``column`` of ``row``, converted so that Python
+        compares it as the database does.
 
         None stands for NULL. ``==``, ``hash()`` and ``<`` of the returned values agree with the
         database.
@@ -237,7 +238,8 @@ class Comparison:
         raise NotImplementedError
 
     def ordered(self, row: Row, column: int) -> Any:
-        """Return the value in column number ``column`` of ``row``, converted for sorting.
+        """Return the value in column number ``column`` of ``row``, converted so that Python sorts
+        it as the database does.
 
         None stands for NULL. ``<`` of the returned values agrees with ORDER BY of the database.
         """
@@ -252,9 +254,10 @@ class Comparison:
         return lambda row: tuple([normal(row, column) for column in columns])
 
     def order(self, keys: Sequence[OrderKey]) -> Callable[[Row], tuple[Any, ...]]:
-        """Return a key function that sorts rows as ORDER BY does.
+        """Return a key function for ``sorted()``, which sorts rows as ORDER BY does.
 
-        Rows that are equal for ORDER BY are sorted by shard, so that merging is deterministic.
+        Rows that are equal for ORDER BY are sorted by shard, so that the result is always in the
+        same order.
         """
 
         def key(row: Row) -> tuple[Any, ...]:
@@ -295,7 +298,10 @@ class Comparison:
         row[target] = row[source]
 
     def add(self, column: int, source: Row, target: list[Any]) -> None:
-        """Add the partial sum in column ``column`` of ``source``, a row, to that in ``target``."""
+        """Add the partial sum in the row ``source`` to the partial sum in the row ``target``.
+
+        :param column: the position of the sum in both rows.
+        """
         target[column] = add(target[column], source[column])
 
     def average(self, row: list[Any], total: int, count: int, target: int, divide: Divide) -> None:
@@ -341,10 +347,11 @@ class SQLiteComparison(Comparison):
 
 
 class MySQLComparison(Comparison):
-    """Compares values as MariaDB and MySQL do: text by its sort weights, other values as Python does.
+    """Compares values as MariaDB and MySQL do: text by its sort weights, other values as Python
+    does.
 
-    :param uuid_version: the version of a server that has a native type for UUIDs; None for other
-        servers.
+    :param uuid_version: the version of the server if it has a native type for UUIDs; otherwise
+        None.
     """
 
     def __init__(
@@ -368,7 +375,8 @@ class MySQLComparison(Comparison):
         self._weights: Mapping[int, int] = {
             column: first + 3 * place for place, column in enumerate(weighted)
         }
-        # The positions of the columns that say whether a date is NULL.
+        # Maps the position of each compared date column to the position of its additional value
+        # ``IS NULL``, which tells whether the date is NULL.
         self._nulls: Mapping[int, int] = {
             column: first + 3 * len(weighted) + place for place, column in enumerate(dates)
         }
@@ -378,7 +386,8 @@ class MySQLComparison(Comparison):
         if value is None:
             place = self._nulls.get(column)
             if place is not None and row[place] == 0:
-                # The driver returns None for 0000-00-00, which the server does not take for NULL.
+                # The driver returns None for the date 0000-00-00, but for the server this date is
+                # not NULL.
                 raise refuse(
                     "a comparison of dates that Python does not have, such as 0000-00-00",
                     "set them to NULL, or ask one shard",
@@ -453,7 +462,8 @@ def _uuid_order(value: str | None, version: tuple[int, ...]) -> bytes | None:
 
     MariaDB sorts UUIDs of the versions 1 to 5 by their node, then by their clock sequence, then by
     their time, most significant part first. UUIDs of version 6 and later are sorted by their bytes.
-    Servers without the fix MDEV-29959 sort the latter like the others, and are refused.
+    Servers without the fix MDEV-29959 sort all UUIDs like the versions 1 to 5. On such a server, an
+    order by UUIDs is refused.
 
     :param version: the server's version.
     :raises ScatterNotSupported: the server lacks the fix.

@@ -61,9 +61,9 @@ class Template:
     width: int
     columns: tuple[Column, ...]
     order: tuple[OrderKey, ...] = ()
-    # The merge compares the rows of different shards by the columns at these positions: by
-    # ``distinct`` for DISTINCT, and by ``groups`` for GROUP BY. Empty if the merge need not compare
-    # rows for the clause.
+    # The positions of the columns by which the merge compares rows of different shards:
+    # ``distinct`` for DISTINCT, ``groups`` for GROUP BY. Empty if the query lacks the clause, or if
+    # equal rows cannot be on different shards.
     distinct: tuple[int, ...] = ()
     groups: tuple[int, ...] = ()
     partials: tuple[Partial, ...] = ()
@@ -75,7 +75,7 @@ class Template:
 
     @property
     def compared(self) -> tuple[int, ...]:
-        """The positions, ascending, of the columns by which the shards' rows are compared."""
+        """The positions, ascending, of all columns by which the merge compares rows."""
         columns = {key.column for key in self.order}
         columns.update(self.distinct, self.groups)
         for partial in self.partials:
@@ -92,7 +92,8 @@ class Template:
 class CompileOptions:
     """Options for compiling the SQL of a branch (the SELECT for one shard)."""
 
-    # The number of rows to read from each shard: OFFSET + LIMIT. None means all rows.
+    # The number of rows to read from each shard: the query's OFFSET + LIMIT, because all of them
+    # may be on one shard. None means all rows.
     limit: int | None = None
     # A field with which the caller chooses the rows to read, such as the primary key. The SQL then
     # ends with the condition ``field IN (…)``, has no ORDER BY, and has the values as its last
@@ -108,7 +109,7 @@ class CompileOptions:
     # Whether the query selects one row of aggregates, as aggregate() does.
     summary: bool = False
     # A flag of Django's compilers. If true, a query that certainly has no rows is not sent. If
-    # false, it is sent, because only the database knows what an aggregate of no rows is.
+    # false, it is sent, because only the database can compute an aggregate of no rows.
     elide_empty: bool = True
     # Whether to select the number of rows instead of the rows.
     counted: bool = False
@@ -215,7 +216,7 @@ class _Root(SQLCompiler):
         if self.qualify:
             raise refuse("a filter on a window function", "filter in Python, or ask one shard")
         grouped = self.query.group_by is not None
-        # Leave out Meta.ordering if the query has a GROUP BY, as Django does.
+        # Leave out Meta.ordering if the query has a GROUP BY, because Django does so, too.
         ordered = [] if grouped and self._meta_ordering else list(order_by)
         self._added: list[Any] = list(extra)
         self._sql = [_hashable(s[1]) for s in [*self.select, *extra]]
@@ -257,8 +258,8 @@ class _Root(SQLCompiler):
             self.options.limit is not None or not self.marks_rows or self.query.distinct_fields
         ) and not self.merges_groups
         if self.marks_rows and not self.options.counted:
-            # The shard's index must be the last column, because ORDER BY and GROUP BY may refer to
-            # columns by position.
+            # Add the shard's index as the last column. ORDER BY and GROUP BY may refer to the other
+            # columns by position, so these positions must not change.
             self._added.append((None, (SHARD_MARK, ()), "__scatter_shard"))
         compares = self.query.distinct or (grouped and not self.options.summary)
         if self.marks_rows and not compares and features_of(self.connection).computes_beyond_types:
@@ -299,8 +300,8 @@ class _Root(SQLCompiler):
             parts = expression.get_cols() if isinstance(expression, ColPairs) else [expression]
             columns += map(self._described, parts)
         if len(columns) != len(self.select) + len(extra):
-            # Store the SQL of each column separately, because a composite primary key is one
-            # expression with several columns.
+            # A composite primary key is one expression with several columns. So store the SQL of
+            # each of its columns.
             self._sql = []
             for expression, sql, _ in [*self.select, *extra]:
                 if isinstance(expression, ColPairs):
@@ -321,8 +322,8 @@ class _Root(SQLCompiler):
         if self.query.distinct and not self.query.distinct_fields:
             raise refuse("distinct() with this order", "order by columns that are selected")
         alias = f"__scatter{len(self.columns)}"
-        # Django does not return the values of this column. So their field may be unknown, which is an
-        # error for a value that is returned.
+        # Only the merge reads this column, so its type may be unknown to Django. In this case, do
+        # not call select_format(), which would raise an error.
         selected = expression.select_format(self, *sql) if has_field(expression) else sql
         self._added.append((expression, selected, alias))
         self._sql.append(key)
@@ -362,8 +363,8 @@ class _Root(SQLCompiler):
         parts: list[Any] = [expression]
         if isinstance(expression, ColPairs):
             parts = expression.get_cols()
-        # If the query does not say whether NULLs come first or last, do as the database does by
-        # default.
+        # If the query does not say whether NULLs come first or last, they come where the database
+        # puts them by default.
         nulls_first = order.descending != self.connection.features.order_by_nulls_first
         for part in parts:
             column = self._column(part)
@@ -388,8 +389,8 @@ class _Root(SQLCompiler):
         order must begin with these columns. So the merge can keep the first row, too.
         """
         # get_distinct() returns the SQL of each field, and a list of parameters for each field that
-        # has parameters. A field may occur twice. The order begins with as many columns as there
-        # are different fields.
+        # has parameters. Count the different fields: for DISTINCT ON (a, b, a), these are two, and
+        # the query must be ordered by at least two columns.
         texts, params_of_fields = self.get_distinct()
         params = iter([param for params in params_of_fields for param in params])
         fields = len({
@@ -433,12 +434,15 @@ class _Root(SQLCompiler):
         return pks <= self._own_columns(expressions) or self._have_shard_key(expressions)
 
     def _have_shard_key(self, expressions: Iterable[Any]) -> bool:
-        """Whether rows that are equal in all ``expressions`` are on one shard."""
+        """Whether rows of different shards always differ in one of ``expressions``.
+
+        This is so if the columns of the shard key are among ``expressions``.
+        """
         local = self.options.local_columns
         return bool(local) and local <= self._own_columns(expressions)
 
     def _own_columns(self, expressions: Iterable[Any]) -> set[str | None]:
-        """Return the names of the columns of the query's own table among ``expressions``."""
+        """Return the names of those columns in ``expressions`` that are of the base table."""
         return {
             expression.target.column
             for expression in expressions

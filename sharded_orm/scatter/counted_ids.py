@@ -54,5 +54,8 @@ def refuse_comparison(expressions: Iterable[Any]) -> None:
 
 
 def _is_null_test(part: Any) -> bool:
-    """Return whether ``part`` is whether a column is NULL. That does not depend on who has counted the id."""
+    """Whether ``part`` only tests whether a column is NULL, as ``__isnull`` does.
+
+    The result of such a test does not depend on the value of the id.
+    """
     return type(part) in (IsNull, RelatedIsNull) and isinstance(part.lhs, Col)

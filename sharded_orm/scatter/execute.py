@@ -91,9 +91,9 @@ class Executor:
 
     :param chunk_size: the number of rows read at a time.
     :param stream: whether to read the rows of unions on demand instead of all at once.
-    :param few_rows: whether the statements return so few rows that this thread may read one node
-        after the other. That takes less time than other threads, because the other nodes work
-        meanwhile.
+    :param few_rows: whether the statements return few rows. If so, this thread may send all
+        statements and then read one node after the other. This is faster than with other threads,
+        because all nodes work at the same time anyway.
     :raises ScatterError: a shard does not answer, and partial results are not allowed. If they are
         allowed, the error is raised only if no shard has answered and a wrong query may be the
         cause.
@@ -111,8 +111,8 @@ class Executor:
         self.failures = failures
         self._stream = stream
         self._few_rows = few_rows
-        # The cursors of the statements that were sent, and not received yet; or the errors if sending
-        # failed.
+        # Maps each statement that was sent, but whose rows were not read yet, to its cursor. If the
+        # statement could not be sent, maps it to the error.
         self._sent: dict[ShardStatement, Any] = {}
         self._open: list[Generator[Row, None, None]] = []
         self._chunk_size = chunk_size
@@ -130,7 +130,8 @@ class Executor:
             group = plan.statements[0].branches[0].shard.group
             self._group = connection_of(group)
             # connect() prepares the connection object of the shard group. In a test case whose
-            # ``databases`` does not contain the group, it raises Django's error.
+            # ``databases`` does not contain the group, it raises the error by which Django forbids
+            # the query.
             self._group.connect()
             if plan.union:
                 self._group.validate_no_broken_transaction()
@@ -162,7 +163,7 @@ class Executor:
             yield from rows
 
     def by_statement(self) -> Iterator[tuple[str, Iterable[Row]]]:
-        """Yield the node of each statement, and its rows.
+        """Yield a pair for each statement: its node, and its rows.
 
         The statements are executed in rounds: each round executes one statement on every node
         (database server).
@@ -177,7 +178,9 @@ class Executor:
                 yield statement.node, rows
 
     def close(self) -> None:
-        """Close all open cursors. Call this method when no more rows are needed."""
+        """Close the cursors whose rows are read on demand. Call this method when no more rows are
+        needed.
+        """
         for rows in self._open:
             rows.close()
         self._open.clear()
@@ -185,8 +188,9 @@ class Executor:
     def _alias_stream(self, statement: ShardStatement) -> Iterator[Row]:
         rows = self._alias_rows(statement)
         if statement.outer.limit is not None or len(self._statements) > _MOST_OPEN:
-            # Read all rows now. A query with a LIMIT has few rows. Without a LIMIT, there are too
-            # many shards here: reading on demand would keep a connection to each of them open.
+            # Read all rows now, in two cases. A query with a LIMIT has few rows. And if there are
+            # too many shards, to read on demand would keep too many connections open: one to each
+            # shard.
             return iter(list(rows))
         self._open.append(rows)
         return rows
@@ -269,7 +273,10 @@ class Executor:
 
     @contextmanager
     def _sent_ahead(self, statements: Iterable[ShardStatement]) -> Iterator[None]:
-        """Send statements to their nodes, where they are executed during the block. :meth:`read` receives them."""
+        """Send statements to their nodes, which execute them at the same time.
+
+        Within the ``with`` block, :meth:`_run` reads their rows.
+        """
         with ExitStack() as cursors:
             for statement in statements:
                 try:
@@ -333,7 +340,9 @@ class Executor:
         return rows
 
     def _node_stream(self, statement: ShardStatement) -> Generator[Any, None, None]:
-        """Execute the statement. Yield None when the server has executed it, and then the rows."""
+        """Execute the statement. First yield None, when the server has executed it, and then the
+        rows.
+        """
         sql, params = statement.sql()
         started = False
         try:
@@ -414,9 +423,9 @@ class Executor:
         place: Mapping[str, Any] | None = database_settings.settings_as_planned(shard)
         wrapper = self._wrappers[statement.node]
         if place is None or statement.alias is not None:
-            # Raise the error in two cases. The node on which the shard was does not exist any more,
-            # or the statement used the connection of the shard's alias, whose cursor finds a moved
-            # shard itself.
+            # Raise the error in two cases. The node on which the shard was is not in the topology
+            # any more, or the statement has used the connection of the shard's alias. The cursor of
+            # such a connection finds a moved shard itself.
             raise error
         wait = PlaceWait(
             wrapper,

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
     from django.db.models.sql.query import Query
 
-# Placeholders in the compiled SQL: for the shard's schema, for the primary keys of the rows to read
-# (in the second of two phases), and for the shard's index among the targets. The random number
-# keeps them different from all identifiers and literals.
+# Marks in the compiled SQL. They stand for the shard's schema, for the keys of the rows to read,
+# and for the shard's index among the targets. Each mark contains a random number, so no name or
+# literal of a query is equal to a mark.
 _NONCE = secrets.token_hex(8)
 SCHEMA_MARK = f"`{_NONCE}schema`"
 PK_MARK = f"`{_NONCE}pk`"
@@ -47,14 +47,15 @@ class Facade:
         self, wrapper: BaseDatabaseWrapper, *, qualify: bool, hidden: HiddenRows | None = None
     ) -> None:
         # The copy below never connects, so it cannot read MySQL's server data, such as the version.
-        # Make ``wrapper`` read it now, so that the copy contains it.
+        # Let ``wrapper`` read the data now, so that the copy has it.
         getattr(wrapper, "mysql_server_data", None)
         self.connection = copy.copy(wrapper)
         # The copy of the connection object must neither use the driver's connection nor keep it
         # open.
         self.connection.connection = None
         self.connection.ops = copy.copy(wrapper.ops)
-        # Tell the compilers that the SQL is for many shards, and not for the shard of ``wrapper``.
+        # Tell the compilers that the SQL is for many shards, and not only for the shard of
+        # ``wrapper``.
         self.connection.stands_for_many = True  # type: ignore[attr-defined]  # this package's compilers read it
         #: Names of the tables that the query reads; complete only after the query is compiled.
         self.tables: set[str] = set()
@@ -66,8 +67,9 @@ class Facade:
         if hidden is not None:
             self._mixins = (VisibleRows, *self._mixins)
             self.connection.hidden_rows = hidden  # type: ignore[attr-defined]  # this package's compilers read it
-            # Instead of each table with hidden rows, the query reads a derived table. A derived
-            # table has no primary key, so GROUP BY must contain all columns instead of the key.
+            # If rows of a table are hidden, the query reads a derived table instead. A derived
+            # table has no primary key. So GROUP BY must list all selected columns; the primary key
+            # alone is not enough.
             self.connection.features = copy.copy(wrapper.features)
             self.connection.features.allows_group_by_selected_pks = False
         self.connection.ops.compiler = self.compiler  # type: ignore[method-assign]  # replaced only for this query

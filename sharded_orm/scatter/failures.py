@@ -1,4 +1,5 @@
-"""Failures of a scatter: which shards did not answer, and which errors count as not answering.
+"""Failures of a scatter (a query of many shards): which shards did not answer, and which errors
+mean that a shard did not answer.
 
 A scatter distinguishes three kinds of database errors by their cause:
 
@@ -67,8 +68,8 @@ _PG_OUT_OF_MEMORY = "53200"
 # Beginnings of SQLite's messages for a missing table or column. SQLite has no separate error codes
 # for these errors.
 _SQLITE_MISSING = ("no such table: ", "no such column: ")
-# The number of failed shards after which the scatter stops if partial results are not allowed. One
-# failed shard makes the scatter fail, but the message should list several of them.
+# A scatter that must not return partial results stops after this number of failed shards. One
+# failed shard is enough to make it fail, but the message should list several.
 _ENOUGH = 8
 
 
@@ -125,8 +126,9 @@ def is_failure(error: Exception) -> bool:
         return is_node_gone(error) or state in _PG_SCHEMA or state.startswith(_PG_STATE)
     code = _code(error)
     if not isinstance(code, int):
-        # An error without a MySQL code is one of this package, such as ShardDatabaseMissing, or of
-        # a driver without codes. Its class decides whether the shard may be the cause.
+        # An error without a MySQL code was raised by this package (such as ShardDatabaseMissing) or
+        # by a driver without codes. For such an error, the class tells whether the shard may be the
+        # cause.
         return isinstance(error, OperationalError | InterfaceError)
     return is_node_gone(error) or code in _SCHEMA or code in _STATE or code == 0
 
@@ -208,8 +210,8 @@ def _sqlite_error(error: BaseException) -> sqlite3.Error | None:
 
     Return None if ``error`` is an error of this package or wraps no error of the SQLite driver.
     """
-    # Do not return the driver's error if it has caused an error of this package, such as
-    # ShardDatabaseMissing. The package's error is more precise.
+    # If an error of this package was raised, such as ShardDatabaseMissing, do not return the
+    # driver's error that has caused it, because the package's error is more precise.
     if isinstance(error, ShardedOrmError):
         return None
     return error.__cause__ if isinstance(error.__cause__, sqlite3.Error) else None

@@ -68,16 +68,16 @@ def fetch(
     failures: Failures,
     low: int,
 ) -> tuple[ScatterPlan, list[Row]] | None:
-    """Read in two phases; return the plan of the last phase that was executed, and the rows.
+    """Read in two phases. Return the plan of the last phase that was executed, and the rows.
 
-    The rows are those from number ``low`` up to ``options.limit``, in the order of the query.
-    Return None if the second phase lacks a chosen row although no shard has failed; then the caller
-    must read in one phase. The row may have been deleted or changed after the first phase, or an
-    inner join of ``select_related()`` excludes it. If a shard has failed, missing rows are left out
-    instead.
+    The rows are those from number ``low`` up to, but not including, ``options.limit``, in the order
+    of the query. The second phase may not find a row that the first phase has chosen: the row was
+    deleted or changed meanwhile, or an inner join of ``select_related()`` excludes it. Then return
+    None, and the caller must read in one phase. But if a shard has failed, leave out the missing
+    rows.
     """
-    # Change each query once, and not once per target. Then targets with the same query share the
-    # changed query, which is compiled once per node.
+    # Change each query once, and not once per target: targets with the same query then share the
+    # changed query, so that it is compiled once per node.
     queries = {id(t.query): t.query for t in targets}
     key_queries = {key: _keys_query(query) for key, query in queries.items()}
     keys = [Target(shard, key_queries[id(query)], hidden) for shard, query, hidden in targets]

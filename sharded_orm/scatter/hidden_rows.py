@@ -1,8 +1,9 @@
 """Hides rows of a shard from statements that read several shards.
 
 While a shard key moves, two shards may have its rows, and a statement must see them only once. So
-on one of them, the statement reads a derived table without the hidden rows instead of each table.
-Joins, subqueries and groups then work as if the hidden rows did not exist.
+the rows are hidden on one of the two shards: there, the statement reads, instead of each table, a
+derived table without these rows. Joins, subqueries and groups then work as if the hidden rows did
+not exist.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ class VisibleRows(SQLCompiler):
         if not sql.startswith(start):
             raise refuse(f"the table {sql!r}", "ask one shard")
         hidden, hidden_params = self.compile(condition)
-        # A subquery in FROM needs a name. If the query has no alias for the table, use the table's
-        # name.
+        # A subquery in FROM needs a name. If the query has no alias for the table, the subquery
+        # gets the table's name.
         alias = f" {quoted}" if node.table_alias == table else ""
         derived = f"(SELECT * FROM {name} WHERE NOT ({hidden})){alias}{sql[len(start) :]}"
         join = f"{node.join_type} " if isinstance(node, Join) else ""

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from sharded_orm.scatter.execute import Executor
     from sharded_orm.scatter.plan import ScatterPlan
 
-# The number of rows to read from each shard before a server ranks the values of all these rows.
+# The number of rows that are read from each shard at a time if a server must rank their values.
 ROUND = 5000
 
 
 def merged(plan: ScatterPlan, executor: Executor) -> Iterator[Row]:
-    """Return an iterator over the rows of all shards, in the order in which one database has them.
+    """Return an iterator over the rows of all shards, in the order of the query.
 
     DISTINCT and GROUP BY are already applied to the rows, but OFFSET and LIMIT are not.
     """
@@ -55,10 +55,11 @@ def _merged_by_ranks(
 ) -> Iterator[Row]:
     """Merge sorted streams of rows whose values only a server can compare.
 
-    Works in rounds. Each round reads the next rows of every stream, and a server ranks their
-    values. Then the round yields rows until the rows of one stream are used up.
+    Works in rounds. In each round, the next rows of every stream are read, and a server ranks their
+    values. Then rows are yielded in order, until all read rows of one stream are used up.
 
-    :param columns: the positions of the columns that the sort key ``key`` reads.
+    :param key: the sort key. It reads the ranks of the values.
+    :param columns: the positions of the columns that ``key`` reads.
     """
     if len(streams) == 1:
         yield from streams[0]
@@ -98,10 +99,10 @@ def cut(rows: Iterable[Row], low: int, high: int | None) -> Iterator[Row]:
 
 
 def _begun(rows: Iterable[Row]) -> Iterator[Row]:
-    """Read the first row, and return an iterator over all ``rows``.
+    """Read the first row, and return an iterator over all ``rows``, including this row.
 
-    Statements for many shards (unions) are executed on every node before the first row is returned.
-    If ``rows`` are from unions, each node has answered or failed when this function returns.
+    If ``rows`` come from unions (statements for many shards), each node has answered or failed when
+    this function returns, because all unions are executed before their first row is returned.
     """
     iterator = iter(rows)
     first = list(islice(iterator, 1))

@@ -62,8 +62,7 @@ class Partial:
 
     @property
     def summed(self) -> tuple[int, ...]:
-        """A tuple with the position of the column in which each shard returns the sum of its own
-        rows.
+        """A tuple with the position of the column that contains each shard's partial sum.
 
         Only Sum() and Avg() have such a column. For other aggregates, the tuple is empty.
         """
@@ -73,11 +72,13 @@ class Partial:
 def partial_of(
     column: int, expression: Any, add_column: Callable[[Any], int], features: type[ShardFeatures]
 ) -> Partial:
-    """Return the partial aggregate for ``expression``, which is column ``column`` of the select list.
+    """Return how to merge the aggregate ``expression``, which is column ``column`` of the select
+    list.
 
-    :param add_column: a function that adds an expression to the select list and returns the number of
-        its column.
-    :raises ScatterNotSupported: such an aggregate cannot be merged.
+    :param add_column: a function that adds an expression to the select list, such as the count for
+        an average. It returns the number of the new column.
+    :raises ScatterNotSupported: the values that the shards return for this aggregate cannot be
+        merged.
     """
     aggregate, defaults = expression, list[Any]()
     if type(aggregate) is Coalesce:
@@ -115,11 +116,11 @@ def partial_of(
 
 
 def averaged(source: Any) -> Any:
-    """Return an expression whose sum the average of ``source`` is computed from.
+    """Return the expression whose sum is read in order to compute the average of ``source``.
 
-    Some expressions with a ``FloatField`` are of PostgreSQL's type ``real``, such as
-    ``TrigramSimilarity``. Their sum has the seven digits of a ``real`` there, but their average is a
-    ``double precision``.
+    PostgreSQL returns the sum of values of its type ``real`` (such as those of
+    ``TrigramSimilarity``) as a ``real``, with only seven digits, but their average as a
+    ``double precision``. So such values are converted before they are added.
     """
     if not (has_field(source) and isinstance(source.output_field, FloatField)):
         return source
@@ -127,14 +128,14 @@ def averaged(source: Any) -> Any:
 
 
 class _Averaged(Func):
-    """A floating-point number with the precision in which the server computes averages."""
+    """A floating-point number, converted to the precision in which the server computes averages."""
 
     template = "%(expressions)s"
     arity = 1
 
     def as_postgresql(self, compiler: Any, connection: Any, **more: Any) -> Any:
-        # The product of a real and a numeric is a double precision. A numeric remains one, and has the
-        # same digits.
+        # A real times a numeric is a double precision. A numeric times a numeric is a numeric with
+        # the same digits.
         return self.as_sql(
             compiler, connection, template="(%(expressions)s) * CAST(1 AS numeric)", **more
         )
@@ -159,10 +160,10 @@ class Merger:
                 comparison.check_extremes(part)
 
     def add(self, whole: list[Any], row: Row) -> None:
-        """Merge the values of ``row`` into the merged row ``whole``, which is changed.
+        """Merge the values of ``row`` into the merged row ``whole``, in place.
 
-        Both rows must be for the same group of GROUP BY. Call this once for the row of each shard:
-        a row that is merged twice is counted twice.
+        Both rows must be of the same group of GROUP BY. Call this once for each shard's row: if a
+        row is merged twice, its values are counted twice.
         """
         seen: set[int] = set()
         for partial in self._partials:
@@ -178,7 +179,8 @@ class Merger:
                     self._comparison.add(part, row, whole)
 
     def _extreme(self, kind: str, part: int, whole: list[Any], row: Row) -> None:
-        # Also for None: it may be refused, because it is no NULL for the server.
+        # Call ordered() even for None: it raises an error if the value is not NULL for the server,
+        # such as MySQL's date 0000-00-00.
         new = self._comparison.ordered(row, part)
         old = self._comparison.ordered(whole, part)
         if new is None:

@@ -42,20 +42,24 @@ if TYPE_CHECKING:
 # branches is cheap enough to be repeated after a failure.
 BATCH = 256
 # The maximum number of branches (SELECTs for one shard) in a streamed UNION ALL. It is higher than
-# BATCH: each streamed statement occupies a database session until its last row is read.
+# BATCH, so that a query needs fewer statements: each streamed statement occupies a database session
+# until its last row is read.
 STREAM_BATCH = 1024
 # The maximum number of parameters of one statement. The SELECT for each shard repeats the query's
 # parameters, so an __in with thousands of keys soon reaches this number.
 MAX_PARAMETERS = 60_000
-# The number of statement texts that a process keeps, the last ones. The text of a statement over
-# many shards is long, and a site sends the same queries again and again, with different parameters.
+# The number of statement texts that a process keeps: those that were used last. It takes time to
+# make the text of a statement for many shards, and a site sends the same queries again and again,
+# with different parameters.
 _TEXTS = 8
 _INTEGERS = frozenset({int})
 
 
 class Target(NamedTuple):
-    """A shard, and the query to send to it: that of the queryset, or a copy of it whose list of
-    keys (``__in``) has only the keys of this shard.
+    """A shard, and the query to send to it.
+
+    The query is that of the queryset. If it has a list of keys (``__in``), the query may be a copy
+    whose list contains only the keys of this shard.
     """
 
     shard: Shard
@@ -67,8 +71,8 @@ class Target(NamedTuple):
 class Branch(NamedTuple):
     """The compiled SELECT for the shard of one :class:`Target`.
 
-    :param position: the position of the target in the list of targets. Each row of the result
-        contains it.
+    :param position: the position of the target in the list of targets. The SELECT returns it in
+        each row, so that the merge knows the shard of the row.
     :param pks: the primary keys to read; None means all rows of the query.
     """
 
@@ -89,11 +93,10 @@ class Branch(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ShardStatement:
-    """A statement that executes branches (SELECTs for one shard each) on a node (a database
-    server).
+    """A statement that executes the SELECTs for one or more shards on their node (database server).
 
-    If ``union`` is true, UNION ALL joins the branches. If false, there is one branch, on the
-    connection of its shard.
+    The SELECT for one shard is called a branch. If ``union`` is true, UNION ALL joins the branches.
+    If false, there is one branch, on the connection of its shard.
     """
 
     node: str
@@ -124,8 +127,7 @@ class ShardStatement:
         return self.outer.sql(sql), params
 
     def with_keys(self) -> tuple[str, str] | None:
-        """Return the SQL with the keys of all branches written in it, and the SELECT of its
-        template.
+        """Return two texts: the SQL with the keys of all branches in it, and the template's SELECT.
 
         Return None unless the statement is a plain union of the same SELECT of several shards, and
         all its parameters are integer keys.
@@ -167,7 +169,7 @@ class Outer:
 
     @property
     def is_used(self) -> bool:
-        """Whether the union needs the outer SELECT."""
+        """Whether the outer SELECT is needed, because it sorts, limits or adds columns."""
         return bool(self.weights or self.order or self.limit is not None)
 
     def sql(self, union: str) -> str:
@@ -175,8 +177,9 @@ class Outer:
             return union
         selected = ", ".join([column_names(self.columns), *self.weights])
         if self.names_columns:
-            # Write the columns' names after the subquery. The WITH clause below is slower: the
-            # server first copies its query to the place where it is used.
+            # Write the columns' names after the subquery. The alternative below, with a WITH
+            # clause, is slower: the server first copies the query of the clause to the place where
+            # it is used.
             sql = f"SELECT {selected} FROM ({union}) AS u ({column_names(self.columns)})"
         else:
             sql = f"SELECT {selected} FROM ({named_union(union, self.columns)}) u"
@@ -201,9 +204,10 @@ def column_names(columns: int) -> str:
 
 
 def named_union(union: str, columns: int) -> str:
-    """Return SQL that reads a union and names its columns. Use it as a subquery of a SELECT: the
-    database backend repeats a SELECT after a lost connection, but not a statement that begins with
-    WITH, which may write.
+    """Return SQL that reads a union and names its columns.
+
+    Use it as a subquery of a SELECT, because it begins with WITH. If a connection is lost, the
+    database backend repeats a SELECT, but not a statement that begins with WITH, which may write.
     """
     return f"WITH v ({column_names(columns)}) AS ({union}) SELECT * FROM v"
 
@@ -248,11 +252,11 @@ def _fill_keys(branch: Branch) -> str:
 
 @dataclass(frozen=True)
 class ScatterPlan:
-    """The statements to send, in the order of their first shards, and the data to merge their rows.
+    """The statements of a scatter, and what is needed to merge their rows.
 
     :param comparison: compares values as the databases do.
     :param template: the compiled query for the first shard; None if there is nothing to send.
-    :param shards: the shard of each target, keyed by the target's index.
+    :param shards: maps the index of each target to its shard.
     """
 
     statements: tuple[ShardStatement, ...]
@@ -276,18 +280,18 @@ def make_plan(
 ) -> ScatterPlan:
     """Plan the statements for ``targets``.
 
-    Each query is compiled once per node (database server), and once more for each shard on which it
-    must not see all rows. A query that can return no rows is not sent. If a node does not answer
-    while a query is compiled for it, its shards are added to ``failures``, and it gets no
+    Each query is compiled once per node (database server). For a shard on which it must not see all
+    rows, it is compiled separately. A query that can return no rows is not sent. If a node does not
+    answer while a query is compiled for it, its shards are added to ``failures``, and it gets no
     statement.
 
-    :param pks: the primary keys to read from each target, keyed by the target's index; a target
-        without keys is not queried. None means to read all rows of the query.
+    :param pks: maps the index of each target to the primary keys to read from it; a target without
+        keys is not queried. None means to read all rows of the query.
     :param batch: the maximum number of branches (SELECTs for one shard each) in one statement; None
         means :data:`BATCH`. A database that limits the tables of a statement may lower it.
-    :param templates: the templates that earlier calls have compiled, keyed by node. This call uses
-        them, and adds those that it compiles. The earlier calls must have had the same query and
-        options, and no target may have hidden rows. None means to compile the query.
+    :param templates: maps each node to the template (compiled SELECT) of earlier calls. This call
+        uses these templates, and adds those that it compiles. The earlier calls must have had the
+        same query and options, and no target may have hidden rows. None means to compile the query.
     :raises ScatterError: a node does not answer, and partial results are not allowed.
     """
     branches: dict[str, list[Branch]] = {}
@@ -374,9 +378,9 @@ def _outer(template: Template, comparison: Comparison, options: CompileOptions) 
     names_columns = features_of(connection).names_columns_of_subqueries
     if template.merges_groups:
         return Outer(width, weights, names_columns=names_columns)
-    # Send no LIMIT to the server if the query has DISTINCT. The server does not remove duplicates
-    # from different shards, so its LIMIT would count them. The merge removes them, and then applies
-    # the LIMIT.
+    # Send no LIMIT to the server if the query has DISTINCT. Equal rows of two shards would both
+    # count for the server's LIMIT, so the result could have too few rows. The merge removes the
+    # duplicates first, and then applies the LIMIT.
     limit = None if template.distinct else options.limit
     nulls_smallest = connection.features.order_by_nulls_first
     return Outer(width, weights, template.order, limit, nulls_smallest, names_columns)
@@ -400,8 +404,9 @@ def _compile(target: Target, options: CompileOptions) -> Template | None:
 def _text_key_failure(branches: Sequence[Branch]) -> DatabaseError | None:
     """Check that the node of ``branches`` compares text shard keys as exactly as the router does.
 
-    For the router, ``Ada`` and ``ada`` are different keys. Return None if they differ for the node,
-    too. Return the database's error if the node does not answer.
+    For the router, ``Ada`` and ``ada`` are different keys. For a column with a case-insensitive
+    collation, they are equal. Return None if the keys are different for the node, too. Return the
+    database's error if the node does not answer.
 
     :param branches: SELECTs for one shard each, all for the same node.
 

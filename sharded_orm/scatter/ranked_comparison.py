@@ -21,8 +21,8 @@ from sharded_orm.scatter.arithmetic import Divide, duration_quotient
 from sharded_orm.scatter.comparison import Column, Comparison, Row
 from sharded_orm.scatter.refusals import refuse
 
-# For these fields, the driver returns the server's own text of a value. Every other field whose values
-# a server must sort (a ranked field) needs an additional column with that text.
+# For these fields, the driver returns a value as the server's own text. If a server must rank the
+# values of another field, the query selects the text of each value in an additional column.
 _WRITTEN_AS_TEXT: Final = (
     models.CharField,
     models.TextField,
@@ -78,11 +78,11 @@ class RankedComparison(Comparison):
         reads_utc: bool,
     ) -> None:
         super().__init__(columns, compared)
-        #: For each compared column, by its position: the rank of each value. Values have the same
-        #: rank if the server treats them as equal.
+        #: Maps the position of each compared column to the ranks of its values. Two values have the
+        #: same rank if the server treats them as equal.
         self.equality_ranks: dict[int, Ranks] = {}
-        #: For each compared column, by its position: the rank of each value, which is the place of
-        #: the value in the server's order.
+        #: Maps the position of each compared column to the ranks of its values. A value that comes
+        #: later in the server's order has a higher rank.
         self.order_ranks: dict[int, Ranks] = {}
         weights: list[str] = []
         self._durations: dict[int, int] = {}
@@ -100,12 +100,13 @@ class RankedComparison(Comparison):
                 ranked.append(index)
                 if not isinstance(column.field, _WRITTEN_AS_TEXT):
                     self._texts[index] = first + len(weights)
-                    # Name the column with AS; otherwise PostgreSQL would name it like the column in
-                    # the CAST.
+                    # Give the column a name with AS. Otherwise PostgreSQL would name it like the
+                    # column inside the CAST, so the name would occur twice.
                     weights.append(f"CAST(c{index} AS text) AS w{index}")
         self.weights = tuple(weights)
         self.ranked = frozenset(ranked)
-        #: Whether the text of some compared values depends on settings of the database session.
+        #: Whether settings of the database session, such as the time zone, change the text of some
+        #: compared values.
         self.depends_on_settings = bool(self._texts)
 
     def text(self, row: Row, column: int) -> str | None:
@@ -178,7 +179,9 @@ class RankedComparison(Comparison):
 
 
 def _is_plain(column: Column, reads_utc: bool) -> bool:
-    """Whether Python can compare the values of ``column`` in the same way as PostgreSQL."""
+    """Whether Python compares the values of ``column`` in the same way as PostgreSQL, without
+    ranks.
+    """
     if isinstance(column.field, models.DateTimeField):
         return reads_utc
     return column.kind in ("plain", "uuid") or isinstance(column.field, models.BinaryField)
@@ -186,8 +189,8 @@ def _is_plain(column: Column, reads_utc: bool) -> bool:
 
 def _compares_as_in_python(value: Any) -> bool:
     if isinstance(value, datetime.time):
-        # Python cannot compare times with a time zone as PostgreSQL does: PostgreSQL compares first
-        # their moments, and then their zones. Python compares only the moments.
+        # Python cannot compare times with a time zone as PostgreSQL does. PostgreSQL compares first
+        # the moments and then the time zones. Python compares only the moments.
         return value.tzinfo is None
     return isinstance(value, int | bytes | datetime.date | uuid.UUID)
 

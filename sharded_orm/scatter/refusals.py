@@ -72,7 +72,8 @@ def refuse_time_and_chance(expression: Any) -> None:
 def parts_of(expression: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
     """Return ``expression`` and all expressions in it, except those inside subqueries.
 
-    :param is_leaf: returns whether the expressions inside an expression are left out, too.
+    :param is_leaf: a function that is called with an expression. If it returns true, the
+        expressions inside this expression are left out.
     """
     parts, pending = [], [expression]
     while pending:

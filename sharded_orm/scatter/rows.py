@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 def objects(queryset: QuerySet[Any], plan: ScatterPlan, rows: Iterable[Row]) -> Iterator[Any]:
-    """Yield one result of ``queryset`` per row of ``rows``, in order: an instance, a dict or a
-    tuple.
+    """Yield one result of ``queryset`` (an instance, a dict or a tuple) for each of ``rows``.
 
-    An iterable class of Django, such as ``ModelIterable``, sets one database alias on all its
-    instances. So there is one iterable per shard, and each row is passed to that of its shard.
-    Dicts and tuples have no alias, so one iterable converts all rows.
+    The results have the order of the rows. An iterable class of Django, such as ``ModelIterable``,
+    sets one database alias on all its instances. So there is one iterable per shard, and each row
+    is passed to the iterable of its shard. Dicts and tuples have no alias, so one iterable converts
+    all rows.
     """
     template = plan.template
     if template is None:

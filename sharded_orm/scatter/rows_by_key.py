@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from sharded_orm.topology.model import Shard
 
 _TEMPLATES = "_sharded_orm_templates_by_key"
-# The largest number of keys whose rows are few.
+# Up to this number of keys, one thread may read all nodes; see ``few_rows`` of Executor.
 _FEW = 1000
 
 
 def fetch_by_key(
     query: Query, keys: Mapping[Shard, Sequence[Any]], *, field: Any = None
 ) -> Iterator[tuple[str, Row]]:
-    """Yield pairs of a shard's alias and a row from the driver, in no particular order.
+    """Yield pairs (alias of the shard, row from the driver), in no particular order.
 
     The arguments, costs and errors are those of :func:`fetch_parts_by_key`.
     """
@@ -39,7 +39,8 @@ def fetch_parts_by_key(
 ) -> Generator[tuple[str, list[str], list[Row]]]:
     """Yield parts of the rows: a node, the alias of each row's shard, and the rows from the driver.
 
-    A node may have several parts. The rows have no particular order.
+    The two lists are equally long: for each row, the first list has the alias of its shard. A node
+    may have several parts. The rows have no particular order.
 
     Each thread compiles the query once for each node (a database server). Costs one statement per
     node. The nodes are queried in parallel.
@@ -74,9 +75,10 @@ def fetch_parts_by_key(
 
 
 def _templates(query: Query, group: str, field: Any) -> dict[str, Template]:
-    """Return this thread's compiled SELECTs of a model's rows by ``field``, keyed by node.
+    """Return this thread's templates of the query that reads a model's rows by ``field``.
 
-    The dict is empty at first, and the caller fills it.
+    The result maps each node to its template, a compiled SELECT. It is empty at first, and the
+    caller fills it.
     """
     # Store the templates (compiled SELECTs) on this thread's connection object of the group. Other
     # threads must not use them, because a template contains a connection object of this thread.

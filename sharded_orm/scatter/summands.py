@@ -1,15 +1,16 @@
-"""Refuses sums and averages that a server computes with digits that it does not send.
+"""Refuses sums and averages that a server computes with more digits than it sends.
 
 A shard sends the sum of its own rows, and the merge adds the sums of the shards. MariaDB and MySQL
 give every expression a type with a number of decimal places. They compute with more places, and
 round when they send a value. So the sum of two rounded sums is not the rounded sum of all rows:
 
-- A quotient of decimal numbers has at least nine places while it is added, but only four places
-  more than the dividend when it is sent. A ``Cast()`` to a ``FloatField`` changes nothing: Django
+- A quotient of decimal numbers is added with at least nine decimal places, but it is sent with only
+  four places more than the dividend has. A ``Cast()`` to a ``FloatField`` changes nothing: Django
   writes ``x + 0.0``, which is a decimal number if ``x`` is one.
-- A float that was rounded to some places, or that is made of text, has few places when a sum or an
-  average of it is sent.
-- An average has all its digits in ``COALESCE(AVG(x), 0e0)``, which is a float.
+- A float that was rounded to some places, or made of a text, is added with all its digits. But its
+  sum and its average are sent with few places.
+- ``COALESCE(AVG(x), 0e0)`` is a float, because the default is one. So the average is sent with all
+  its digits, and not with the places of a decimal average.
 - The sum of durations is cast to whole microseconds.
 """
 
@@ -66,7 +67,7 @@ _NO_NUMBERS = (models.BooleanField, models.DurationField)
 _TEXTS = (models.CharField, models.TextField, models.JSONField)
 _ROUNDED = (Round, Ceil, Floor)
 _SAME_PLACES = (Combinable.ADD, Combinable.SUB, Combinable.MUL)
-# Expressions that return the value of one of their operands, or its absolute value.
+# Expressions whose value is the value of one of their operands, or the absolute value of it.
 _CHOICES = (ExpressionWrapper, Coalesce, Case, When, Greatest, Least, NullIf, Abs)
 # The values of these functions are floats, whatever their arguments are.
 _FLOAT_FUNCTIONS = (
@@ -88,30 +89,36 @@ _FLOAT_FUNCTIONS = (
     functions.Sqrt,
     functions.Tan,
 )
-# A division by a divisor of this number adds at most four decimal places to the dividend. These are
-# the places that MariaDB and MySQL add to every quotient, so such quotients are sent exactly.
+# A quotient with this divisor, or with an integer that divides it without a remainder (such as 8),
+# has at most four decimal places more than the dividend. MariaDB and MySQL send four places more,
+# so they send such a quotient exactly.
 _EXACTLY_DIVISIBLE = 10_000
-# The most decimal places of a dividend for which this is sure: MySQL has at most 30 places.
+# The largest number of decimal places of a dividend for which _EXACTLY_DIVISIBLE is used. With
+# more, a quotient might reach the limit of MySQL, which is 30 places.
 _MOST_DIVIDEND_PLACES = 22
 
 
 def is_number(expression: Any) -> bool:
-    """Whether the values of ``expression`` are numbers, durations or booleans, by its declared type."""
+    """Whether the values of ``expression`` are numbers, durations or booleans.
+
+    This is decided by the expression's ``output_field``.
+    """
     field = column_of(expression).field
     if field is not None:
         return isinstance(field, _NUMBERS)
-    # Django knows no type for a computation with numbers of two types.
+    # Django knows no type for a computation with numbers of two types. So look at its columns.
     return all(is_number(part) for part in parts_of(expression) if isinstance(part, Col))
 
 
 def check(
     aggregate: Any, source: Any, features: type[ShardFeatures], defaults: Sequence[Any] = ()
 ) -> None:
-    """Check that the sums of several shards together are the sum of all rows.
+    """Check that the sums of several shards, added in Python, are the sum of all rows.
 
     :param aggregate: a ``Sum`` or an ``Avg``.
-    :param source: the expression whose values it adds.
-    :param defaults: the other arguments of the ``Coalesce`` that the aggregate is in.
+    :param source: the expression whose values the aggregate adds.
+    :param defaults: the other arguments of the ``Coalesce`` around the aggregate, such as the
+        default of ``Sum(..., default=0)``.
     :raises ScatterNotSupported: the sum or the average might differ.
     """
     name = type(aggregate).__name__
@@ -164,7 +171,7 @@ def _check_digits(name: str, source: Any) -> None:
 
 
 def _check_coalesce(aggregate: Any, source: Any, defaults: Sequence[Any]) -> None:
-    """Check that the result has the same type with ``COALESCE`` as without it."""
+    """Check that ``COALESCE`` around the aggregate does not change the type of its result."""
     if defaults and not is_number(source):
         raise refuse(
             f"the {type(aggregate).__name__} of values that are no numbers, with a default",
@@ -188,7 +195,10 @@ def _is_exact_default(default: Any) -> bool:
 
 
 def has_places_of_type(source: Any) -> bool:
-    """Whether all values of ``source`` have the decimal places of its type while they are added."""
+    """Whether the server adds the values of ``source`` with the decimal places of its type.
+
+    If not, the server may add a value with other places, for example those of a quotient.
+    """
     if isinstance(source, CombinedExpression):
         return source.connector in _SAME_PLACES and all(
             map(has_places_of_type, source.get_source_expressions())
@@ -199,7 +209,9 @@ def has_places_of_type(source: Any) -> bool:
 
 
 def refuse_narrow(expression: Any) -> None:
-    """Refuse functions whose values may be greater than their type, because a union cuts them off.
+    """Refuse functions that return greater values than their type allows.
+
+    In a UNION, the server would cut such a value off at the maximum of the type.
 
     :raises ScatterNotSupported: there is such a function in ``expression``.
     """
@@ -212,7 +224,10 @@ def refuse_narrow(expression: Any) -> None:
 
 
 def _operands(part: Any) -> list[Any]:
-    """Return the expressions that the value of ``part`` is computed from, without conditions."""
+    """Return the expressions from which the value of ``part`` is computed.
+
+    Conditions, such as that of ``When()``, are left out.
+    """
     if isinstance(part, Lookup | WhereNode | Length | Exists):
         return []
     if isinstance(part, Subquery):
@@ -228,7 +243,11 @@ def _operands(part: Any) -> list[Any]:
 
 
 def _added_parts(source: Any) -> list[Any]:
-    """Return ``source`` and the expressions in it whose digits are part of its values."""
+    """Return ``source`` and the expressions in it whose digits become digits of its values.
+
+    A ``Cast()`` to a decimal number, for example, has its own number of digits. So the expressions
+    in it are left out.
+    """
     parts, pending = [], [source]
     while pending:
         part = pending.pop()
@@ -245,7 +264,7 @@ def _has_fixed_places(part: Any) -> bool:
 
 
 def _is_exact(part: Any) -> bool:
-    """Whether the values of ``part`` are decimal numbers or integers, and no floats."""
+    """Whether all values of ``part`` are decimal numbers or integers, and never floats."""
     if isinstance(part, Length | Lookup | WhereNode):
         return True
     if isinstance(part, Value):
@@ -272,7 +291,7 @@ def _divides(part: Any) -> bool:
 
 
 def _divides_exactly(part: Any) -> bool:
-    """Whether ``part`` is a quotient with at most four decimal places more than the dividend."""
+    """Whether ``part`` is a quotient with at most four decimal places more than its dividend."""
     if not isinstance(part, CombinedExpression):
         return False
     dividend, divisor = part.get_source_expressions()
@@ -289,7 +308,7 @@ def _divides_exactly(part: Any) -> bool:
 
 
 def _places_of(part: Any) -> int | None:
-    """Return the number of decimal places that the type of ``part`` has, or None if it is unknown."""
+    """Return the number of decimal places in the type of ``part``; None if it is unknown."""
     if isinstance(part, Lookup | WhereNode | Length | Ceil | Floor):
         return 0
     if isinstance(part, Value):
@@ -340,7 +359,7 @@ def _most_places(part: Any) -> int | None:
 
 
 def _is_float(part: Any) -> bool:
-    """Whether one of the numbers that ``part`` computes with is a float, so that its values are."""
+    """Whether the values of ``part`` are floats, because it computes with at least one float."""
     if isinstance(part, Cast):
         # Django writes ``x + 0.0``.
         (source,) = part.get_source_expressions()

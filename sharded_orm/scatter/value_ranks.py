@@ -1,8 +1,9 @@
 """Reads from a server how it orders values that Python cannot compare.
 
-The *rank* of a value is the number of different values that are not greater than it. All values of
-a column are sent to one node (a database server), which returns their ranks. So that server's type
-and collation decide the order, and which values are equal.
+The *rank* of a value is its place in the server's order: the smallest value has rank 1, the next
+greater one rank 2. Equal values have the same rank. All values of a column are sent to one node (a
+database server), which returns their ranks. So that server's type and collation decide the order,
+and which values are equal.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ if TYPE_CHECKING:
 
 # Reads from a node the types and collations of a query's columns, and facts that determine the
 # order of their values, such as the version of a locale. Nodes with equal facts sort in the same
-# way. The query of the scatter is a subquery here: it determines the types, but returns no rows. A
-# type without a collation may contain texts, as jsonb does, which are sorted by the collation of
-# the database. to_jsonb() is used because PostgreSQL's versions have different columns in their
-# catalogs.
+# way. The query of the scatter is a subquery here, only to get the types of its columns; it returns
+# no rows. Some types without a collation contain texts, as jsonb does. PostgreSQL sorts these texts
+# by the collation of the database, so this collation is one of the facts. to_jsonb() is used
+# because the catalogs of PostgreSQL's versions have different columns.
 _FACTS = """
 SELECT d.n, quote_ident(tn.nspname) || '.' || quote_ident(t.typname),
  CASE WHEN t.typcollation <> 0 THEN quote_ident(kn.nspname) || '.' || quote_ident(k.collname) END,
@@ -59,9 +60,9 @@ _SETTINGS = "".join(
     for name in ("DateStyle", "IntervalStyle", "TimeZone", "extra_float_digits", "lc_monetary")
 )
 _DATABASE_VERSION = "pg_database_collation_actual_version(b.oid)"
-# Before version 15, PostgreSQL has no function for the version of a database's collation. But it
-# uses collations of the C library there, so read the version of the C library's collation of that
-# name.
+# Before version 15, PostgreSQL has no function for the version of a database's collation. But such
+# a server always uses the C library for it. So read the version of the collation of the C library
+# that has the same name.
 _OLD_DATABASE_VERSION = (
     "(SELECT max(pg_collation_actual_version(o.oid)) FROM pg_collation o"
     " WHERE o.collcollate = b.datcollate AND o.collprovider = 'c')"
@@ -77,8 +78,10 @@ class ValueType(NamedTuple):
 
     :param type: the type's name in SQL.
     :param collation: the collation's name in SQL; None if the type has none.
-    :param is_exact: whether two values are equal only if their texts are the same.
-    :param is_by_bytes: whether sorting the texts in Python gives the node's order of the values.
+    :param is_exact: whether equal values always have the same text. False for numeric, for example:
+        1.0 equals 1.00.
+    :param is_by_bytes: whether Python, when it sorts the texts of the values, gets the same order
+        as the node.
     :param facts: JSON with all facts that determine the order of the values.
     """
 
@@ -104,14 +107,13 @@ class Ranking:
         self._statement: ShardStatement | None = None
 
     def is_needed(self, columns: Iterable[int]) -> bool:
-        """Whether a server must rank the values of ``columns`` before rows are sorted by them."""
+        """Whether a server must rank the values of ``columns`` before Python can sort by them."""
         return not self._plan.comparison.ranked.isdisjoint(columns)
 
     def is_needed_for_equality(self, columns: Sequence[int]) -> bool:
-        """Whether a server must rank the values of ``columns``, so that equal values can be found.
+        """Whether a server must rank the values of ``columns`` before equal ones can be found.
 
-        The ranks are numbers: equal values have the same rank. The call may query each node for the
-        types of the columns.
+        The first call queries each node for the types of the columns.
         """
         comparison = self._plan.comparison
         ranked = comparison.ranked.intersection(columns)
@@ -125,9 +127,9 @@ class Ranking:
     def rank(
         self, rows: Sequence[Row], *, order: Iterable[int] = (), equality: Iterable[int] = ()
     ) -> None:
-        """Rank the values of ``rows``, so that the plan's comparison can compare them.
+        """Ask a server for the ranks of values in ``rows``, and pass them to the comparison.
 
-        The ranks of an earlier call are dropped.
+        The comparison drops the ranks of an earlier call.
 
         :param order: the positions of the columns by which the rows are sorted.
         :param equality: the positions of the columns that determine whether two rows are equal.
@@ -178,8 +180,8 @@ class Ranking:
             for number, *facts in self._ask(statement, sql, params):
                 kind = ValueType(*facts)
                 # Keep the names of types and collations that the first node has reported, because
-                # the first node will rank the values. Another node may call the same collation by
-                # another name.
+                # the first node ranks the values. Another node may have another name for the same
+                # collation.
                 first = types.setdefault(number, kind)
                 if (first.type, first.facts) != (kind.type, kind.facts):
                     assert self._statement is not None
@@ -189,8 +191,9 @@ class Ranking:
         return types
 
     def _answering_branches(self) -> Iterator[tuple[ShardStatement, Branch]]:
-        """For each node, yield one of its statements, and one branch (the SELECT for one shard) of
-        it that has not failed.
+        """Yield a pair for each node: one of its statements, and a branch that has not failed.
+
+        A branch is the SELECT for one shard. It is a part of the statement.
         """
         nodes: set[str] = set()
         for statement in self._plan.statements:

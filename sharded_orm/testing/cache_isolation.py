@@ -36,7 +36,8 @@ def isolate_worker(alias: str) -> None:
 def release(alias: str) -> None:
     """Record that the test database of ``alias`` was dropped.
 
-    When no test database is left, switch back to the configured prefix of cache keys.
+    If it was the last test database of this process, switch back to the configured prefix of cache
+    keys.
     """
     if alias in _isolated:
         _isolated.remove(alias)

@@ -16,7 +16,7 @@ from sharded_orm.topology.model import Shard
 
 
 class Cloner(ABC):
-    """Creates test shards with the tables and rows of a template: the schema that was migrated.
+    """Creates test shards with the tables and rows of a template, the schema that was migrated.
 
     Not thread-safe: the caller must hold a lock.
     """
@@ -30,7 +30,7 @@ class Cloner(ABC):
 
     @abstractmethod
     def load_template(self, template: Shard) -> None:
-        """Read the tables and rows of the template, for later clones.
+        """Read the tables and rows of the template, so that test shards can be created from them.
 
         Called after the template was migrated.
         """
@@ -50,7 +50,8 @@ class Cloner(ABC):
     def reset_sequences(self, shards: Iterable[Shard]) -> None:
         """Reset the counters (AUTO_INCREMENT) of all tables of ``shards``.
 
-        This base class does nothing. That is enough if :meth:`restore` also resets the counters.
+        The method of this base class does nothing. A subclass need not override it if its
+        :meth:`restore` resets the counters anyway.
         """
         return
 
@@ -112,9 +113,10 @@ class ServerCloner(Cloner):
     def _cursor(self, shard: Shard) -> Iterator[Any]:
         """Return a context manager that yields a cursor on the shard's node.
 
-        The cursor has a session of its own. Within a ``with`` block of :meth:`batch`, each call for
-        the same node yields the same cursor, which may still have the schema of an earlier call.
-        Its session is closed at the end of that block.
+        The cursor has a session of its own. Outside of a ``with`` block of :meth:`batch`, this
+        session is closed at the end. Within such a block, each call for the same node yields the
+        same cursor, on which an earlier call may have selected a schema. Its session is closed at
+        the end of the block of :meth:`batch`.
         """
         with self.batch():
             if shard.node not in self._cursors:

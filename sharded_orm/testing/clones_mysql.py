@@ -32,8 +32,8 @@ class _Template:
     suffix: str = ""
     #: The statements that create the tables and views, keyed by the name of the table or view.
     definitions: dict[str, str] = field(default_factory=dict)
-    #: Pairs of a statement that inserts a row and a list of rows, keyed by the name of the table.
-    #: Only tables that have rows are included.
+    #: Maps the name of each table that has rows to a pair: the statement that inserts one row, and
+    #: the list of the rows.
     rows: dict[str, tuple[str, list[Any]]] = field(default_factory=dict)
     tables: list[str] = field(default_factory=list)
     #: Names of the tables with AUTO_INCREMENT.
@@ -163,7 +163,8 @@ def _definitions(cursor: Any, schema: str) -> dict[str, str]:
 
 
 def _writable_columns(cursor: Any, schema: str, table: str) -> list[tuple[str, bool]]:
-    """Return a pair for each column that an INSERT can set: its name, and whether it has AUTO_INCREMENT.
+    """Return a pair for each column into which an INSERT can write: its name, and whether it has
+    AUTO_INCREMENT.
 
     Generated columns are left out. For a view, the list is empty.
     """

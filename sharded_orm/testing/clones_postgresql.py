@@ -74,7 +74,8 @@ ORDER BY 2"""
 class _ClonedTable:
     """A table of the template whose rows are copied to test shards.
 
-    :param has_triggers: whether the table has triggers other than those of constraints.
+    :param has_triggers: whether the project has defined triggers on the table. PostgreSQL's own
+        triggers, which check foreign keys, do not count.
     :param columns: SQL for the names of the columns.
     :param expressions: SQL that reads the columns in the template's schema, as values of the types
         that the test shard's columns have.
@@ -92,7 +93,11 @@ class _ClonedTable:
 
     @property
     def own_rows(self) -> str:
-        """SQL that names the table, without the rows of other tables that inherit from the table."""
+        """The table's name in SQL. With ``ONLY``, so that rows of tables that inherit from it are
+        left out.
+
+        ``ONLY`` is missing for a partitioned table, because its rows are in its partitions.
+        """
         return self.target if self.is_partitioned else f"ONLY {self.target}"
 
 
@@ -102,8 +107,8 @@ class _ClonedSchema:
 
     :param tables: the tables. Each table comes after the tables to which it refers.
     :param filled: the tables that have rows, in the same order.
-    :param sequences: pairs of a sequence's last value, and whether that value was used; keyed by
-        the name of the sequence.
+    :param sequences: maps the name of each sequence to a pair: its last value, and whether this
+        value was given out.
     :param views: names of the materialized views that are populated.
     """
 
@@ -114,8 +119,8 @@ class _ClonedSchema:
     sequences: dict[str, tuple[int, bool]] = field(default_factory=dict)
     views: Sequence[str] = ()
     functions: Sequence[str] = ()
-    #: The rows of each filled table in COPY's text format, keyed by the name of the table. Empty
-    #: until the rows are needed.
+    #: Maps the name of each filled table to its rows, in the text format of COPY. Empty until the
+    #: rows are needed.
     rows: dict[str, list[bytes]] = field(default_factory=dict)
 
     @property
@@ -197,10 +202,10 @@ class PostgreSQLCloner(ServerCloner):
     def _replace_rows(self, cursor: Any, shard: Shard, filled: Sequence[_ClonedTable]) -> None:
         """Replace the rows of the shard by those of the template (the migrated schema).
 
-        The rows are replaced in one transaction.
+        All statements run in one transaction.
 
         :param cursor: a cursor in the shard's schema.
-        :param filled: the tables of the shard that contain rows.
+        :param filled: the tables of the shard that have rows now. Their rows are deleted first.
         """
         template = self._template
         if not template.filled and not filled:
@@ -262,7 +267,11 @@ class PostgreSQLCloner(ServerCloner):
                 self._begin_counters(cursor, shard, self._template.names)
 
     def _sequence_values(self) -> Iterator[str]:
-        """Yield a statement that sets the sequences of the current schema to the template's values."""
+        """Yield the statement that gives the sequences of the current schema the values of the
+        template.
+
+        Yield nothing if there are no sequences.
+        """
         values = [
             f"setval({_literal(_quoted(name))}::regclass, {last}, {called})"
             for name, (last, called) in self._template.sequences.items()
@@ -286,12 +295,12 @@ class PostgreSQLCloner(ServerCloner):
 
 
 def _checked(shard: Shard) -> str:
-    """Return the name of the shard's schema.
+    """Return the name of the shard's schema, if it is short enough for PostgreSQL.
 
     :raises InvalidConfiguration: the name is too long.
     """
-    # Refuse a name that is too long. The server would cut it off, so that several shards could get
-    # the same name.
+    # Refuse a name that is too long. PostgreSQL would truncate it without an error, and two shards
+    # might get the same name.
     if len(shard.schema.encode()) > _MAX_IDENTIFIER:
         raise InvalidConfiguration(
             [
@@ -304,14 +313,14 @@ def _checked(shard: Shard) -> str:
 
 
 def _enter(cursor: Any, schema: str) -> None:
-    """Make ``schema`` the current schema of the cursor's session."""
     cursor.execute(f"SET search_path TO {_quoted(schema)}")
 
 
 def _tables(cursor: Any) -> list[_ClonedTable]:
-    """Return the tables of the current schema. Each table comes after the tables to which it refers.
+    """Return the tables of the current schema, each after the tables to which it refers.
 
-    Deferrable foreign keys, such as those of Django, do not affect the order.
+    Deferrable foreign keys, such as those of Django, do not affect the order, because they are not
+    checked before the commit.
     """
     cursor.execute(_TABLES)
     tables = {row[0]: _ClonedTable(*row) for row in cursor.fetchall()}
@@ -324,13 +333,14 @@ def _tables(cursor: Any) -> list[_ClonedTable]:
         order = TopologicalSorter(before).static_order()
         return [tables[name] for name in order if name in tables]
     except CycleError:
-        # The tables refer to each other in a circle, by foreign keys that are checked at once. Rows
-        # can hardly be inserted into such tables, so they are likely to be empty. Return any order.
+        # The tables refer to each other in a circle, by foreign keys that are checked at once, so
+        # there is no correct order. Return any order: such tables are probably empty, because it is
+        # hardly possible to insert rows into them.
         return list(tables.values())
 
 
 def _filled(cursor: Any, tables: Sequence[_ClonedTable]) -> list[_ClonedTable]:
-    """Return the tables among ``tables`` that have rows in the current schema, in the same order."""
+    """Return those of ``tables`` that have rows in the current schema, in the same order."""
     if not tables:
         return []
     tests = (f"EXISTS (SELECT FROM {table.own_rows})" for table in tables)

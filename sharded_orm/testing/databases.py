@@ -36,8 +36,8 @@ from sharded_orm.testing.clones_sqlite3 import SQLiteCloner
 from sharded_orm.testing.names import TestNames, with_test_group, without_test_group
 from sharded_orm.topology.model import Shard, ShardGroup
 
-# Key in the settings of the group's alias, under which the names of the test schemas are stored. A
-# spawned worker process reads the names there.
+# The key in the settings of the group's alias under which the names of the test schemas are stored.
+# A worker process that was spawned, and not forked, reads the names there.
 _SETTING = "TEST_SHARDS"
 
 
@@ -58,8 +58,9 @@ class GroupTestDatabases:
         self.touched: set[str] = set()
         self._cloner = cloner
         self._loaded = False
-        # Aliases of the test shards that exist. Invariant: each had all tables of the template (the
-        # migrated schema) when its alias was added. The set is changed only while the lock is held.
+        # Aliases of the test shards that exist. An alias is added only after its shard has all
+        # tables of the template (the migrated schema). The set is changed only while the lock is
+        # held.
         self._ready: set[str] = set()
         self._lock = threading.RLock()
 
@@ -80,16 +81,17 @@ class GroupTestDatabases:
     def create(self, connection: Any, *, verbosity: int, keep: bool) -> str:
         """Create the template, and make the group use test schemas in this process.
 
-        The template is the schema that is migrated, and of which test shards are clones. Return the
-        name of this schema.
+        The template is the schema that is migrated. Test shards are created as clones of it. Return
+        the name of this schema.
 
         :param connection: the connection object of the group's alias.
         :param keep: whether to use an existing template and existing test shards (``--keepdb``).
         """
         self.keep = keep
         cache_isolation.isolate(self.configured.name)
-        # Close sessions with the real ticket servers. Django's test cases forbid new connections to
-        # servers that they do not name, but they cannot forbid the use of open sessions.
+        # Close the sessions with the real ticket servers. A test case of Django forbids new
+        # connections to databases that it does not name, but it cannot forbid the use of sessions
+        # that are open already.
         runtime.tickets().close()
         are_files = isinstance(self._cloner, SQLiteCloner)
         self.names = TestNames(
@@ -140,7 +142,9 @@ class GroupTestDatabases:
         self._cloner.drop(self._shards(self.names.for_worker(worker)))
 
     def destroy(self, connection: Any, *, keep: bool) -> None:
-        """Restore the configured topology. Drop all test schemas first, unless ``keep`` is true.
+        """Restore the configured topology at the end of the test run.
+
+        Drop all test schemas first, unless ``keep`` is true.
 
         :param connection: the connection object of the group's alias.
         """
@@ -168,9 +172,9 @@ class GroupTestDatabases:
             self.touched.clear()
         runtime.swap(with_test_group(runtime.topology(), self.configured, self.names))
         test_databases[self.configured.name] = self
-        # Receivers run in the order in which they were connected. The receiver of sharded_orm.apps
-        # was connected earlier and drops the old configuration. So _settings_changed(), which is
-        # connected here, reads the new configuration.
+        # Django calls receivers of a signal in the order in which they were connected. The receiver
+        # of sharded_orm.apps was connected earlier, and drops the old configuration. So
+        # _settings_changed() is called later, and reads the new configuration.
         setting_changed.connect(self._settings_changed)
         # The group's connection object keeps connection objects of shards, up to a limit. This
         # thread's object was created before the test run, with a limit, so remove the limit here.
@@ -206,7 +210,8 @@ class GroupTestDatabases:
     def ensure(self, shards: Iterable[Shard]) -> None:
         """Create the missing databases of ``shards``, as clones of the template.
 
-        :raises ShardDatabaseMissing: a shard comes from a topology without the test schemas.
+        :raises ShardDatabaseMissing: one of ``shards`` was looked up before the test databases were
+            created, so it has the name of a real schema.
         """
         group = runtime.group(self.configured.name)
         missing = []
@@ -233,14 +238,16 @@ class GroupTestDatabases:
 
         Touched shards are those that tests may have written to; see :attr:`touched`. Django's flush
         calls this method after each test of a ``TransactionTestCase``. So the rows that migrations
-        wrote are there again, even without ``serialized_rollback``. If a shard has an open
-        transaction, another connection would have to wait for it. So the shard's rows are only
-        deleted, and the shard still counts as touched.
+        wrote are there again, even without ``serialized_rollback``.
+
+        If a shard has an open transaction, its rows cannot be replaced, because another connection
+        would have to wait for the transaction. So the rows are deleted inside the transaction, and
+        the shard still counts as touched.
         """
         forget = getattr(runtime.strategy(self.configured.name), "forget", None)
         if forget is not None:
-            # The flush also empties the table of the directory. So make the routing strategy forget
-            # the rows that it remembers of that table.
+            # Django's flush also empties the directory, the table with the shard of each key. So
+            # make the routing strategy forget the shards that it has read there.
             forget()
         cache_isolation.renew()
         AutonomousConnections.close_all()
@@ -257,7 +264,8 @@ class GroupTestDatabases:
                     _flush(wrapper)
 
     def reset_sequences(self) -> None:
-        """Reset the id counters of all tables of the test shards.
+        """Reset the id counters of all tables of the test shards, so that ids begin at the first id
+        again.
 
         Called for a test case with ``reset_sequences = True``.
         """

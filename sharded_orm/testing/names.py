@@ -11,8 +11,8 @@ from django.db.backends.base.creation import TEST_DATABASE_PREFIX
 from sharded_orm.database_settings import TEMPLATE_SUFFIX
 from sharded_orm.topology.model import Shard, ShardGroup, Topology
 
-# Number of the template, the schema that is migrated. No shard has this number, so no shard key
-# leads to the template.
+# The number of the template, the schema that is migrated. No shard has this number, so no query can
+# reach the template by mistake.
 TEMPLATE_NUMBER = -1
 
 
@@ -37,9 +37,9 @@ class TestNames:
         return replace(self, worker=worker)
 
     def to_settings(self) -> dict[str, str]:
-        """Return the fields as a dict, for the settings of the group's alias.
+        """Return the fields as a dict, which is stored in the settings of the group's alias.
 
-        A spawned worker process reads the names there.
+        A worker process that was spawned, and not forked, reads the names there.
         """
         return asdict(self)
 

@@ -1,7 +1,7 @@
 """Sessions with ticket servers (the databases that generate ids) while tests run.
 
-The library gets ids over separate connections, which Django's test cases do not know. The class in
-this module applies the rules of the test cases to these connections.
+The library gets ids over connections of its own. Django's test cases do not know these connections,
+so they cannot forbid their use. The class in this module does so instead.
 """
 
 from __future__ import annotations
@@ -28,17 +28,19 @@ class TestSessionPool(TicketSessionPool):
 
         :raises DatabaseOperationForbidden: the alias is not in the test case's ``databases``.
         """
-        # SimpleTestCase replaces connect() by a function that raises, if a test case must not use
-        # the database of this ticket server. That blocks only new sessions. So call this function
-        # here, to refuse those of earlier test cases, too.
+        # If a test case must not use the database of this ticket server, Django replaces connect()
+        # by a function that raises an error. This prevents new sessions, but not the use of a
+        # session that an earlier test case has opened. So call this function here, before a session
+        # is lent.
         connect: Any = connections[self.alias].__dict__.get("connect")
         if hasattr(connect, "wrapped"):
             connect()
         return super().lend(deadline)
 
     def give_back(self, session: TicketSession) -> None:
-        """Keep the session open for the next test. If open sessions prevent a database from being
-        dropped, close the session instead.
+        """Keep the session open for the next test.
+
+        Close it instead if its database cannot be dropped while sessions are open.
         """
         if session.prevents_drop:
             session.close()

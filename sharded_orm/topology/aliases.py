@@ -37,9 +37,9 @@ _TEST_DEFAULTS: Mapping[str, Any] = {
 
 
 class Resolver(Protocol):
-    """The interface through which this module looks up groups and shards.
+    """The interface of the object by which this module looks up groups and shards.
 
-    Implementations must be thread-safe.
+    Its methods must be thread-safe.
     """
 
     def group_aliases(self) -> dict[str, dict[str, Any]]:
@@ -49,15 +49,17 @@ class Resolver(Protocol):
         """
 
     def shard_alias(self, alias: str) -> dict[str, Any] | None:
-        """Return the database settings of the shard ``alias``; None if there is no such shard."""
+        """Return the database settings of the shard whose alias is ``alias``; None if there is
+        none.
+        """
 
     def is_shard(self, alias: str) -> bool:
         """Whether ``alias`` is the alias of a shard. Cheaper than :meth:`shard_alias`."""
 
 
-# The object that looks up groups and shards. It is set once, when the module ``apps`` is loaded. By
-# then, the settings module has created DATABASES. The models are loaded later, so their code can
-# use DATABASES with groups and shards.
+# The object that looks up groups and shards. It is set once, when the module ``apps`` is loaded.
+# This is after the settings module has created DATABASES, and before models are loaded. So code in
+# the modules of models can use the aliases of groups and shards.
 _resolver: Resolver | None = None
 
 
@@ -67,8 +69,8 @@ def provide_resolver(resolver: Resolver) -> None:
     _resolver = resolver
 
 
-# Held while the aliases of groups are added to DATABASES, because two threads may do so at the same
-# time.
+# The lock that is held while the aliases of groups are added to DATABASES, because two threads may
+# try to add them at the same time.
 _adding = threading.RLock()
 
 
@@ -93,8 +95,8 @@ class ShardedDatabases(dict[str, dict[str, Any]]):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # The aliases of shards that were given on the command line (``--database``). Iteration
-        # yields these aliases, too; see expose().
+        # The aliases of shards that expose() has added, because they were given on the command line
+        # (``--database``). Iteration yields these aliases, too.
         self._exposed: list[str] = []
 
     def _with_groups(self) -> ShardedDatabases:
@@ -110,13 +112,15 @@ class ShardedDatabases(dict[str, dict[str, Any]]):
         return self
 
     def add_groups(self) -> None:
-        """Add the aliases of groups, unless that was done. The first use of the mapping does so, too.
+        """Add the aliases of groups, if they were not added before.
 
-        :raises InvalidConfiguration: the configuration is wrong, or a group has the name of another entry.
+        :raises InvalidConfiguration: the configuration is wrong, or a group has the name of another
+            entry.
         :raises TopologyUnavailable: the process has no topology.
         """
         with _adding:
-            # Groups cannot be looked up before Django has loaded the applications.
+            # _resolver is None until Django loads the applications. Groups cannot be looked up
+            # before.
             if not self._groups_added and _resolver is not None:
                 self._add(_resolver.group_aliases())
 
@@ -147,11 +151,10 @@ class ShardedDatabases(dict[str, dict[str, Any]]):
         self.update({alias: complete(settings) for alias, settings in renewed.items()})
 
     def _groups_changed(self, names: set[str]) -> None:
-        """Remove the aliases of groups after a change of the setting ``SHARDED_ORM``.
+        """Remove the aliases of the groups ``names``, because the setting ``SHARDED_ORM`` has
+        changed.
 
         The next use of the mapping adds the aliases of the groups in the new setting.
-
-        :param names: the names of the groups to remove.
         """
         for name in names:
             if super().__contains__(name) and super().__getitem__(name)["ENGINE"] == GROUP_ENGINE:

@@ -143,7 +143,9 @@ class Document:
         return cls(version, parts["nodes"], parts["groups"])
 
     def content(self) -> dict[str, Any]:
-        """Return a copy of the document as a dict, to be edited and passed to :meth:`from_content`."""
+        """Return a copy of the document as a dict. It can be edited and passed to
+        :meth:`from_content`.
+        """
         return {
             "format": FORMAT,
             "version": self.version,
@@ -159,7 +161,7 @@ class Document:
         return json.dumps(self.content(), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
     def at_version(self, version: int) -> Document:
-        """Return a document with the same content and the version ``version``."""
+        """Return a copy of this document that has the version ``version``."""
         return replace(self, version=version)
 
     def same_content(self, other: Document) -> bool:
@@ -306,7 +308,7 @@ _UNWRITABLE: Any = object()
 
 
 def _effective(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return ``groups`` in a normal form, in which groups with the same meaning are equal.
+    """Return ``groups`` in a normal form, so that two settings with the same meaning compare equal.
 
     In the normal form, RANGES is a dict, keyed by the shards of each range. A setting of a range is
     left out if it has its default value.

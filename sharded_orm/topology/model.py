@@ -24,9 +24,9 @@ from sharded_orm.topology.schema_names import (
 )
 
 ALIAS_DIGITS = 5
-#: The maximum number of shards of a group. No kind of id has room for larger shard numbers: a
-#: packed id has 16 bits for the number of its shard, and a timestamped id has only 13. The limit
-#: also prevents a mistyped range from filling the memory with shards.
+#: The maximum number of shards of a group. An id that contains its shard number has no room for a
+#: larger number: it has 16 bits in a packed id, and only 13 in a timestamped id. The limit also
+#: prevents a range with a typing error from filling the memory with shards.
 MAX_SHARDS = 1 << 16
 #: The maximum weight of a range. A shard's share of new keys is proportional to the weight of its
 #: range. Even if every shard of the largest group has this weight, a float represents the sum of
@@ -47,7 +47,7 @@ class Shard:
     alias: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        # Each query asks for the alias, and formatting it is slow.
+        # Format the alias once, because each query needs it, and formatting takes time.
         object.__setattr__(self, "alias", f"{self.group}_{self.number:0{ALIAS_DIGITS}d}")
 
 
@@ -60,8 +60,9 @@ class ShardRange:
     the weights of the group's other ranges. ``pinned`` says that ``shards balance`` does not move
     the shards. ``is_pair`` says that the two nodes replicate from each other (Yupoo, Y9):
     ``primary`` is the active side, which takes the writes of these shards, and ``replica`` is the
-    passive side. ``epoch`` is how often an active side of these shards was given up, because it was
-    dead (``shards switch --force``).
+    passive side. ``epoch`` is the number of forced switches of these shards: in a forced switch
+    (``shards switch --force``), the passive side becomes active although the active side is dead
+    and does not answer.
     """
 
     first: int
@@ -91,7 +92,8 @@ class ShardGroup:
     #: Models of the group that were removed from the code, but still occur in migrations; each is
     #: (app label, model name) in lower case.
     former_models: frozenset[tuple[str, str]] = frozenset()
-    #: Whether a new key that is a foreign key to the global database must refer to an existing row.
+    #: If the shard key is a foreign key to the global database: whether a key may get a shard only
+    #: if the row to which it refers exists.
     check_new_keys: bool = True
 
     @cached_property
@@ -132,12 +134,15 @@ class ShardGroup:
 
     @cached_property
     def _shards(self) -> dict[int, Shard]:
-        # A cache of the results of shard(), keyed by shard number: every query calls shard(), and
-        # formatting a schema's name is slow.
+        # A cache of the shards that shard() has returned. Maps the number to the shard. It saves
+        # time, because every query calls shard(), and the schema's name must be formatted for each
+        # new Shard.
         return {}
 
     def shards(self) -> Iterator[Shard]:
-        """Yield all shards of the group in order. No other method of the class visits every shard."""
+        """Yield all shards of the group in order. The cost depends on their number, unlike other
+        methods.
+        """
         return (self.shard(number) for number in range(self.count))
 
     def schema_name(self, number: int) -> str:
@@ -173,8 +178,8 @@ class Topology:
 
     @cached_property
     def _resolved(self) -> dict[str, Shard]:
-        # A cache of the shards that resolve() has returned, keyed by alias, because each write
-        # calls resolve() several times.
+        # A cache of the shards that resolve() has returned. Maps the alias to the shard. It saves
+        # time, because each write calls resolve() several times.
         return {}
 
     def pair_of(self, node: str) -> tuple[str, ...]:
@@ -195,8 +200,8 @@ class Topology:
     def _parse(self, alias: str) -> Shard | None:
         name, separator, digits = alias.rpartition("_")
         group = self.groups.get(name)
-        # Check the length before calling int(), which refuses thousands of digits. Check isascii(),
-        # because isdigit() accepts digits of other scripts.
+        # Check the length before calling int(), because int() refuses thousands of digits. Check
+        # isascii(), because isdigit() is true for digits of other scripts, too.
         if (
             group is None
             or not separator
@@ -231,7 +236,8 @@ def problems(topology: Topology) -> list[str]:
         if group.ranges and not group.open_ranges and group.strategy in ("directory", "embedded"):
             problems.append(f"group {group.name!r}: no range is open for new keys")
     if not problems:
-        # Look for colliding schemas last, because _collisions() needs valid ranges and schema names.
+        # Look for colliding schemas last: _collisions() works only if ranges and schema names are
+        # valid.
         problems += _collisions(topology)
     return problems
 
@@ -302,7 +308,10 @@ def _name_problems(group: ShardGroup) -> Iterator[str]:
 
 
 def _names_for_postgresql(topology: Topology, group: ShardGroup) -> Iterator[str]:
-    """Yield the problems of the group's schema names if one of its nodes is a PostgreSQL server."""
+    """Yield the reasons why PostgreSQL does not accept the group's schema names.
+
+    Yield nothing if none of the group's nodes is a PostgreSQL server.
+    """
     engines = [
         str(topology.nodes[r.primary].get("ENGINE"))
         for r in group.ranges
@@ -319,7 +328,7 @@ def _names_for_postgresql(topology: Topology, group: ShardGroup) -> Iterator[str
 
 
 def _collisions(topology: Topology) -> Iterator[str]:
-    """Yield a problem for each pair of groups that would share a schema on one server."""
+    """Yield a problem for each pair of groups that use the same schema name on the same server."""
     spans = {name: _spans(topology, group) for name, group in topology.groups.items()}
     names = {
         name: SchemaNames.of(group.database_name, name) for name, group in topology.groups.items()
@@ -339,10 +348,10 @@ def _collisions(topology: Topology) -> Iterator[str]:
 
 
 def _spans(topology: Topology, group: ShardGroup) -> dict[object, list[Span]]:
-    """Return which shards of ``group`` have their primary on each database server.
+    """Return the shards of ``group`` whose primary is on each database server.
 
-    Each key of the dict identifies a server, see :func:`server_of`. The value is an ascending list
-    of spans: (first shard, last shard), both included.
+    Maps each server, as a value of :func:`server_of`, to an ascending list of spans: (first shard,
+    last shard), both included.
     """
     spans: dict[object, list[Span]] = {}
     for r in group.ranges:

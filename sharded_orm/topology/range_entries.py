@@ -1,8 +1,12 @@
-"""Read and change the entries of ``RANGES`` in a topology document.
+"""Reads and changes the entries of ``RANGES`` in a topology document.
 
-An entry names the nodes of its shards in one of two forms: ``primary`` and perhaps ``replica``, or
-``pair``, the two nodes of a master-master pair (Yupoo, Y9), and ``active``, the node of the pair that
-takes writes. Code that only asks for the primary or the replica need not know which form it is. This
+An entry names the nodes of its shards in one of two forms:
+
+- ``{"primary": "a", "replica": "b"}``; the replica is optional.
+- ``{"pair": ["a", "b"], "active": "a"}`` for a master-master pair (Yupoo, Y9), of which the active
+  node takes the writes.
+
+With the functions of this module, code can ask for the primary and the replica of either form. This
 module uses neither Django nor a database driver.
 """
 
@@ -15,12 +19,12 @@ Entry = dict[str, Any]
 
 
 def primary_of(entry: Mapping[str, Any]) -> str:
-    """Return the node that takes writes. For a pair, this is the active side."""
+    """Return the name of the node that takes writes. For a pair, this is the active side."""
     return str(entry["active"] if "pair" in entry else entry["primary"])
 
 
 def replica_of(entry: Mapping[str, Any]) -> str | None:
-    """Return the node that is the replica; None if there is none. For a pair, this is the passive
+    """Return the name of the replica; None if there is none. For a pair, this is the passive
     side.
     """
     if "pair" not in entry:
@@ -30,8 +34,7 @@ def replica_of(entry: Mapping[str, Any]) -> str | None:
 
 
 def entry_of(content: Mapping[str, Any], group: str, number: int) -> Entry | None:
-    """Return the entry of the group's ``RANGES`` that contains the shard ``number``; None if there
-    is none.
+    """Return the entry of the group's ``RANGES`` that contains the shard ``number``, or None.
 
     :param content: the content of a document.
     """
@@ -44,10 +47,10 @@ def entry_of(content: Mapping[str, Any], group: str, number: int) -> Entry | Non
 
 
 def replace_shard(content: Mapping[str, Any], group: str, number: int, entry: Entry) -> None:
-    """Give the shard ``number`` the settings of ``entry``, in place.
+    """Give the shard ``number`` the settings of ``entry``. Changes ``content`` in place.
 
-    All shards of a range are on the same nodes. So the range that contains the shard is divided, and
-    neighbouring ranges that are alike are joined.
+    All shards of a range are on the same nodes. So the range that contains the shard is divided,
+    and neighbouring ranges with the same settings are joined.
 
     :param content: the content of a document, in which a range contains the shard.
     :param entry: the new entry of the shard. Its ``range`` is ignored.
@@ -70,7 +73,7 @@ def _divided(old: Entry, number: int, entry: Entry) -> Iterator[Entry]:
 
 
 def _joined(ranges: Iterable[Entry]) -> list[Entry]:
-    """Join neighbouring ranges that differ only in the numbers of their shards."""
+    """Join neighbouring ranges whose entries differ only in the numbers of the shards."""
     joined: list[Entry] = []
     for entry in sorted(ranges, key=lambda entry: entry["range"][0]):
         if joined and _without_shards(joined[-1]) == _without_shards(entry):

@@ -21,7 +21,7 @@ _EXPECTED = (
     " braces"
 )
 # The formats that {shard} may have in a template: none, d, 05 or 05d, where 05 stands for any width
-# from 00 to 99. A larger width is useless, because no database allows names of 100 characters.
+# from 00 to 99. No larger width is needed, because no database allows a name of 100 characters.
 _WIDTH = re.compile(r"(?:0([0-9]{1,2}))?d?")
 
 
@@ -72,8 +72,8 @@ class SchemaNames:
         A window is a set of names; all names in a window have the same length.
         """
         for digits in range(self.width, max(self.width, len(str(last))) + 1):
-            # A number with more digits than the width has no leading zeros, so it is at least 10, 100, …,
-            # depending on how many digits it has.
+            # A number with more digits than the width has no leading zeros. So the smallest number
+            # with two digits is 10, that with three digits is 100, and so on.
             least = 0 if digits == self.width else 10 ** (digits - 1)
             yield _Window(self.before, digits, self.after, least)
 
@@ -180,11 +180,11 @@ class _NameProgression:
         return self.base + unknown * self.step
 
     def unknowns(self, spans: Iterable[Span], window: _Window) -> Iterator[Span]:
-        """Yield the values of ``unknown`` whose shard number is in ``spans`` and fits ``window``,
-        as spans: (first, last), both included.
+        """Yield the values of ``unknown`` whose shard number is in ``spans`` and fits ``window``.
 
-        The shard number is ``base + unknown * step``. It fits if it has as many digits as the
-        numbers in the window, a set of schema names.
+        They are yielded as spans: (first, last), both included. The shard number is
+        ``base + unknown * step``. It fits ``window``, a set of schema names, if it has as many
+        digits as the numbers in these names.
         """
         for first, last in spans:
             low = max(first, window.least)
@@ -205,8 +205,13 @@ class _CommonNames:
 
     Where one window has a digit of the shard number and the other has text, a common name has the
     text. Where both have digits, any digit is possible. These free digits form a number, the
-    ``unknown``. From the unknown, ``one`` computes the shard's number in the first window, and
-    ``other`` that in the second.
+    ``unknown``. ``one`` maps the unknown to the shard's number in the first window, and ``other``
+    maps it to that in the second.
+
+    For example, one window has the names ``a_100`` to ``a_199`` with the text ``a_1`` and two
+    digits. Another has ``a_000`` to ``a_999`` with the text ``a_`` and three digits. The unknown is
+    a number from 0 to 99. It is itself the shard's number in the first window; in the second, the
+    number is 100 more.
     """
 
     one: _NameProgression
@@ -245,8 +250,8 @@ def _same_text(one: _Window, other: _Window) -> bool:
         return False
     if one.fixed(tail, len(one)) != other.fixed(tail, len(other)):
         return False
-    # If the digits of one window (a set of schema names) end before the digits of the other begin,
-    # both windows have text between their digits. Compare this text, too.
+    # The digits of one window (a set of schema names) may end before the digits of the other begin.
+    # Then both windows have text in between. Compare this text, too.
     between = min(one.end, other.end), max(len(one.before), len(other.before))
     return between[0] >= between[1] or one.fixed(*between) == other.fixed(*between)
 
@@ -257,8 +262,8 @@ def _progression(
     """Return the shard numbers in ``window`` whose schema names may also be in another window.
 
     All names in a window have the same length, and consist of a text, the digits of the shard
-    number, and a second text. Where the other window has text, the digits must equal that text.
-    Return None if this is impossible.
+    number, and a second text. Where the other window has text, the digits must be equal to that
+    text. Return None if that text is not a number.
 
     :param text: the other window.
     :param start: the first position at which both windows have a digit.

@@ -14,7 +14,9 @@ from sharded_orm.topology.model import ShardGroup, Topology
 
 
 class KeyRouting(Enum):
-    """What determines the shard of a key; each value is a description for messages."""
+    """What determines the shard of a key, in each kind of strategy. The values are texts for
+    messages.
+    """
 
     PLACED = "a record of each key"
     EMBEDDED = "the key itself"

@@ -25,7 +25,9 @@ T = TypeVar("T")
 
 
 class Origin(StrEnum):
-    """From where a process has loaded the topology that it uses."""
+    """From where a process has loaded the topology that it uses: the settings, the source, or a
+    file.
+    """
 
     SETTINGS = "settings"
     SOURCE = "source"
@@ -34,7 +36,8 @@ class Origin(StrEnum):
 
 @dataclass(frozen=True)
 class TopologyStatus:
-    """A report on the topology that a process uses: its version, its origin, and the start of its use.
+    """A report on the topology that a process uses: its version, its origin, and since when it is
+    used.
 
     If a newer document was refused, the report also contains the reasons.
     """
@@ -60,8 +63,9 @@ class TopologyWatcher(Generic[T]):
 
     def __init__(self, source: TopologySource, check: Callable[[Document, T | None], T]) -> None:
         self.source = source
-        # The document in use, and the result of ``check`` for this document. Both are in one
-        # attribute, so that a child that is forked at any moment has a matching pair.
+        # The document in use, and the value that ``check`` has returned for it. Both are in one
+        # attribute, and are replaced in one step, because a fork may happen at any moment: the
+        # child must not get the value of another document.
         self._used: tuple[Document | None, T | None] = (None, None)
         self.status = TopologyStatus(0, Origin.SETTINGS, datetime.now(UTC))
         self._check = check
@@ -75,14 +79,15 @@ class TopologyWatcher(Generic[T]):
 
     @property
     def value(self) -> T | None:
-        """What the function ``check``, an argument of this class, returned for the document in use.
+        """The value of the document in use, as the function ``check`` has returned it.
 
-        None before :meth:`begin`.
+        ``check`` is an argument of this class. None before :meth:`begin`.
         """
         return self._used[1]
 
     def of_child(self, source: TopologySource) -> TopologyWatcher[T]:
-        """Return a watcher for a forked child. It starts with the document that this watcher uses.
+        """Return a new watcher for a child process that was forked. It starts with the same
+        document.
 
         :param source: the child's own topology source.
         """
@@ -109,8 +114,8 @@ class TopologyWatcher(Generic[T]):
             document = self.source.load()
             if document is None:
                 raise InvalidTopology(["nothing was pushed there yet"], self.source.describe())
-            # If there is a last good copy, check that the source's document may replace the copy.
-            # If both are the same document, no check is needed: the copy was checked already.
+            # If there is a last good copy, it is in use already. So check that the source's
+            # document may replace it. If both are the same document, no check is needed.
             value = self.value if document == copy else self.check(document)
             changes = self._changes_to(document)
         except Exception as exc:
@@ -168,7 +173,8 @@ class TopologyWatcher(Generic[T]):
         try:
             value = self.check(document)
             changes = self._changes_to(document)
-            # Call use() last, after everything that may fail: the process then uses the document.
+            # Call use() after everything that may fail, because the process uses the document from
+            # then on.
             use(value)
         except Exception as exc:
             refusal = refusal_of(exc)

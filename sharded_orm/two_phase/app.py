@@ -1,4 +1,4 @@
-"""Find out whether a site, and each of its shard groups, can commit transactions in two phases."""
+"""Tells whether a site, and each of its shard groups, can commit transactions in two phases."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def is_enabled() -> bool:
 def refusal_of(group: str) -> str:
     """Return the reason why shards of ``group`` can never commit in two phases; "" if they can.
 
-    The reason is a part of a sentence.
+    The reason is a part of a sentence, for error messages.
     """
     alias: Any = connections[group]
     return str(alias.two_phase_refusal)

@@ -19,7 +19,8 @@ from sharded_orm.two_phase.branch_watch import watch
 class TwoPhaseAtomic(transaction.Atomic):
     """An atomic block on a shard group. All shards that are used in the block commit, or none does.
 
-    If an instance is used as a decorator, it looks the shards up again for each call of the function.
+    If an instance is used as a decorator, each call of the decorated function looks the shards up
+    again.
 
     :param find: returns the aliases of the shards whose rows were passed to ``atomic()``. None of
         these rows may move to another shard while the block begins.
@@ -30,8 +31,9 @@ class TwoPhaseAtomic(transaction.Atomic):
     ) -> None:
         super().__init__(group, savepoint, durable)
         self._group, self._find, self._durable = group, find, durable
-        # For each open ``with`` block of this object: whether it has created the group's
-        # coordinator, which runs the commit in two phases. The outermost block creates it.
+        # One item for each open ``with`` block of this object: whether the block has created the
+        # group's coordinator, the object that runs the commit in two phases. Only the outermost
+        # block creates it.
         self._makers: list[bool] = []
 
     def _recreate_cm(self) -> TwoPhaseAtomic:
@@ -56,9 +58,9 @@ class TwoPhaseAtomic(transaction.Atomic):
         if not moves_keys_now(self._group):
             return
         try:
-            # Look up the shards of the rows again, now inside the transaction. From this look-up
-            # on, the transaction uses the same shard for each key. If the result differs from that
-            # before the transaction, a row has moved in between.
+            # Look up the shards of the rows again, now inside the transaction. If they differ from
+            # the shards before the transaction, a row has moved in between. After this look-up, the
+            # transaction uses each key on the same shard until its end.
             if self._find() != aliases:
                 refuse_repetition(self._group)
         except BaseException:
@@ -100,8 +102,9 @@ class TwoPhaseAtomic(transaction.Atomic):
 
 
 def _is_in_test_case(group: Any) -> bool:
-    """Whether all open transactions of ``group`` were opened by a ``TestCase``, and so never
-    commit.
+    """Whether a ``TestCase`` has opened all open transactions of ``group``.
+
+    If so, they never commit, because the test case rolls them back.
     """
     blocks = group.atomic_blocks if group.in_atomic_block else []
     return bool(blocks) and all(block._from_testcase for block in blocks)

@@ -40,13 +40,14 @@ class BranchWatch:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process = identity()
-        # Pairs of a shard group's name and a node that transactions of this process have used.
+        # Pairs (name of the shard group, name of the node) of all shards that transactions of this
+        # process have used.
         self._used: set[tuple[str, str]] = set()
         self._seen: dict[PreparedBranch, float] = {}
         self._next = 0.0
 
     def note(self, shards: Sequence[Shard], is_left: bool) -> None:
-        """Record which shards a transaction has used.
+        """Record that a transaction in two phases has used ``shards``.
 
         :param is_left: whether the transaction has left a branch prepared. The next :meth:`look`
             then searches at once.
@@ -56,11 +57,11 @@ class BranchWatch:
             self._next = 0.0
 
     def look(self) -> None:
-        """End branches (parts of a two-phase transaction on one shard) that have been prepared for
-        too long. Raises no database error.
+        """End branches that have been prepared for too long. Raises no database error.
 
-        At most once a second, one thread sends one query to each node that this process has used;
-        other threads return at once. Must not be called in a transaction of a shard group.
+        A branch is the part on one shard of a transaction in two phases. At most once a second, one
+        thread sends one query to each node that this process has used; other threads return at
+        once. Must not be called in a transaction of a shard group.
         """
         if self._process != identity():
             self.__init__()  # type: ignore[misc]  # Start anew in a forked child, because a thread of the parent may have held the lock.
@@ -102,15 +103,15 @@ class BranchWatch:
             if recovery.end(prepared, seconds=0).is_over:
                 self._seen.pop(prepared, None)
             else:
-                # The branch could not be ended now. In this search, skip the other branches with
-                # the same deciding shard (the shard that stores the decision to commit). So the
-                # search waits at most once for each of these shards.
+                # The branch could not be ended now. Skip the other branches with the same deciding
+                # shard (the shard that stores the decision to commit) in this search, because they
+                # would have to wait for the same shard.
                 left.add(prepared.branch.decider)
                 self._seen[prepared] = time.monotonic()
 
 
 def _is_down(wrapper: Any) -> bool:
-    """Whether the server of a shard is known to be down, so that waiting for it would be useless."""
+    """Whether a shard's server is known to be down, so that it is useless to send it a query."""
     return wrapper.node_failure() is not None
 
 

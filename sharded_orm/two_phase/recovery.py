@@ -5,9 +5,10 @@ is committed or rolled back, even if its session or server ends. The *coordinato
 that runs the commit in two phases. It stores the decision to commit on one shard of the
 transaction, the *decider*.
 
-Without a stored decision, the transaction is rolled back (*presumed abort*). So before a recovery
-rolls back a branch, it makes sure at the decider that no decision can be stored later
-(``fate_of``). So any number of recoveries may run at the same time, even while coordinators work.
+Without a stored decision, the transaction is rolled back (*presumed abort*). Before a recovery
+rolls back a branch for this reason, it makes sure at the decider that no decision can be stored
+later (``fate_of``). This allows any number of recoveries to run at the same time, even while
+coordinators work.
 """
 
 from __future__ import annotations
@@ -70,8 +71,8 @@ class Recovered:
     """The result of a recovery for one branch.
 
     :param outcome: "committed", "rolled back", "had ended already", or the reason why the branch is
-        not ended.
-    :param is_over: whether the branch is ended.
+        still prepared.
+    :param is_over: whether the branch is no longer prepared.
     """
 
     prepared: PreparedBranch
@@ -108,7 +109,7 @@ def prepared_on(node: str, group: ShardGroup) -> list[PreparedBranch]:
 
 
 def any_on(node: str, group: ShardGroup) -> Any:
-    """Return the connection object of any shard of ``group`` that is on ``node``."""
+    """Return the connection object of one of those shards of ``group`` that are on ``node``."""
     first = next(holder.first for holder in group.ranges if holder.primary == node)
     return _wrapper(group.shard(first).alias)
 
@@ -198,9 +199,9 @@ def _end(prepared: PreparedBranch, seconds: float) -> tuple[str, bool]:
     if fate is Fate.OPEN:
         return f"left, because its transaction on {decider.alias!r} is still open", False
     if fate is Fate.COMMITTED:
-        # The branch is about to be committed. Make the cache entries void before the commit, and
-        # once more after it. If a cache server does not answer now, this call raises an error and
-        # nothing is committed.
+        # The branch is about to be committed, so its rows change. Make the cache entries void
+        # before the commit, and once more after it. If a cache server does not answer now, this
+        # call raises an error, and nothing is committed.
         _void_cache(prepared.alias)
     completion = _wrapper(prepared.alias).end_branch(branch, commit=fate is Fate.COMMITTED)
     if completion is Completion.HELD:
@@ -235,9 +236,9 @@ def forget_decisions(group: ShardGroup, shards: Iterable[Shard] | None = None) -
             old[shard.alias] = [str(name) for (name,) in rows]
     if not old:
         return 0
-    # Read the prepared branches after the decisions. The branches of every decision in ``old`` were
-    # prepared before it was committed, so this query finds each branch that still needs a decision,
-    # even if the clocks of the hosts differ.
+    # Read the prepared branches after the decisions, and not before. When a decision in ``old`` was
+    # committed, all its branches were prepared. So this query finds each of these branches that is
+    # still prepared and needs the decision, even if the clocks of the hosts differ.
     needed = {prepared.branch.transaction for prepared in _prepared(group, None, None)}
     count = 0
     for alias, names in old.items():
@@ -251,10 +252,12 @@ def forget_decisions(group: ShardGroup, shards: Iterable[Shard] | None = None) -
 
 
 def _rows(alias: str, sql: str, params: Sequence[Any], most: int = 0) -> Sequence[Any]:
-    """Run a statement on ``alias`` in autocommit mode, and return its first ``most`` rows.
+    """Run a statement on ``alias`` in autocommit mode, and return its rows.
 
     The connection object is dropped afterwards, so that calls for many shards do not keep one
     object for each shard.
+
+    :param most: the maximum number of rows to return; 0 for a statement without rows.
     """
     wrapper = _wrapper(alias)
     with wrapper.cursor() as cursor:

@@ -215,9 +215,10 @@ def _choices(request: HttpRequest) -> list[tuple[str, list[tuple[str, str]]]]:
 
 
 def _is_key(options: ShardOptions, location: KeyLocation) -> bool:
-    """Whether the shard was looked up by a shard key of the model of ``options``.
+    """Whether the value that the user has searched for is a shard key of the model of ``options``.
 
-    :param location: the result of the look-up, with the model and the field of the value.
+    :param location: the result of the search, with the model and the field by which the user
+        searched.
     """
     if options.key is None:
         return False

@@ -17,8 +17,8 @@ from sharded_orm.topology.transitions import KeyRouting
 
 #: A page describes at most this many ranges.
 _MAX_RANGES = 20
-#: The kinds of key routing with which a new key may be put on any open shard. With any other kind,
-#: the value of the key determines the shard.
+#: The kinds of key routing with which the library chooses the shard of a new key, among the open
+#: shards. With any other kind, the value of the key determines the shard.
 _CHOOSING = (KeyRouting.PLACED, KeyRouting.EMBEDDED)
 
 
@@ -27,9 +27,9 @@ class RangeOfPage:
     """A range of shards, as a page describes it.
 
     :param set_url: the URL of the view that changes the range.
-    :param chooses: whether a new key of the shard group may be put on any open shard. If False, the
-        value of a key determines its shard, even if the range is closed.
-    :param share: the percentage of new keys that all shards of the range get together.
+    :param chooses: whether the library chooses the shard of a new key, among the open shards. If
+        False, the value of a key determines its shard, even if the shard's range is closed.
+    :param share: the percentage of all new keys that this range gets, with all its shards together.
     """
 
     range: ShardRange
@@ -63,7 +63,7 @@ class RangePages(FleetAdmin):
     def ranges(self, group: ShardGroup, first: int, last: int) -> list[RangeOfPage]:
         """Return the ranges that include any of the shards with the numbers ``first`` to ``last``.
 
-        At most 20 ranges are returned.
+        If there are more than 20, return only the first 20.
         """
         chooses = key_routing_of(group) in _CHOOSING
         weights = {r: r.weight * (r.last - r.first + 1) for r in group.open_ranges}

@@ -108,7 +108,9 @@ class RangeOnNode:
 
 
 def ranges_by_node(topology: Topology, groups: Sequence[str]) -> list[RangeOnNode]:
-    """Return all ranges of ``groups``, sorted by their nodes in the order of the topology."""
+    """Return all ranges of ``groups`` with their nodes. The ranges of a node are next to each
+    other, and the nodes are in the order in which the topology lists them.
+    """
     order = {name: index for index, name in enumerate(topology.nodes)}
     ranges = [
         RangeOnNode(shard_range.primary, topology.groups[name], shard_range)
@@ -377,9 +379,12 @@ def _label(
 ) -> str:
     """Return the text that a screen reader reads out for a cell of the map.
 
-    :param states: the state of each of ``shards``.
-    :param status: the status of the first shard of the cell; None if the shard's node does not
-        answer.
+    The cell stands for one shard, or for several neighbouring shards if the map has many.
+
+    :param shards: the shards of the cell.
+    :param states: their states, in the same order.
+    :param status: the status of the first shard, which tells how many migrations it lacks. None if
+        the shard's node does not answer. Not used for a cell of several shards.
     """
     if len(shards) > 1:
         name, state = f"{shards[0].alias} to {shards[-1].alias}", _in_words(Counter(states))

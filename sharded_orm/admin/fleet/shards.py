@@ -98,8 +98,8 @@ class ShardMapAdmin(RangePages, DirectoryPages):
         by = request.GET.get("size", "")
         if by not in ("bytes", "rows", "same"):
             by = "bytes" if len(shards) <= _MAX_SIZED else "same"
-        # If the page shows all shards, call status() without a list of shards: such a call also
-        # finds schemas that do not belong on their node.
+        # If the page shows all shards, call status() without a list of shards. Then it also reports
+        # a schema on one node if its name is that of a shard on another node.
         whole = pages.num_pages == 1 and len(groups) == len(topology.groups)
         fleet = status(None if whole else shards, within=DEADLINE, sizes=False)
         sizes_by_alias = (

@@ -36,7 +36,8 @@ from sharded_orm.topology.sources.base import Process, Revision
 _HISTORY = 50
 #: A version number in a URL has at most this many digits, so it fits into 64 bits.
 _DIGITS = 18
-#: Shown to users who may not look into all shard groups, in place of a text that may name any group.
+#: A text for users who may not look into all shard groups. It replaces texts that may name a group
+#: which such users must not see.
 _WITHHELD = "It is told to those who may look into all groups."
 
 
@@ -168,8 +169,8 @@ class TopologyAdmin(FleetAdmin):
         first, back = self.url("changelist"), self.url("change", version)
         step = Step(f"Version {version}", back)
         began = time.monotonic()
-        # Compare the earlier version with the topology that the source has now: the rollback
-        # replaces this one. The topology in use in this process may be older.
+        # Show what the rollback will replace: the topology that the source has now. This process
+        # may still use an older topology.
         documents = _read_versions(lambda: (topology.held(), _revision(version)), DEADLINE)
         if isinstance(documents, str):
             return self.refuse(request, documents, first)

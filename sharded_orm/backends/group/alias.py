@@ -2,9 +2,9 @@
 
 Django iterates over the aliases of groups, but not over those of shards. So if Django does
 something to all connections, the group's connection object does it to the connections of the
-group's shards: closing connections, clearing query logs, ``ATOMIC_REQUESTS``, the transactions of
-test cases, blocking connections in test cases, and creating test databases. The cost does not
-depend on the number of shards.
+group's shards. Examples are closing connections, clearing query logs, ``ATOMIC_REQUESTS``, the
+transactions of test cases, forbidding connections in test cases, and creating test databases. The
+cost does not depend on the number of shards.
 """
 
 from __future__ import annotations
@@ -32,16 +32,17 @@ _DEFAULT_IDLE_ALIASES = 1024
 
 
 class GroupAliasMixin(GroupTransactions):
-    """First base class of a shard group's connection object. The second base class is the backend class
-    of the group's nodes.
+    """First base class of a shard group's connection object. The second base class is the backend
+    class of the group's nodes, such as MySQL's.
 
-    The object itself never runs SQL. Its ``vendor``, ``features``, ``ops`` and system checks come from
-    the backend class. If one of these has to query a server, it queries one node of the group.
+    The object itself never runs SQL. Its ``vendor``, ``features``, ``ops`` and system checks come
+    from the second base class. If one of these has to query a server, it queries one node of the
+    group.
     """
 
-    # Whether ensure_connection() is running. Django's test cases patch ensure_connection() to
-    # forbid connections. So connect() connects only if ensure_connection() has called it, and
-    # otherwise calls ensure_connection().
+    # True while ensure_connection() runs. Django's test cases replace ensure_connection() to forbid
+    # connections. So connect() must not go around it: unless ensure_connection() has called it,
+    # connect() calls ensure_connection().
     _connecting = False
     _connection: GroupConnection | None = None
 
@@ -52,8 +53,8 @@ class GroupAliasMixin(GroupTransactions):
         bound = features_of(engine).max_idle_aliases
         if bound is not None and limit is not None:
             limit = min(limit, bound)
-        # While tests run, keep all connection objects. Tests patch them and capture their queries, so
-        # none may be dropped.
+        # While tests run, set no limit. Otherwise a connection object could be dropped that a test
+        # has patched, or whose queries a test captures.
         self.shards = ShardConnections(None if settings_dict["GROUP"] in test_databases else limit)
         super().__init__(settings_dict, alias)
         self.queries_log = GroupQueryLog(self.queries_limit)
@@ -100,12 +101,14 @@ class GroupAliasMixin(GroupTransactions):
     def connection(self, value: GroupConnection | None) -> None:
         self._connection = value
         if value is None and self.levels:
-            # The group's connection was closed inside a transaction, and Django ends this transaction
-            # only now. So end the transactions of the group's shards, too.
+            # The connection is set to None. Django does this when it closes the connection. But if
+            # the connection is closed inside a transaction, Django does it only at the end of the
+            # transaction. So end the transactions of the group's shards, too.
             self.abandon_levels()
 
     def connect(self) -> None:
-        """Set the attributes that Django's connect() sets. Opens no database session.
+        """Make the group count as connected: set the attributes that Django's connect() sets. Opens
+        no database session, because a group has none.
 
         Called for every statement on every shard, so it must be cheap.
         """
@@ -127,8 +130,8 @@ class GroupAliasMixin(GroupTransactions):
         self.closed_in_transaction = False
         self.errors_occurred = False
         self.connection = GroupConnection(self.alias)
-        # A new group connection is always in autocommit. AUTOCOMMIT in the settings applies to the
-        # shards.
+        # A group's connection object always begins in autocommit. The setting AUTOCOMMIT applies
+        # only to the connections of its shards.
         self.set_autocommit(True)
         self.run_on_commit = []
 
@@ -157,8 +160,9 @@ class GroupAliasMixin(GroupTransactions):
 
     def close_if_unusable_or_obsolete(self) -> None:
         if self.connection is not None and not self.autocommit:
-            # Autocommit is off, so a transaction may be open. Close the connection: as with Django,
-            # the transaction is lost.
+            # Outside of atomic blocks, autocommit is off: the user has called
+            # set_autocommit(False). A transaction may be open. Close the connection, and lose the
+            # transaction, as Django does.
             self.close()
             return
         self.shards.close_obsolete()
@@ -187,7 +191,7 @@ class GroupAliasMixin(GroupTransactions):
 
     @property
     def mysql_server_data(self) -> Any:
-        # Only Django's features for MySQL read this attribute.
+        # The features of a MySQL backend read this attribute. With other backends, nobody reads it.
         server: Any = self.server
         return server.mysql_server_data
 

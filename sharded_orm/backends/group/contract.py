@@ -1,8 +1,8 @@
-"""Protocols between the connection object of a shard group and those of its shards.
+"""Protocols that say what the connection object of a shard group and those of its shards use of
+each other.
 
-In each thread, a group's alias has one connection object, and so has each shard in use. The
-connection objects of the shards are called the group's members. Each protocol lists only the
-attributes and methods that the other side uses.
+In each thread, a group's alias has one connection object, and so has each shard that the thread
+uses. The connection objects of the shards are called the group's members.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sharded_orm.topology.model import Shard
 
 
 class GroupMember(Protocol):
-    """The connection object of one shard, as the connection object of its group uses it."""
+    """What the connection object of a group uses of the connection object of one of its shards."""
 
     alias: str
     connection: Any
@@ -33,10 +33,12 @@ class GroupMember(Protocol):
     #: The alias by which this object looks up its current settings in the topology (the map of
     #: shards to nodes).
     topology_alias: str
-    #: Whether this object was used since the group last closed obsolete connections.
+    #: True if this object was used since the group last searched for connections to close. The
+    #: group then has to look only at the objects that were used.
     is_active: bool
 
-    # Private attributes that only sharded_orm.backends.group may use.
+    # Private attributes, declared here because other modules of sharded_orm.backends.group use
+    # them. No other package may.
     _generation: int | None
     _in_atomic_block: bool
     _mirrored: list[Atomic]
@@ -49,49 +51,59 @@ class GroupMember(Protocol):
 
     @property
     def has_failed(self) -> bool:
-        """Whether a statement of the transaction has failed, so that the database has rolled back the
-        statements before it, or would answer COMMIT by a rollback.
+        """Whether a statement of the transaction has failed in such a way that its earlier
+        statements are lost, too. Either the database has rolled them back already, or it would
+        answer COMMIT by a rollback.
         """
 
     @property
     def has_lost_session(self) -> bool:
-        """Whether the session of the transaction is known to be lost, so that COMMIT raises an error."""
+        """Whether it is already known that the session of the transaction is lost. COMMIT would
+        then raise an error without a round trip to the server.
+        """
 
     @property
     def seems_lost(self) -> bool:
         """Whether the server seems to have closed the session of the transaction. Sends nothing."""
 
     def reads_as_autocommit(self) -> bool:
-        """Whether the transaction has only read. False if the backend does not know."""
+        """Whether the transaction has only read rows, so that nothing is lost if it is not
+        committed. False if the backend does not know.
+        """
 
     def check_deferred_constraints(self) -> None:
-        """Check the constraints that the database would check at COMMIT.
+        """Make the database check now the constraints that it would check at COMMIT.
 
         :raises django.db.IntegrityError: the transaction violates a constraint.
         """
 
     def announce_commit(self) -> None:
-        """Announce to the cache that the transaction's writes are about to be committed."""
+        """Tell the cache that the writes of the transaction are about to be committed, so that it
+        gives out no old rows.
+        """
 
     def leave_group_levels(self, depth: int, *, commit: bool) -> None:
-        """End the atomic blocks that this shard has opened for levels of its group.
+        """End the atomic blocks that this shard has opened for its group: commit them or roll them
+        back.
 
-        A level is an open block of the group's transaction: the outermost block, or a savepoint.
+        The group's transaction has levels: the outermost block, and a savepoint for each block
+        inside it. The shard has opened an atomic block of its own for each level.
 
-        :param depth: index, in the group's ``levels``, of the outermost level to end. The levels inside
-            it are ended first.
+        :param depth: index, in the group's ``levels``, of the outermost level to end. The levels
+            inside it are ended first.
         :param commit: True to commit the transaction or release the savepoints; False to roll them
             back.
         """
 
     def is_idle(self) -> bool:
-        """Whether this connection object can be closed without any loss.
+        """Whether the connection can be closed now without any loss.
 
         True if it has no unread results, no session state, and no session leased from a pool.
         """
 
     def is_evictable(self) -> bool:
-        """Whether this connection object can be closed and dropped without anyone noticing.
+        """Whether this connection object can be closed and dropped now, and replaced by a new one
+        at the next use, without anyone noticing.
 
         False, for example, if it has a transaction, session state or unread results, or if a test
         captures its queries.
@@ -124,7 +136,7 @@ class GroupMember(Protocol):
 
 
 class Members(Protocol):
-    """The connection objects of a group's shards in one thread."""
+    """The connection objects of a group's shards in one thread, as these objects use them."""
 
     wrappers: OrderedDict[str, Any]
 
@@ -135,17 +147,19 @@ class Members(Protocol):
         """Drop ``wrapper`` from the thread's connections. Callers that refer to it may still use it."""
 
     def record_connect(self, wrapper: Any) -> None:
-        """Record that ``wrapper`` has connected. The connection is closed when the moment
-        ``wrapper.close_at`` (of ``time.monotonic()``) has come.
+        """Record that ``wrapper`` has connected. Its connection will be closed after the time
+        ``wrapper.close_at``, a value of ``time.monotonic()``.
         """
 
     def record_use(self, wrapper: Any) -> None:
-        """Record that ``wrapper`` was used since the group last closed obsolete connections."""
+        """Record that ``wrapper`` was used, so that the group looks at it when it next searches for
+        connections to close.
+        """
 
 
 class GroupCoordinator(Protocol):
-    """Commits the transactions of a group's shards together. Without a coordinator, the group
-    commits one shard after the other.
+    """Commits the transactions of a group's shards together, for example in two phases. A group
+    without a coordinator commits one shard after the other.
     """
 
     def join(self, member: Any) -> None:
@@ -169,7 +183,7 @@ class GroupCoordinator(Protocol):
 
 
 class GroupAlias(Protocol):
-    """The connection object of a whole group, as used by the connection objects of its shards."""
+    """What the connection object of a shard uses of the connection object of its group."""
 
     alias: str
     levels: list[Any]
@@ -188,10 +202,11 @@ class GroupAlias(Protocol):
     def validate_no_broken_transaction(self) -> None: ...
 
     def block_options(self, level: Any) -> tuple[bool, bool]:
-        """Return ``durable`` and ``_from_testcase`` of the atomic block that opened ``level``.
+        """Return the options ``durable`` and ``_from_testcase`` of the atomic block that opened
+        ``level``.
 
-        Both are False if no atomic block opened the level. For example,
-        ``transaction.savepoint()`` opens a level without an atomic block.
+        A shard that joins the transaction passes them on to its own block. Both are False if no
+        atomic block opened the level, but for example ``transaction.savepoint()``.
 
         :param level: an open block of the group's transaction: the outermost one, or a savepoint.
         """
@@ -203,21 +218,27 @@ class GroupAlias(Protocol):
         """Record that the shard of ``wrapper`` no longer takes part in the group's transaction."""
 
     def record_broken(self, alias: str, broken: bool) -> None:
-        """Record whether the transaction of the shard ``alias`` needs a rollback."""
+        """Record whether the transaction of the shard ``alias`` must be rolled back. If so, the
+        whole group's transaction must be rolled back.
+        """
 
     def record_transaction(self, alias: str, is_open: bool) -> None:
-        """Record whether the shard ``alias`` is in a transaction, of the group or of its own."""
+        """Record whether the shard ``alias`` has an open transaction. It may be a part of the
+        group's transaction, or a transaction on this shard alone.
+        """
 
     def add_hook(self, wrapper: Any, hook: Any) -> None:
-        """Take over a function that was registered with ``on_commit`` on a shard, to run it later.
+        """Run a function later that the user has registered with ``on_commit`` on a shard.
+
+        The group runs it after its outermost block, when the last shard has committed.
 
         :param wrapper: the shard's connection object.
         :param hook: the function's entry in the shard's ``run_on_commit``.
         """
 
     def forget_hooks(self, sid: object) -> None:
-        """Drop the ``on_commit`` functions that were registered inside a savepoint which a shard has
-        rolled back.
+        """Drop the ``on_commit`` functions that were registered inside a savepoint of a shard,
+        because the shard has rolled back to this savepoint.
 
-        :param sid: pair of the shard's alias and the savepoint's id.
+        :param sid: a pair (the shard's alias, the savepoint's id).
         """

@@ -1,7 +1,8 @@
-"""Opens a cursor of a shard's connection object in a shorter way than Django's methods.
+"""A shorter way than Django's methods to open a cursor of a shard's connection object.
 
-Other packages replace these methods to observe or to forbid statements, on Django's class or on a
-class or an object of their own. So the short way is taken only if all methods are Django's own.
+Each statement opens a cursor, so this saves time. But other packages replace Django's methods, to
+observe or to forbid statements: on Django's class, on a class of their own or on one object. So the
+shorter way is taken only if all methods are Django's own.
 """
 
 from __future__ import annotations
@@ -11,26 +12,30 @@ from typing import Any
 
 from sharded_orm.method_origin import module_of
 
-# Django guards ensure_connection() by a decorator of this module.
+# The module of the decorator with which Django wraps ensure_connection(). So a method of this
+# module may be Django's own, too.
 _GUARDS = "django.utils.asyncio"
 
-# The methods that a statement passes on its way to a cursor.
+# The methods of a connection object that Django calls, directly or not, to open a cursor.
 _METHODS = (
     "cursor", "_cursor", "create_cursor", "make_cursor", "_prepare_cursor", "ensure_connection",
     "validate_thread_sharing", "close_if_health_check_failed", "validate_no_broken_transaction", "queries_logged",
 )  # fmt: skip
-# The methods that ShardConnectionMixin overrides, and which then call the inherited ones.
+# Those of the methods that ShardConnectionMixin overrides. Its methods call the inherited ones,
+# which must be Django's own, too.
 _INHERITED = ("_cursor", "queries_logged")
-# For each class of connection objects: all these methods, as they were examined last, and whether all of
-# them are known.
+# The last result for each class of connection objects: a tuple with all the methods, and then
+# whether all of them are Django's or this package's. The result is used as long as the class has
+# the same methods.
 _examined: dict[Any, tuple[Any, ...]] = {}
 _UNKNOWN = (*[None] * (len(_METHODS) + len(_INHERITED)), False)
 
 
 def open_cursor(wrapper: Any, name: str | None) -> Any:
-    """Return a new cursor, as ``wrapper._cursor(name)`` does if :func:`opens_as_django` is true.
+    """Return a new cursor, as ``wrapper._cursor(name)`` would. Call this only if
+    :func:`opens_as_django` returns True.
 
-    This does the same as BaseDatabaseWrapper._cursor and BaseDatabaseWrapper._prepare_cursor.
+    It does what BaseDatabaseWrapper._cursor() and BaseDatabaseWrapper._prepare_cursor() do.
     """
     try:
         cursor = wrapper.create_cursor(name)
@@ -42,8 +47,11 @@ def open_cursor(wrapper: Any, name: str | None) -> Any:
 
 
 def opens_as_django(wrapper: Any, inherited: Any) -> bool:
-    """Whether Django's methods would only open a cursor: the connection answers and belongs to this
-    thread, and no method that opens a cursor was replaced.
+    """Whether Django's methods would do nothing but open a cursor, so that :func:`open_cursor` can
+    replace them.
+
+    They would do more if there is no connection yet, if it has to be tested, if it belongs to
+    another thread, or if another package has replaced one of the methods.
 
     :param inherited: see :func:`are_djangos`.
     """
@@ -56,13 +64,16 @@ def opens_as_django(wrapper: Any, inherited: Any) -> bool:
 
 
 def are_djangos(wrapper: Any, inherited: Any) -> bool:
-    """Whether all methods that open a cursor of the shard's ``wrapper`` are Django's or this package's.
+    """Whether all methods that open a cursor of ``wrapper``, a shard's connection object, are
+    Django's or this package's.
 
-    :param inherited: ``super(ShardConnectionMixin, type(wrapper))``.
+    :param inherited: ``super(ShardConnectionMixin, type(wrapper))``, which finds the methods that
+        the mixin overrides.
     """
     kind = type(wrapper)
     known = _examined.get(kind, _UNKNOWN)
-    # Compare by "is" only: the methods of some packages claim to be equal to the original.
+    # Compare by "is", not by "==". Some packages replace a method by an object that claims to be
+    # equal to it.
     if not (
         known[0] is kind.cursor
         and known[1] is kind._cursor

@@ -1,9 +1,9 @@
 """The connection object (wrapper) of a shard.
 
-:class:`ShardConnectionMixin` is the first base class of each backend's ``DatabaseWrapper``. A
-wrapper with ``SHARD`` in its settings belongs to the group's wrapper of the same thread, which
-keeps and closes it. It takes part in the group's transactions, and adds its queries to the group's
-query log. Any other alias behaves as with Django's backend.
+:class:`ShardConnectionMixin` is the first base class of each backend's ``DatabaseWrapper``. If the
+settings of a wrapper have ``SHARD``, it is the wrapper of a shard. The group's wrapper in the same
+thread then keeps it and closes it. The shard's wrapper takes part in the group's transactions, and
+adds its queries to the group's query log. Any other wrapper behaves as with Django's backend.
 
 :mod:`sharded_orm.backends.write_hooks.commit` handles the end of a transaction that wrote.
 """
@@ -47,44 +47,43 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
 
     shard: Shard | None = None
     group_wrapper: GroupAlias | None = None
-    # Number of the topology (the map of shards to nodes) from which settings_dict comes; None for
-    # an alias whose settings come from DATABASES only.
+    # The number of the topology (the map of shards to nodes) from which settings_dict comes. None
+    # for an alias of DATABASES, whose settings never change.
     _generation: int | None = None
     # True while the transaction of a TestCase is being opened on this shard. Its queries are kept
     # out of the query log, because assertNumQueries must not count them.
     _unlogged = False
-    # Whether this object was used since the group last closed obsolete connections.
+    # True if this object was used since the group last searched for connections to close.
     is_active = False
-    #: The moves of keys of this group that upper layers knew just before the open transaction took
-    #: its snapshot, with its first statement. None if they knew nothing.
+    #: Which moves of keys this process knew shortly before the open transaction took its snapshot
+    #: (the state of the rows that it sees), by its first statement. None if it knew of none.
     known_at_snapshot: Any = None
-    #: Whether a transaction is open, but none of its statements was sent yet.
+    #: Whether a transaction was begun, but its first statement was not sent yet.
     awaits_snapshot = False
     #: True while this object looks up the current node of its shard, after a missing table.
     looks_for_place = False
-    #: Number of open schema editors. A migration is running if the number is not 0.
+    #: The number of open schema editors. If it is not 0, a migration runs on this connection.
     open_editors = 0
 
     def __init__(self, settings_dict: dict[str, Any], alias: str = DEFAULT_DB_ALIAS) -> None:
-        # The atomic blocks that this shard has opened for its group, outermost first: item i
-        # belongs to group_wrapper.levels[i]. The shard opens them when it is used, so the list may
-        # be shorter.
+        # The atomic blocks that this shard has opened for its group, outermost first. Item i
+        # belongs to group_wrapper.levels[i]. The list may be shorter than levels, because the shard
+        # opens the missing blocks only at its next use.
         self._mirrored: list[Atomic] = []
-        # While this is True, reading in_atomic_block or atomic_blocks does not make this shard join
-        # its group's transaction. Set, for example, while a block of _mirrored is entered or left,
-        # because Django's Atomic then reads these attributes.
+        # Reading in_atomic_block or atomic_blocks makes this shard join its group's transaction,
+        # except while this is True. It is True, for example, while a block of _mirrored is entered
+        # or left, because Django's Atomic then reads these attributes.
         self._syncing = False
         self._touched: set[str] | None = None
         self._in_atomic_block = False
         self._atomic_blocks: list[Atomic] = []
         self._needs_rollback = False
         super().__init__(settings_dict, alias)
-        #: The alias by which this object looks up its current settings in the topology (the map of
-        #: shards to nodes).
+        #: The alias under which this object looks up its current settings in the topology.
         self.topology_alias = alias
         shard = cast("Shard | None", settings_dict.get("SHARD"))
-        # Only the connection object with the shard's own alias joins the group. Django's
-        # _nodb_cursor() makes connection objects from a copy of these settings, with another alias.
+        # Django's _nodb_cursor() makes a connection object from a copy of these settings, under
+        # another alias. Such an object must not join the group, so compare the alias.
         if shard is not None and alias == shard.alias:
             self._become_member(shard)
 
@@ -120,7 +119,7 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
     # ##### Hot path: code that runs for every statement #####
 
     def _report_use(self, group: Any) -> None:
-        # Tell the group that this connection object is in use now.
+        # Tell the group that this object is in use, so that the group does not drop it as idle.
         try:
             group.shards.wrappers.move_to_end(self.alias)
         except KeyError:
@@ -195,9 +194,9 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
 
     def connect(self) -> None:
         if self.shard is not None and self.connection is not None:
-            # The connection exists already. BaseDatabaseWrapper.ensure_connection() has read
-            # in_atomic_block. That made the shard join its group's transaction, and so connect.
-            # Nothing is left to do.
+            # The connection exists already. Django's ensure_connection() has read in_atomic_block
+            # before it called connect(). Reading it has made the shard join its group's
+            # transaction, and joining has connected. So nothing is left to do.
             return
         self._conclude_writes()
         group = self.group_wrapper
@@ -205,13 +204,13 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
             group.connect()
             prepare_shards(self.shard.group, (self.shard,))
             if self._mirrored:
-                # connect() below resets the state of transactions. So forget this shard's part of the
-                # group's transaction, which was open on the earlier connection.
+                # The shard had a connection before, and has lost it inside the group's transaction.
+                # Its part of this transaction ended with that connection, so forget it. connect()
+                # below then resets the state of transactions.
                 self._mirrored.clear()
                 group.remove_participant(self)
-        # Django's connect() reads in_atomic_block, and this makes the shard join its group's
-        # transaction, unless _syncing is set. The shard must join only at the next statement, so
-        # set _syncing.
+        # Django's connect() reads in_atomic_block. Without _syncing, this would make the shard join
+        # its group's transaction at once. But it must join only at its next statement.
         syncing, self._syncing = self._syncing, True
         try:
             super().connect()
@@ -236,11 +235,7 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
     def take_settings(self, settings_dict: dict[str, Any], generation: int) -> None:
         """Use ``settings_dict`` for connections from now on.
 
-        Called only if there is no open connection, or if the new settings do not affect the open
-        connection.
-
-        :param generation: number of the topology (the map of shards to nodes) that the settings
-            come from.
+        See :meth:`~sharded_orm.backends.group.contract.GroupMember.take_settings`.
         """
         self.settings_dict, self._generation = settings_dict, generation
         if self.shard is not None:
@@ -249,8 +244,8 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
     def close_and_forget(self) -> None:
         """Close the connection, and drop this object from the thread's connections.
 
-        Useful for work on thousands of shards, one after the other, because the thread would otherwise
-        keep hundreds of connection objects.
+        Use this for work on thousands of shards, one after the other. Otherwise the thread would
+        keep hundreds of connection objects, up to its limit.
         """
         self.close()
         if self.group_wrapper is not None:
@@ -262,9 +257,8 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
         super().close_if_unusable_or_obsolete()
 
     def close(self) -> None:
-        # Django's close() reads in_atomic_block, and this makes the shard join its group's
-        # transaction, unless _syncing is set. A connection that is being closed must not join, so
-        # set _syncing.
+        # Django's close() reads in_atomic_block. Without _syncing, this would make the shard join
+        # its group's transaction. But a connection that is being closed must not join.
         syncing, self._syncing = self._syncing, True
         try:
             super().close()
@@ -291,8 +285,8 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
 
     @property
     def in_atomic_block(self) -> bool:
-        # Django reads this property many times in each transaction. So test first whether the group
-        # has an open block: nearly always, it has none, and nothing else is tested.
+        # Django reads this property many times in each transaction. Usually the group has no open
+        # block. So test that first, which is cheap.
         group = self.group_wrapper
         if group is not None and group.levels and self._is_behind:
             self.join_group_transaction()
@@ -331,13 +325,13 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
             self.group_wrapper.record_broken(self.alias, value)
 
     def get_autocommit(self) -> bool:
-        # Move this connection object to the shard's current node first. Otherwise a transaction
-        # could begin on a node that the shard has left.
+        # If the shard has moved, give this object the settings of the new node first. Django calls
+        # this method before it begins a transaction, which would otherwise begin on the old node.
         if self._generation != relocation.generation and self._generation is not None:
             relocation.follow(self)
-        # The group has open blocks that the shard has not opened yet. Let the shard join the
-        # group's transaction here, too: select_for_update() calls this method before it opens a
-        # cursor.
+        # If the shard has not joined the group's transaction yet, let it join here.
+        # select_for_update() calls this method to find out whether it is in a transaction, before
+        # it opens a cursor.
         if self._is_behind:
             self.join_group_transaction()
         return bool(super().get_autocommit())
@@ -355,12 +349,13 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
                 group.shards.record_use(self)
 
     def join_group_transaction(self) -> None:
-        """Open the atomic blocks of the group's transaction that are not open on this shard yet.
+        """Open the atomic blocks on this shard that the group's transaction has and the shard does
+        not have yet.
 
-        The shard needs one block for the group's outermost block, and one for each savepoint.
-        ``_mirrored`` has the blocks that are open already, the outermost first. Django's stack
-        ``atomic_blocks`` has them in the same order. Blocks nest, so a block that the user opened
-        on the shard itself is at the right depth in that stack, too.
+        The shard needs one block for the group's outermost block, and one for each savepoint. Those
+        that it has opened already are in ``_mirrored``, the outermost first. Django's stack
+        ``atomic_blocks`` also contains the blocks that the user has opened on this shard alone. The
+        order is right nevertheless, because blocks nest.
         """
         group = self.group_wrapper
         assert group is not None
@@ -384,16 +379,15 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
             self._syncing = self._unlogged = False
 
     def leave_group_levels(self, depth: int, *, commit: bool) -> None:
-        """End the atomic blocks that this shard has opened for levels of its group.
+        """End the atomic blocks that this shard has opened for its group: commit them or roll them
+        back.
 
-        A level is an open block of the group's transaction: the outermost block, or a savepoint.
-
-        :param depth: index, in the group's ``levels``, of the outermost level to end. The levels inside
-            it are ended first.
+        :param depth: index, in the group's ``levels``, of the outermost level to end. The levels
+            inside it are ended first.
         :param commit: True to commit the transaction or release the savepoints; False to roll them
             back.
-        :raises django.db.Error: the database refuses to commit or to release a savepoint. The level is
-            then rolled back, as by Django's atomic().
+        :raises django.db.Error: the database refuses to commit or to release a savepoint. The level
+            is then rolled back, as by Django's atomic().
         """
         group = self.group_wrapper
         assert group is not None
@@ -422,19 +416,20 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
     def _drop_levels(self, depth: int) -> None:
         """Close the connection, and forget the blocks that this shard has opened for its group.
 
-        Called if a block of the group ends while a block that the user has opened inside it, on
-        this shard alone, is still open. Ending the group's blocks in the usual way would end the
-        user's block instead, and might commit it. The user's block ends later, by itself.
+        Called if blocks are not nested: a block of the group ends, but a block that the user has
+        opened inside it, on this shard alone, is still open. To end the innermost block of the
+        shard would end the user's block, and might commit it. The user's block ends later, by
+        itself.
 
-        :param depth: index of the outermost block to forget.
+        :param depth: index, in ``_mirrored``, of the outermost block to forget.
         """
         self.close()
         while len(self._mirrored) > depth:
             index = self._atomic_blocks.index(self._mirrored.pop())
             del self._atomic_blocks[index]
-            # Drop the savepoint id that belongs to the block. savepoint_ids[i] belongs to
-            # atomic_blocks[i + 1], because the outermost block has no savepoint id. If the outermost
-            # block is dropped, the next block becomes the outermost, so its savepoint id is dropped.
+            # Also drop the savepoint id of the block. The outermost block has none, so
+            # savepoint_ids[i] belongs to atomic_blocks[i + 1]. If the outermost block is dropped,
+            # the next block becomes the outermost one, and its savepoint id is dropped.
             del self.savepoint_ids[max(index - 1, 0)]
 
     def savepoint_rollback(self, sid: str) -> None:
@@ -445,8 +440,9 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
     def on_commit(self, func: Callable[[], object], robust: bool = False) -> None:
         before = len(self.run_on_commit)
         super().on_commit(func, robust)
-        # If the shard's transaction ends with the group's, let the group run the function, after the
-        # last shard has committed. The functions of all shards run in the order of their registration.
+        # If the shard commits at the end of the group's block, let the group run the function after
+        # the last shard has committed. The group runs the functions of all shards in the order in
+        # which they were registered.
         if self._is_outermost_mirrored and len(self.run_on_commit) > before:
             assert self.group_wrapper is not None
             self.group_wrapper.add_hook(self, self.run_on_commit[-1])
@@ -461,12 +457,16 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
 
     @property
     def commits_with_group(self) -> bool:
-        """Whether this shard commits when the group's outermost atomic block ends."""
+        """Whether this shard commits at the end of the group's outermost atomic block. False if the
+        shard needs a rollback, or if its transaction was begun outside of the group's block.
+        """
         return self._is_outermost_mirrored and self.commit_on_exit and not self._needs_rollback
 
     @property
     def commits_with_others(self) -> bool:
-        """Whether other shards commit at the end of the same block of the group."""
+        """Whether the group's open transaction has more than one shard, so that their commits
+        follow one after the other.
+        """
         return self.group_wrapper is not None and len(self.group_wrapper.participants) > 1
 
     @property
@@ -482,13 +482,13 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
 
     def run_and_clear_commit_hooks(self) -> None:
         if self._syncing:
-            # The group is ending the shard's block. It has taken over the on_commit functions, and
-            # will run them. So drop them here.
+            # The group ends the shard's block. The group has taken over the on_commit functions,
+            # and runs them later. So drop them here.
             self.run_on_commit = []
             return
         if self.run_on_commit:
-            # Report the end of the transaction before the functions run: Django calls them inside
-            # set_autocommit(), after the transaction has ended.
+            # Django calls this method inside set_autocommit(), before that method tells the group
+            # that the transaction has ended. So tell the group here: the functions may ask.
             self._record_transaction()
         super().run_and_clear_commit_hooks()
 

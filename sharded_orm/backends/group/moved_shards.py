@@ -1,12 +1,14 @@
-"""Repeat statements that were refused because their shard moves to another node or has just moved.
+"""Repeats a statement on another node if the shard moves to that node while the statement is sent.
 
-A moving shard's old tables are renamed, then the new topology is published, and then the new tables
-get their real names (:mod:`sharded_orm.backends.schema_move`). A process that does not know the new
-topology yet finds no table, so its statement has done nothing. In autocommit, the statement waits
-and runs again on the new node. In a transaction, the whole transaction fails.
+During such a move, the shard's tables on the old node are renamed. Then the new topology is
+published, and the tables on the new node get their real names
+(:mod:`sharded_orm.backends.schema_move`). A process that does not know the new topology yet finds
+no table, so its statement has done nothing. In autocommit, the statement waits and runs again on
+the new node. In a transaction, the whole transaction fails.
 
-Writes that the passive side of a pair refuses (:mod:`sharded_orm.backends.side_fence`) are repeated
-likewise: the other side is active, or becomes active.
+With a pair of servers, a write may reach the passive side, which refuses it
+(:mod:`sharded_orm.backends.side_fence`). Such a write is repeated in the same way, until this side
+is active or the topology leads to the other one.
 """
 
 from __future__ import annotations
@@ -34,26 +36,28 @@ from sharded_orm.method_origin import module_of
 _MISSING: Final = frozenset({1049, 1146})
 # The beginning of SQLite's error message for a missing table.
 _SQLITE_MISSING: Final = "no such table: "
-# Matches a statement that calls a procedure, which may commit while it runs.
+# Matches a statement that calls a stored procedure. A procedure may commit while it runs, so the
+# statement must not be repeated.
 _PROCEDURE: Final = re.compile(r"\s*(?:CALL|DO)\b", re.IGNORECASE)
-# Seconds between two loads of the topology (the map of shards to nodes) while a statement waits.
+# While a statement waits for the move of its shard, the topology (the map of shards to nodes) is
+# loaded again after this many seconds.
 _INTERVAL: Final = 0.02
-# The largest number of seconds that a refused write waits for a pair of servers to change its active
-# side. Then the topology is loaded. The change takes some milliseconds, unless its process is paused.
+# A pair of servers changes its active side within some milliseconds. A refused write waits for the
+# end of the change for at most this many seconds, in case its process was paused. Then the topology
+# is loaded.
 _SWITCH_WAIT: Final = 0.25
-# While the passive side of a pair of servers refuses a write, the write is tried again and again.
-# The pause before an attempt is the time since the first attempt, multiplied by _PART, but at least
-# _SHORTEST seconds.
+# A write that the passive side of a pair refuses is tried again and again, with growing pauses. A
+# pause is _PART of the time since the first attempt, but at least _SHORTEST seconds.
 _PART, _SHORTEST = 0.125, 0.005
 
 
 class TopologyLookup:
-    """The functions by which this process learns on which nodes the shards are.
+    """The functions with which the backends find out on which nodes the shards are now.
 
-    Only an upper layer knows that, so the package's Django app provides the functions.
+    The backends are a lower layer, which does not know the topology (the map of shards to nodes).
+    So the package's Django app provides the functions.
 
-    :param refresh: loads the topology (the map of shards to nodes) from its source. May raise a
-        TopologyError.
+    :param refresh: loads the topology from its source. May raise a TopologyError.
     :param patience: returns the seconds for which a statement waits (``MOVE_WAIT``).
     :param is_moving: returns whether shards or keys of a group are moving, or have just moved. May
         send a query.
@@ -73,12 +77,12 @@ class TopologyLookup:
         self._refused = ""
 
     def refresh_since(self, moment: float) -> str:
-        """Load the topology (the map of shards to nodes), unless another thread has begun to load
-        it after ``moment``.
+        """Load the topology (the map of shards to nodes). If many threads call this at the same
+        time, load it only once for all of them.
 
-        Return the reason if loading has failed, and "" otherwise.
-
-        :param moment: a value of ``time.monotonic()``.
+        :param moment: a value of ``time.monotonic()``. If another thread has begun to load the
+            topology after this moment, use its result.
+        :return: the reason if loading has failed; otherwise "".
         """
         with self._lock:
             if self._began <= moment:
@@ -95,7 +99,7 @@ _lookup: TopologyLookup | None = None
 
 
 def provide_lookup(lookup: TopologyLookup) -> None:
-    """Provide the functions by which this process looks up the topology, the map of shards to nodes.
+    """Set the functions with which the backends look up the topology, the map of shards to nodes.
 
     The package's Django app calls this function.
     """
@@ -119,12 +123,14 @@ def is_missing_table(error: BaseException) -> bool:
 
 
 class PlaceWait:
-    """Waits until a shard is usable again, for one statement that has failed: it found no table, or
-    the fence of the passive side of a pair refused it.
+    """Makes one statement wait that has failed because its shard is moving, until the shard is
+    usable again.
+
+    Either the statement found no table, or it was a write that the passive side of a pair refused.
 
     :param wrapper: a connection object of the shard, or of another shard on the same node.
-    :param current: returns the shard's connection settings in the present topology; None if the
-        topology lacks the shard.
+    :param current: a function that returns the shard's connection settings in the present topology;
+        None if the topology lacks the shard.
     """
 
     def __init__(self, wrapper: Any, current: Callable[[], Mapping[str, Any] | None]) -> None:
@@ -143,14 +149,15 @@ class PlaceWait:
         may_repeat: bool = True,
         is_fenced: bool = False,
     ) -> Mapping[str, Any] | None:
-        """Return the connection settings with which the statement may run again.
+        """Wait until the statement may run again, and return the connection settings with which to
+        run it.
 
-        Return None if the shard does not move: the table is then missing for another reason. Cost:
-        one load of the topology and one query, both repeated while the shard moves. While a pair
-        changes its active side, a query first waits for the end of that change.
+        Return None if the shard does not move: then the table is missing for another reason. Costs
+        one load of the topology and one query, both repeated while the shard moves. If the active
+        side of a pair changes, a query first waits for the end of that change.
 
         :param place: the settings with which the statement was sent last.
-        :param may_wait: False in a transaction.
+        :param may_wait: False in a transaction, which cannot go on with another node.
         :param nothing_done: False if a part of the statement may have been executed.
         :param may_repeat: False if the error has ended the transaction of the statement.
         :param is_fenced: True if the passive side of a pair of servers has refused the statement.
@@ -166,9 +173,9 @@ class PlaceWait:
             settings = self._current()
             has_moved = settings is not None and not relocation.same_place(place, settings)
             if not (has_moved or is_fenced or has_hidden_tables(self._wrapper, place)):
-                # The shard has not moved, and its tables have their real names now. But they may have
-                # got these names only after the statement failed. So the statement may run once more.
-                # If it fails again, the table does not exist.
+                # Now the shard is on the same node as before, and its tables have their real names.
+                # But perhaps they got these names only after the statement had failed. So let the
+                # statement run once more. If it fails again, the table does not exist.
                 if not may_repeat:
                     if rows_move(self._wrapper.shard.group):
                         raise self._cannot_follow(nothing_done=nothing_done)
@@ -186,23 +193,24 @@ class PlaceWait:
                 self._offered = settings
                 return settings
             self._offered = None
-            # No signal tells that a move has ended, or that an interrupted change of the active
-            # side was repaired. So check again after a pause.
+            # Nothing signals that a move has ended, or that a person has repaired an interrupted
+            # change of the active side. So look again after a pause.
             time.sleep(self._fenced_interval() if is_fenced else _INTERVAL)
             if is_fenced:
                 # Return the same settings: only another attempt shows whether the fence is gone.
                 return place
 
     def _wait_for_switch(self, patience: float) -> None:
-        """Wait, by a query, until the pair of servers has changed its active side.
+        """Wait until the pair of servers has changed its active side. A single query waits for
+        that.
 
-        Before that, the server would refuse each new attempt of the statement, and the attempts would
-        take processor time from the servers.
+        Without it, the statement would be sent again and again, and refused each time, which costs
+        the servers processor time.
         """
         left = patience if self._deadline is None else self._deadline - time.monotonic()
         seconds = min(_SWITCH_WAIT, max(0.0, left))
-        # Ignore errors here, for example of a server that limits the time of statements. If the
-        # server has failed, the next attempt of the refused statement raises the error.
+        # Ignore errors here, for example if the server limits the time of statements. If the server
+        # is broken, the next attempt of the refused statement will raise the error.
         with suppress(Error):
             self._wrapper.wait_for_side_switch(seconds)
 
@@ -259,25 +267,26 @@ def place_wait(wrapper: Any) -> PlaceWait:
 
 
 def has_hidden_tables(wrapper: Any, place: Mapping[str, Any]) -> bool:
-    """Whether the tables of a shard are hidden in the database with the settings ``place``.
+    """Whether the tables of a shard are hidden, which means renamed, because the shard moves.
 
-    The tables are hidden, under other names, while the shard moves.
+    :param place: the settings of the database in which to look.
     """
     copy = relocation.separate_copy(wrapper, place)
     try:
         return NAMES in copy.introspection.table_names()
     except Error:
-        # Return False, because the schema is missing, or because the server has failed. If the server
-        # has failed, the next attempt of the statement raises the error.
+        # The schema is missing, so it has no hidden tables. Or the server has failed: then the next
+        # attempt of the statement raises the error.
         return False
     finally:
         copy.close()
 
 
 def refuse_hidden_tables(wrapper: Any) -> None:
-    """Check that tables may be created on a shard. One query.
+    """Check that tables may be created on a shard: that it is not moving. One query.
 
-    :raises ShardMoved: the shard is moving. Its tables have other names meanwhile, so it seems empty.
+    :raises ShardMoved: the shard is moving. While it moves, its tables are renamed, so a migration
+        would find no tables and create them again.
     """
     if NAMES in wrapper.introspection.table_names():
         raise ShardMoved(
@@ -291,12 +300,12 @@ def refuse_hidden_tables(wrapper: Any) -> None:
 
 
 class ShardCursor(CursorWrapper):
-    """A cursor of a shard's connection object. If the shard moves to another node, the cursor runs its
-    statements on the new node.
+    """A cursor of a shard's connection object. If the shard has moved to another node, the cursor
+    runs its statement there.
     """
 
-    # The methods _execute() and _executemany() override those of CursorWrapper. They send the
-    # statements, after all functions of execute_wrappers were called.
+    # _execute() and _executemany() override methods of CursorWrapper. CursorWrapper calls them to
+    # send a statement, after it has called all functions of execute_wrappers.
 
     def execute(self, sql: Any, params: Any = None) -> Any:
         if (
@@ -304,7 +313,9 @@ class ShardCursor(CursorWrapper):
             and next(reversed(self.db.execute_wrappers), None) is None
             and apps.ready
         ):
-            # CursorWrapper.execute and CursorWrapper._execute_with_wrappers would do nothing else.
+            # There are no execute_wrappers. CursorWrapper.execute and
+            # CursorWrapper._execute_with_wrappers would then only call _execute(), so save the time
+            # for them.
             return self._execute(sql, params)
         return super().execute(sql, params)
 
@@ -315,7 +326,8 @@ class ShardCursor(CursorWrapper):
             try:
                 if ignored:  # Django passes further arguments, and execute() does not.
                     return super()._execute(sql, params, *ignored)  # type: ignore[misc]  # missing in Django's type stubs
-                # Do the same as CursorWrapper._execute, but with no context manager if all goes well.
+                # Do what CursorWrapper._execute does. It enters a context manager for each
+                # statement; this code handles the error only if there is one, which is faster.
                 db.validate_no_broken_transaction()
                 cursor = self.cursor
                 try:
@@ -347,7 +359,8 @@ class ShardCursor(CursorWrapper):
                 # Continue with a cursor of the new node, to which db.cursor() connects.
                 self.cursor = db.cursor().cursor
 
-    # The next methods do the same as those that CursorWrapper.__getattr__ would return.
+    # CursorWrapper.__getattr__ would look these methods up in the driver's cursor, at each call.
+    # The methods here do the same, and are faster.
 
     def fetchone(self) -> Any:
         if not _are_looked_up("fetchone"):
@@ -371,7 +384,7 @@ class ShardCursor(CursorWrapper):
         return self.cursor.close() if _are_looked_up("close") else self._djangos("close")()
 
     def _djangos(self, name: str) -> Any:
-        """Return the method of this name that Django's cursor would have."""
+        """Return the method ``name`` that the cursor would have in Django, without this class."""
         method = getattr(super(), name, None)
         return self.__getattr__(name) if method is None else method
 
@@ -390,8 +403,9 @@ class ShardCursor(CursorWrapper):
             raise
 
     def _may_have_moved(self, exc: BaseException) -> bool:
-        # Receivers of connection_created may run statements on this alias during the lookup of the new
-        # node. Such a statement does not begin another lookup, because that would never end.
+        # While the new node is looked up, receivers of connection_created may run statements on
+        # this alias. If such a statement fails, do not begin another lookup, because that would
+        # never end.
         is_refused = isinstance(exc, SideFenced) or is_missing_table(exc)
         return is_refused and not self.db.looks_for_place
 
@@ -417,7 +431,8 @@ _EXECUTE, _WRAP, _SEND, _LOOK_UP, _ENTER, _EXIT, _INIT = (
     CursorWrapper.execute, CursorWrapper._execute_with_wrappers, CursorWrapper._execute,  # type: ignore[attr-defined]  # missing in Django's type stubs
     CursorWrapper.__getattr__, CursorWrapper.__enter__, CursorWrapper.__exit__, CursorWrapper.__init__,
 )  # fmt: skip
-# Another package may have replaced the methods before this module was imported.
+# False if another package had replaced one of the methods before this module was imported. Then
+# this module does not know Django's own methods.
 _ARE_KNOWN = all(
     module_of(method) == utils.__name__
     for method in (_EXECUTE, _WRAP, _SEND, _LOOK_UP, _ENTER, _EXIT, _INIT)
@@ -426,9 +441,10 @@ _OF_CURSORS = CursorWrapper.__dict__
 
 
 def sends_as_django(cursor_class: Any) -> bool:
-    """Whether Django's own methods would send a statement of a cursor of this class.
+    """Whether a cursor of this class sends statements by Django's own methods.
 
-    Packages that trace statements replace these methods of ``CursorWrapper``. Then theirs must be called.
+    Packages that trace statements replace these methods of ``CursorWrapper``. Then the replaced
+    methods must be called, and not passed over.
     """
     return (
         _ARE_KNOWN
@@ -439,9 +455,11 @@ def sends_as_django(cursor_class: Any) -> bool:
 
 
 def _are_looked_up(name: str) -> bool:
-    """Whether Django's cursors look up the method ``name`` of the driver's cursor.
+    """Whether Django finds the method ``name`` of a cursor only by looking it up in the driver's
+    cursor.
 
-    Packages that trace statements replace the look-up, or give a class of cursors a method of this name.
+    Packages that trace statements replace that look-up, or add a method of this name to a class of
+    cursors. Then theirs must be called.
     """
     return (
         _ARE_KNOWN
@@ -451,9 +469,11 @@ def _are_looked_up(name: str) -> bool:
 
 
 def cursors_only_send() -> bool:
-    """Whether a shard's cursor, used in a ``with`` statement, would only send a statement and fetch rows.
+    """Whether Django's methods would do nothing else, when a shard's cursor is used in a ``with``
+    statement, than send a statement and fetch its rows.
 
-    This tells only of Django's methods. A cursor also calls ``execute_wrappers``, and logs queries.
+    If True, the caller may send the statement without a cursor. But a cursor also calls
+    ``execute_wrappers`` and logs queries, which this function does not look at.
     """
     return (
         _ARE_KNOWN

@@ -1,5 +1,5 @@
-"""The parts of a shard group's connection object that refuse SQL, because a group itself has no
-database.
+"""The parts of a shard group's connection object that refuse SQL. A group has no database of its
+own: only its shards have databases.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def group_alias_error(alias: str, what: str = "run SQL") -> GroupAliasError:
 
 
 class GroupConnection:
-    """Stands for the database session that a group's connection object does not have.
+    """Stands for the database session of a group's connection object, which has none.
 
-    It is the value of that object's attribute ``connection`` while the object counts as connected.
+    While that object counts as connected, its attribute ``connection`` is a ``GroupConnection``.
     The methods ``close``, ``commit`` and ``rollback`` do nothing. Reading any other attribute
     raises :exc:`GroupAliasError`.
     """
@@ -46,8 +46,9 @@ class GroupConnection:
         raise group_alias_error(self._alias, f"be asked for {name!r} of a session")
 
     def fileno(self) -> NoReturn:
-        # Raise the error that Python's own objects raise if they have no descriptor. A child
-        # process of Celery closes the descriptors of all connections, and expects this error.
+        # Raise the error that Python's own objects raise if they have no file descriptor. A child
+        # process of Celery closes the descriptors of all database connections, and expects this
+        # error.
         raise UnsupportedOperation(str(group_alias_error(self._alias, "have a file descriptor")))
 
     def close(self) -> None:
@@ -95,8 +96,8 @@ def _refusing_conditions(compiler: type[SQLCompiler]) -> type[SQLCompiler]:
 class GroupOperations(BaseDatabaseOperations):
     """The ``ops`` of a group's alias.
 
-    In tests, a flush of the alias restores the rows that the shards had after their migrations.
-    Outside of tests it is refused.
+    In tests, a flush of the alias gives each shard the rows again that it had after its migrations.
+    Outside of tests, a flush is refused.
     """
 
     def compiler(self, compiler_name: str) -> type[SQLCompiler]:
@@ -119,8 +120,8 @@ class GroupOperations(BaseDatabaseOperations):
         return []
 
     def execute_sql_flush(self, sql_list: Iterable[str]) -> None:
-        # Django's flush calls this method even though sql_flush() returns an empty sql_list for a
-        # group.
+        # Django calls this method even for an empty ``sql_list``, which sql_flush() returns for a
+        # group. So do the flush here.
         connection: Any = self.connection
         if connection.tests is None:
             raise group_alias_error(connection.alias, "be flushed")

@@ -1,11 +1,11 @@
-"""Switch connection objects to another node if a new topology (map of shards to nodes) has their shard
-there.
+"""Makes connection objects go to another node when a new topology (the map of shards to nodes) has
+their shard there.
 
 A connection object (wrapper) gets its settings from one topology, and may still exist when a new
-topology is published. The wrapper remembers its topology's number, the generation. So one
-comparison per statement shows whether the settings must be looked up again. A transaction, unread
-results and session state stay on the old node until they end. All other work continues on the new
-node.
+topology is published. The wrapper remembers the number of its topology, the generation. Before each
+statement, it compares this number with the present one. Only if they differ, its settings are
+looked up again. A transaction, unread results and session state stay on the old node until they
+end. All other work continues on the new node.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 Wrapper = TypeVar("Wrapper", bound=GroupMember)
 
-# Number of the present topology (the map of shards to nodes). When the topology changes, the module
-# ``runtime`` calls topology_changed(), which adds 1.
+# The number of the topology (the map of shards to nodes) that this process uses now. For each new
+# topology, the module ``runtime`` calls topology_changed(), which adds 1.
 generation = 0
 
-# Settings that have no effect on the database to which a wrapper (connection object) connects, or on
-# the way it connects.
+# Settings that :func:`same_place` does not compare, because they do not influence to which database
+# a connection object connects, or how.
 _UNRELATED = ("SHARD", "GENERATION")
 
 
@@ -43,21 +43,21 @@ def topology_changed() -> None:
 
 
 def follow(wrapper: GroupMember) -> None:
-    """Give the connection object ``wrapper`` the settings of the present topology (the map of shards
-    to nodes).
+    """Give the connection object ``wrapper`` the settings of the present topology (the map of
+    shards to nodes).
 
-    If the wrapper's shard has moved to another node, the connection to the old node is closed. Does
-    nothing while a transaction or session state must still end on the old node, or if another thread
-    owns the wrapper. Called before each statement and transaction. Costs one lookup in memory per new
-    topology, and no query.
+    If the wrapper's shard has moved to another node, the connection to the old node is closed. But
+    nothing happens while a transaction or session state still has to end on the old node, or if
+    another thread owns the wrapper. Called before each statement and transaction. Costs one lookup
+    in memory per new topology, and no query.
     """
     if is_current(wrapper):
         return
     if wrapper._thread_ident != threading.get_ident():
         return
-    # Read the number of the topology (the map of shards to nodes) before the settings in it. If the
-    # topology changes in between, the number is outdated, and the next statement looks up the settings
-    # again.
+    # Read the number before the settings. If the topology changes between the two, the wrapper gets
+    # new settings with an old number. Then the next statement only looks them up once more. In the
+    # other order, it would keep old settings.
     current = generation
     settings = current_settings(wrapper)
     if settings is None:
@@ -73,8 +73,9 @@ def follow(wrapper: GroupMember) -> None:
 def close_relocated(wrapper: GroupMember) -> None:
     """Close ``wrapper`` if its shard has moved to another node and no atomic block is open.
 
-    Called when Django closes unusable connections, at the end of each request. So session state can
-    keep the connection on the old node only until the request ends.
+    Session state, such as a user variable, keeps the connection on the old node. It may do so only
+    until the end of the request: then Django closes unusable connections, and this function is
+    called.
     """
     settings = current_settings(wrapper)
     if (
@@ -122,17 +123,19 @@ def current_settings(wrapper: GroupMember) -> dict[str, Any] | None:
 
 
 def same_place(settings: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether ``settings`` and ``other`` connect to the same database, with the same options."""
+    """Whether connections with ``settings`` and with ``other`` lead to the same database, with the
+    same options.
+    """
     return {k: v for k, v in settings.items() if k not in _UNRELATED} == {
         k: v for k, v in other.items() if k not in _UNRELATED
     }
 
 
 def must_stay(wrapper: GroupMember) -> bool:
-    """Whether the connection object ``wrapper`` has something that must end on its present node.
+    """Whether the connection object ``wrapper`` has to stay on its present node for now.
 
-    That is a transaction, ``on_commit`` functions that wait for the end of a transaction, or session
-    state.
+    True if it has a transaction, session state, or ``on_commit`` functions that wait for the end of
+    a transaction.
     """
     return bool(
         wrapper._in_atomic_block
@@ -149,12 +152,13 @@ def must_stay(wrapper: GroupMember) -> bool:
 
 
 def disconnect(wrapper: GroupMember) -> None:
-    """Close the connection of ``wrapper``. If it has unread results, only forget the connection.
+    """Close the connection of ``wrapper``. If it has unread results, keep it open for them, but
+    make ``wrapper`` forget it.
 
-    A forgotten connection stays open until its cursors have been closed or dropped.
+    A forgotten connection is closed when its cursors have been closed or dropped.
     """
-    # While _syncing is set, is_idle() does not make the shard join its group's transaction on the old
-    # node.
+    # is_idle() reads attributes that make the shard join its group's transaction. That must not
+    # happen on the old node, so prevent it by _syncing.
     syncing, wrapper._syncing = wrapper._syncing, True
     try:
         if wrapper.connection is None or wrapper.is_idle():

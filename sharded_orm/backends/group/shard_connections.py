@@ -1,8 +1,8 @@
-"""Keep, limit and close the connection objects (wrappers) of one group's shards in one thread.
+"""Keeps, limits and closes the connection objects (wrappers) of one group's shards in one thread.
 
 Django never drops connection objects, and closes only those of the aliases over which
-``django.db.connections`` iterates. Shards, of which there may be thousands, are not among these. So
-the group keeps a limited number of the shards' wrappers, and closes their connections.
+``django.db.connections`` iterates. It does not iterate over shards, because there may be thousands.
+So the group keeps a limited number of the shards' wrappers, and closes their connections.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from django.utils.connection import BaseConnectionHandler
 from sharded_orm.backends.group.contract import GroupMember
 from sharded_orm.method_origin import module_of
 
-# If a new wrapper (connection object of a shard) exceeds the limit, at most this many others are
-# checked, and dropped if they are idle. In a transaction over thousands of shards, none is idle,
-# and checking all for each new one would cost the square of their number.
+# Each new wrapper (connection object of a shard) above the limit is a reason to drop idle ones. But
+# look at only this many others. For example, in a transaction over thousands of shards, none is
+# idle. To look at all of them for each new one would cost the square of their number.
 _EVICTION_CHECKS = 8
-# Minimum seconds between two searches for idle connections older than CONN_MAX_AGE.
+# Connections older than CONN_MAX_AGE are searched for at most once in this many seconds.
 _EXPIRY_INTERVAL = 1.0
 
 
@@ -42,8 +42,9 @@ class ShardConnections:
     def __init__(self, limit: int | None) -> None:
         self.limit = limit
         self.wrappers: OrderedDict[str, GroupMember] = OrderedDict()
-        # Wrappers used since the last close_obsolete(), keyed by id(). Only these must be checked,
-        # because an unused wrapper cannot have had an error or a change of autocommit.
+        # The wrappers that were used since the last close_obsolete(), keyed by id().
+        # close_obsolete() tests only these: without a statement, a wrapper can have no error, and
+        # no change of autocommit.
         self.active: dict[int, GroupMember] = {}
         self._next_expiry = float("inf")
         self._last_walk = 0.0
@@ -53,11 +54,12 @@ class ShardConnections:
 
     def add(self, wrapper: GroupMember) -> None:
         """Make ``wrapper`` the thread's connection object of its alias. Does nothing if the alias
-        has another wrapper.
+        already has another one.
 
-        If there are too many wrappers, idle ones are evicted: closed and dropped. A caller that
-        still has an evicted wrapper may use it: it is then added again. If its alias has another
-        wrapper by then, it stays separate, like ``connection.copy()``.
+        If there are too many wrappers, idle ones are evicted: closed and dropped. A caller may
+        still have an evicted wrapper and use it. It is then added again, unless its alias has got
+        another wrapper meanwhile. In that case it stays outside, like the result of
+        ``connection.copy()``.
         """
         alias = wrapper.alias
         current = thread_wrapper(alias)
@@ -69,8 +71,8 @@ class ShardConnections:
             self._evict(self.limit, keep=wrapper)
 
     def record_connect(self, wrapper: GroupMember) -> None:
-        """Record that ``wrapper`` has connected. The connection is closed when the moment
-        ``wrapper.close_at`` (of ``time.monotonic()``) has come.
+        """Record that ``wrapper`` has connected. Its connection will be closed after the time
+        ``wrapper.close_at``, a value of ``time.monotonic()``.
         """
         if wrapper.close_at is not None and wrapper.close_at < self._next_expiry:
             self._next_expiry = wrapper.close_at
@@ -102,11 +104,12 @@ class ShardConnections:
             del connections[alias]
 
     def close_obsolete(self) -> None:
-        """Close the unusable and expired connections of wrappers.
+        """Close connections that are broken or too old.
 
-        Calls ``close_if_unusable_or_obsolete()`` of each wrapper that was used since this method
-        was last called. From time to time, all wrappers are searched for connections that have
-        expired. Apart from that, the cost does not depend on how many wrappers are kept.
+        Tests each wrapper that was used since the last call, by its method
+        ``close_if_unusable_or_obsolete()``. The other wrappers are searched, from time to time,
+        only for connections that are too old. So the usual cost does not depend on how many
+        wrappers are kept.
         """
         active, self.active = self.active, {}
         for wrapper in active.values():
@@ -129,14 +132,17 @@ class ShardConnections:
 
 
 _GET, _LOCAL = ConnectionHandler.__getitem__, threading.local
-# Another package may have replaced the method before this module was imported.
+# False if another package had replaced Django's method before this module was imported.
 _IS_KNOWN = module_of(_GET) == BaseConnectionHandler.__module__
 
 
 def connection_of(alias: str) -> Any:
-    """Return ``connections[alias]``, in a fifth of the time if the thread has the connection object."""
-    # Outside of event loops, Django's handler keeps the objects of a thread in an object of ``threading.local``. It
-    # finds out that there is no event loop by an error of Python's, which takes longer than the rest.
+    """Return ``connections[alias]``. If the thread has this connection object already, this takes a
+    fifth of the time.
+    """
+    # Without a running event loop, Django keeps the thread's connection objects in a
+    # ``threading.local``. Read it directly. Django first asks for the event loop, and catches
+    # Python's error that there is none, which takes most of its time.
     if _get_running_loop() is None and _IS_KNOWN and type(connections).__getitem__ is _GET:
         storage = getattr(connections._connections, "_storage", None)  # type: ignore[attr-defined]  # a private attribute of Django's handler
         if type(storage) is _LOCAL:
@@ -147,7 +153,7 @@ def connection_of(alias: str) -> Any:
 
 
 def thread_wrapper(alias: str) -> Any:
-    """Return this thread's connection object of ``alias``, or None. Unlike Django's look-up, creates
-    nothing.
+    """Return this thread's connection object of ``alias``; None if it has none yet. Unlike
+    ``connections[alias]``, this does not create one.
     """
     return getattr(connections._connections, alias, None)  # type: ignore[attr-defined]  # a private attribute of Django's handler, because its public look-up creates a missing connection

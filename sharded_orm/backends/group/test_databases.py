@@ -1,8 +1,8 @@
-"""The ``creation`` of a group's alias: its methods, which Django's test runners call, create test
-databases.
+"""Test databases of shard groups: the class ``GroupCreation``, which is the ``creation`` of a
+group's alias. Django's test runners call its methods.
 
-``sharded_orm.testing`` does the work, and must be imported only when tests run. So this module does not
-import it. Instead, the app passes a function to :func:`provide_test_databases`.
+``sharded_orm.testing`` does the work, and must be imported only when tests run. So this module does
+not import it. Instead, the app passes a function to :func:`provide_test_databases`.
 """
 
 from __future__ import annotations
@@ -17,15 +17,18 @@ from sharded_orm.topology.model import Shard
 
 
 class TestDatabases(Protocol):
-    """The test databases of one group in this process."""
+    """The test databases of one shard group in this process. A class in ``sharded_orm.testing``
+    implements this.
+    """
 
-    #: Aliases of the shards to which tests may have written since the last restore_touched().
+    #: Aliases of the shards on which tests may have changed rows since the last restore_touched().
     touched: set[str]
 
     def create(self, connection: Any, *, verbosity: int, keep: bool) -> str:
-        """Create the template and switch to test schemas. Return the name of the template's schema.
+        """Create and migrate the template, a schema of which test shards are clones. From now on,
+        use test schemas in this process. Return the name of the template's schema.
 
-        The template is the only schema that is migrated. The schemas of test shards are clones of it.
+        Only the template is migrated. Test shards get its tables when they are first used.
 
         :param connection: the connection object of the group's alias.
         :param keep: whether to use an existing template and existing test shards (``--keepdb``);
@@ -33,10 +36,10 @@ class TestDatabases(Protocol):
         """
 
     def enter_worker(self, connection: Any, worker: str) -> None:
-        """Use separate test shards in this process, which is one worker of a parallel test run.
+        """Make this process, one worker of a parallel test run, use test shards of its own.
 
         :param connection: the connection object of the group's alias.
-        :param worker: number of the worker.
+        :param worker: the number of the worker.
         """
 
     def drop_worker(self, worker: str) -> None:
@@ -46,26 +49,25 @@ class TestDatabases(Protocol):
         """
 
     def destroy(self, connection: Any, *, keep: bool) -> None:
-        """End the test run: use the schemas of the settings again, instead of test schemas.
+        """End the test run in this process: use the schemas that the settings name again.
 
         :param connection: the connection object of the group's alias.
         :param keep: whether to keep the test schemas (``--keepdb``); otherwise they are dropped.
         """
 
     def ensure(self, shards: Iterable[Shard]) -> None:
-        """Create the missing databases of ``shards``, as clones of the template. Thread-safe.
-
-        The template is the schema that was migrated.
+        """Create the test databases of ``shards`` that do not exist yet, as clones of the template
+        (the migrated schema). Thread-safe.
         """
 
     def restore_touched(self) -> None:
-        """Replace the rows of each shard in :attr:`touched` by the rows of the template, the migrated
-        schema.
+        """Replace the rows of each shard in :attr:`touched` by the rows of the template (the
+        migrated schema), so that the next test finds the same rows as the first one.
         """
 
     def reset_sequences(self) -> None:
-        """Reset the tables' counters (such as AUTO_INCREMENT) on the shards that tests have used so
-        far.
+        """Reset the counters of generated ids (such as AUTO_INCREMENT) on the shards that tests
+        have used.
         """
 
 
@@ -84,8 +86,9 @@ def prepare_shards(group: str, shards: Iterable[Shard]) -> None:
         tests.ensure(shards)
 
 
-# Function that returns the test databases of a group, given the connection object of the group's alias.
-# None until the app ``sharded_orm`` sets it, when Django loads the app.
+# A function that returns the test databases of a group. Its argument is the connection object of
+# the group's alias. The app ``sharded_orm`` sets it when Django loads the app; before that, it is
+# None.
 _databases_of: Callable[[Any], TestDatabases] | None = None
 
 
@@ -133,9 +136,9 @@ class GroupCreation(BaseDatabaseCreation):
     def clone_test_db(
         self, suffix: str, verbosity: int = 1, autoclobber: bool = False, keepdb: bool = False
     ) -> None:
-        # Do not clone anything here, because all workers share the template, the migrated schema from
-        # which test shards are cloned. But drop the shards that an earlier test run may have left for
-        # this worker.
+        # The template (the schema from which test shards are cloned) is common to all workers of a
+        # parallel run. So nothing has to be cloned here. But an earlier test run may have left
+        # shards of this worker: drop these.
         self._say(verbosity, keepdb, "Cloning", "Using existing clones of")
         if not keepdb:
             self._tests.drop_worker(suffix)
@@ -157,8 +160,9 @@ class GroupCreation(BaseDatabaseCreation):
             self._tests.drop_worker(suffix)
 
     def serialize_db_to_string(self) -> str:
-        # Django serializes rows for test cases with serialized_rollback, to restore the rows that
-        # migrations wrote. A flush of the group restores them anyway, so serialize nothing.
+        # For test cases with serialized_rollback, Django serializes the rows that migrations wrote,
+        # and restores them after a flush. The flush of a group restores these rows itself, so
+        # serialize nothing.
         return ""
 
     def deserialize_db_from_string(self, data: str) -> None:
@@ -174,6 +178,6 @@ class GroupCreation(BaseDatabaseCreation):
         )
 
     def test_db_signature(self) -> tuple[str, str, str, str]:
-        # Return a signature that no other alias has, because Django gives aliases with equal
-        # signatures one common test database.
+        # Django gives one common test database to all aliases with equal signatures. So return a
+        # signature that no other alias has.
         return ("", "", "sharded_orm", self.connection.alias)

@@ -1,9 +1,9 @@
-"""Find out, when a transaction begins, what upper layers know about keys that move between a
-group's shards.
+"""Remembers, for each transaction, which moves of keys between shards were known when it began.
 
-A key may move while a transaction is open, so a transaction remembers which moves were known at its
-beginning. Only upper layers know keys and moves: the package's Django app provides the function
-that returns them.
+A key may move to another shard while a transaction is open. The transaction then still sees the
+rows as they were at its beginning, and so may miss the key's rows or find them twice. Only upper
+layers know keys and moves: the package's Django app provides the function that returns what they
+know.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def provide_knowledge(knowledge: Callable[[Shard], Any]) -> None:
 
 
 def knowledge_of(shard: Shard) -> Any:
-    """Return what the upper layers know about keys that move between the shards of the group; None if
-    they know nothing.
+    """Return what the upper layers know now about keys that move between the shards of the group;
+    None if the app has not provided a function for this.
 
     Called before the first statement of each transaction on ``shard``.
     """

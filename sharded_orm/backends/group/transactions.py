@@ -1,10 +1,10 @@
 """Transactions of a whole shard group, such as ``atomic(using="photos")``.
 
-An atomic block on a group opens no transaction at first. A shard opens its own transaction when it
-is first used in the block, with one savepoint for each nested block. At the end of the outermost
-block, the shards commit one after the other: first those that were only read, then the others. If a
-shard fails to commit, :exc:`PartialCommitError` says which shards had committed before. A
-coordinator, if there is one, commits in another way: see :mod:`sharded_orm.backends.two_phase`.
+An atomic block on a group opens no transaction at first. A shard opens a transaction when it is
+first used in the block, with a savepoint for each nested block. At the end of the outermost block,
+the shards commit one after the other: first those that were only read, then the others. If a shard
+fails to commit, :exc:`PartialCommitError` says which shards had committed before. With a
+coordinator, the shards commit together instead: see :mod:`sharded_orm.backends.two_phase`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from sharded_orm.exceptions import PartialCommitError
 
 logger = logging.getLogger("sharded_orm.backends.group")
 
-# A function registered with on_commit, as Django stores it: a tuple of the ids of the savepoints
-# around it, the function, and whether robust=True was passed.
+# A function that was registered with on_commit, in the form in which Django keeps it: a tuple of
+# the ids of the savepoints around the call, the function, and the argument ``robust``.
 Hook = tuple[set[Any], Callable[[], object], bool]
 
 
@@ -33,17 +33,17 @@ class Level:
     """An open block of a group's transaction: the outermost block (``sid`` is None), or a savepoint."""
 
     sid: str | None = None
-    # Whether some shards had released this savepoint when another shard failed to release it. If so,
-    # the group cannot roll back to the savepoint any more.
+    # Whether some shards have released this savepoint, and then another shard has failed to release
+    # it. If so, the group cannot roll back to the savepoint any more.
     half_released: bool = False
 
 
 class GroupTransactions(BaseDatabaseWrapper):
-    """Base class of a group's connection object: keeps the group's transaction, and ends it.
+    """Base class of a group's connection object: knows the group's open transaction, and ends it.
 
-    ``levels`` has the open blocks of the transaction, outermost first. ``participants`` has the
-    connection objects of the shards in the transaction, by alias. Invariant: each participant has
-    opened a block of its own for at least the outermost of these levels.
+    ``levels`` lists the open blocks of the transaction, outermost first. ``participants`` maps the
+    alias of each shard in the transaction to its connection object. Invariant: a participant has
+    opened a block of its own at least for the outermost level.
     """
 
     levels: list[Level]
@@ -51,24 +51,25 @@ class GroupTransactions(BaseDatabaseWrapper):
     _broken: set[str]
     _in_transaction: set[str]
     _orphaned_hooks: list[Hook]
-    #: Values that upper layers keep for the open transactions. They are dropped when no transaction
-    #: of the group or of one of its shards is open any more.
+    #: Values that upper layers keep as long as a transaction of the group, or of one of its shards,
+    #: is open. When none is open any more, they are dropped.
     transaction_memory: dict[str, Any]
-    #: The object that commits the transaction, for example in two phases. If None, the shards commit
-    #: one after the other.
+    #: The object that commits the transaction on all shards, for example in two phases. If None,
+    #: the shards commit one after the other.
     coordinator: GroupCoordinator | None = None
 
     def init_transactions(self) -> None:
         self.transaction_memory = {}
         self.levels = []
         self.participants = {}
-        # Aliases of the participants (shards in the group's transaction) that need a rollback. If
-        # there are any, the whole group needs a rollback.
+        # Aliases of the shards in the group's transaction that must be rolled back. If there are
+        # any, the whole transaction must be rolled back.
         self._broken = set()
-        # Aliases of the shards that are in a transaction, of the group or of their own.
+        # Aliases of the shards that have an open transaction: as a part of the group's, or a
+        # transaction of their own.
         self._in_transaction = set()
-        # on_commit functions of the shards that had already committed when another shard failed to
-        # commit. They run when autocommit is switched on, after the transaction.
+        # If a commit fails on one shard after others have committed: the on_commit functions that
+        # were registered on the committed shards. They run when autocommit is switched on again.
         self._orphaned_hooks = []
 
     # ##### Reports from shards #####
@@ -81,8 +82,9 @@ class GroupTransactions(BaseDatabaseWrapper):
             try:
                 self.coordinator.join(wrapper)
             except BaseException:
-                # Without this shard, nothing may be committed, even if the program ignores the error.
-                # So mark it as in need of a rollback.
+                # The shard could not join, so its writes would be missing. Mark the transaction as
+                # in need of a rollback, so that nothing is committed even if the program catches
+                # the error.
                 wrapper.needs_rollback = True
                 raise
 
@@ -107,14 +109,16 @@ class GroupTransactions(BaseDatabaseWrapper):
         return frozenset(self._in_transaction)
 
     def block_options(self, level: Level) -> tuple[bool, bool]:
-        """Return ``durable`` and ``_from_testcase`` of the atomic block that opened ``level``.
+        """Return the options ``durable`` and ``_from_testcase`` of the atomic block that opened
+        ``level``.
 
-        Both are False if no atomic block opened the level. For example,
-        ``transaction.savepoint()`` opens a level without an atomic block.
+        A shard that joins the transaction passes them on to its own block. Both are False if no
+        atomic block opened the level, but for example ``transaction.savepoint()``.
         """
-        # Find the block by the index of its savepoint. savepoint_ids has one entry for each block
-        # except the outermost one. The entry is None for a block without a savepoint. If autocommit
-        # was switched off by hand, the outermost level has no block.
+        # Find the block by the index of its savepoint. savepoint_ids has an entry for each atomic
+        # block but the outermost one, and the entry of a block without a savepoint is None. If the
+        # user has switched autocommit off by hand, no block belongs to the outermost level: then
+        # savepoint_ids has an entry for each block.
         offset = len(self.atomic_blocks) - len(self.savepoint_ids)
         index = offset - 1 if level.sid is None else offset + self._savepoint_index(level.sid)
         if 0 <= index < len(self.atomic_blocks):
@@ -123,8 +127,8 @@ class GroupTransactions(BaseDatabaseWrapper):
         return False, False
 
     def _savepoint_index(self, sid: str) -> int:
-        # A savepoint made by transaction.savepoint() has no atomic block: return an index that is
-        # out of the range of atomic_blocks.
+        # transaction.savepoint() makes a savepoint without an atomic block. Return an index past
+        # the end of atomic_blocks for it.
         return (
             self.savepoint_ids.index(sid) if sid in self.savepoint_ids else len(self.atomic_blocks)
         )
@@ -139,17 +143,17 @@ class GroupTransactions(BaseDatabaseWrapper):
     def needs_rollback(self, value: bool) -> None:
         self._needs_rollback = value
         if not value and self._broken:
-            # If needs_rollback is cleared on the group, clear it on each shard. Django's Atomic
-            # clears it on the group before it rolls back, and users may clear it there with
-            # set_rollback(False).
+            # Clearing the group's flag clears the flag of each shard. Django's Atomic clears the
+            # group's flag before it rolls back, and users may clear it by set_rollback(False).
             for alias in list(self._broken):
                 self.participants[alias].needs_rollback = False
             self._broken.clear()
 
     # ##### Levels #####
 
-    # Django's set_autocommit calls a method of this name, if there is one, to begin a transaction, and
-    # then logs no BEGIN.
+    # Django's set_autocommit() calls a method of this name, if there is one, to begin a
+    # transaction. Then it does not write BEGIN to the query log, where it would be wrong: a group
+    # sends none.
     def _start_transaction_under_autocommit(self) -> None:
         self._begin()
 
@@ -161,7 +165,7 @@ class GroupTransactions(BaseDatabaseWrapper):
             self._begin()
             return
         if self.participants:
-            # An open transaction is committed when autocommit is switched on, as in any database.
+            # As in any database, switching autocommit on commits the open transaction.
             self._commit()
         self._end_levels()
 
@@ -175,8 +179,9 @@ class GroupTransactions(BaseDatabaseWrapper):
     def _savepoint_rollback(self, sid: str) -> None:
         self.validate_no_broken_transaction()
         depth = self._depth_of(sid)
-        # The group's savepoint stays open, and only the blocks inside it end. Each shard, however,
-        # ends its savepoint for this level, and opens a new one when it is used again.
+        # After a rollback to the group's savepoint, the savepoint still exists, and only the blocks
+        # inside it have ended. On each shard, however, the savepoint ends. The shard opens a new
+        # one when it is used again.
         half_released = any(level.half_released for level in self.levels[depth:])
         self._roll_back_to(depth)
         del self.levels[depth + 1 :]
@@ -216,8 +221,8 @@ class GroupTransactions(BaseDatabaseWrapper):
             try:
                 wrapper.leave_group_levels(depth, commit=False)
             except Exception as exc:
-                # Catch every error, because the other shards must be rolled back in any case. The
-                # first error is raised after the loop.
+                # Catch every error, so that the other shards are rolled back nevertheless. The
+                # first error is raised after the loop; log the others.
                 if first is not None:
                     logger.exception("rolling back %r after another shard", wrapper.alias)
                 first = first or exc
@@ -228,17 +233,17 @@ class GroupTransactions(BaseDatabaseWrapper):
 
     def _commit(self) -> None:
         if self.needs_rollback:
-            # A transaction that needs a rollback must not be committed, so raise an error. Django's
-            # Atomic calls rollback() for such a transaction. So this point is reached only if the
-            # user has switched autocommit off by hand.
+            # Raise the error that a transaction which needs a rollback cannot be committed.
+            # Django's Atomic rolls such a transaction back. So this line is reached only if the
+            # user has switched autocommit off by hand, and now commits.
             self.validate_no_broken_transaction()
         committed: set[str] = set()
         participants = list(self.participants.values())
         try:
             self._refuse_failed(participants)
             for wrapper in participants:
-                # Announce the writes of all shards to the cache before the first shard commits: if the
-                # cache does not answer, no shard commits.
+                # Announce the writes of all shards to the cache before the first shard commits. If
+                # the cache does not answer, this fails, and no shard commits.
                 if wrapper.commits_with_group:
                     wrapper.announce_commit()
             if self.coordinator is not None:
@@ -260,23 +265,27 @@ class GroupTransactions(BaseDatabaseWrapper):
         """Commit the shards one after the other.
 
         :param participants: the connection objects of the shards, in the order of their first use.
-        :param committed: receives the aliases of the committed shards. Empty as long as no shard that
-            may have been written to is committed.
+        :param committed: an empty set, to which the aliases of the committed shards are added.
+            Shards that were only read are added after the first commit of a shard with writes. So
+            if a commit fails while the set is empty, nothing was stored.
         """
         for wrapper in participants:
             if wrapper.commits_with_group and wrapper.has_lost_session:
-                # This raises the error of the lost session, without a round trip.
+                # Let the shard commit first whose session is lost: this raises an error, without a
+                # round trip to the server. So nothing is committed on the other shards.
                 wrapper.leave_group_levels(0, commit=True)
         readers = [wrapper for wrapper in participants if wrapper.reads_as_autocommit()]
         writers = [wrapper for wrapper in participants if wrapper not in readers]
         # A session that the server has closed is the first to commit, and fails: nothing is stored then.
         writers.sort(key=lambda wrapper: not wrapper.seems_lost)
         for wrapper in [wrapper for wrapper in writers if wrapper.commits_with_group][1:]:
-            # If the commit of the first writer fails, nothing is committed. On the others, a violated
-            # constraint must show before that.
+            # Check constraints on all writers but the first one before any of them commits. A
+            # violation then prevents all commits. The first writer needs no check: if its commit
+            # fails, nothing was committed before.
             wrapper.check_deferred_constraints()
         for wrapper in readers:
-            # As long as only readers are committed, an error stores nothing.
+            # Commit the shards that were only read first. An error in one of these commits is
+            # harmless, because nothing was stored yet.
             wrapper.leave_group_levels(0, commit=True)
         for wrapper in writers:
             wrapper.leave_group_levels(0, commit=True)
@@ -285,11 +294,12 @@ class GroupTransactions(BaseDatabaseWrapper):
             committed.add(wrapper.alias)
 
     def _refuse_failed(self, participants: list[GroupMember]) -> None:
-        """Raise an error if a statement has failed in the transaction of a shard, and others would commit.
+        """Raise an error if a statement has failed on one shard so that its transaction is lost,
+        while other shards would commit.
 
-        The program has caught the error of the statement. The server has rolled back the transaction of
-        that shard, or would answer its COMMIT by a rollback, without an error. On one database, that
-        would roll back everything.
+        The program has caught the error of that statement. The server has already rolled back the
+        shard's transaction, or would answer its COMMIT by a rollback, without an error. In one
+        database, all writes would be lost then. So no shard may commit.
         """
         writers = [w for w in participants if w.commits_with_group and not w.reads_as_autocommit()]
         failed = [w.alias for w in writers if w.has_failed]
@@ -308,13 +318,15 @@ class GroupTransactions(BaseDatabaseWrapper):
         except Exception:
             # Only log this error: the caller receives the error of the commit.
             logger.exception("rolling back %r after a failed commit", uncommitted)
-        # Drop the on_commit functions, as BaseDatabaseWrapper.rollback() does. Do it here, because
-        # Atomic calls rollback() only if the commit has raised a DatabaseError.
+        # Drop the on_commit functions, as BaseDatabaseWrapper.rollback() does. Atomic calls
+        # rollback() only after a DatabaseError, but the commit may have raised another error. So do
+        # it here.
         hooks: list[Any] = self.run_on_commit
         self.run_on_commit = []
         if committed:
-            # Other sessions see the rows of the shards that have committed. So the on_commit functions
-            # that were registered on these shards must run: set_autocommit calls them.
+            # The rows of the committed shards are visible to others. So the on_commit functions
+            # that were registered on these shards must run. Keep them for set_autocommit(), which
+            # calls them.
             transactions = {(alias, None) for alias in committed}
             self._orphaned_hooks = [hook for hook in hooks if hook[0] & transactions]
             if isinstance(cause, Exception):
@@ -331,7 +343,7 @@ class GroupTransactions(BaseDatabaseWrapper):
         self._broken.clear()
         if self.levels:
             self._end_levels()
-            # Begin the next transaction at once, because autocommit is still off.
+            # Autocommit is still off, so the next transaction begins at once.
             self._begin()
 
     def _end_levels(self) -> None:
@@ -340,15 +352,14 @@ class GroupTransactions(BaseDatabaseWrapper):
             self.transaction_memory.clear()
 
     def abandon_levels(self) -> None:
-        """Roll back the group's transaction on all shards that take part in it.
-
-        Called if the group's connection was closed inside the transaction.
+        """Roll back the group's transaction on all its shards, after the group's connection was
+        closed inside the transaction.
         """
         try:
             self._roll_back_to(0)
         except Error:
-            # Ignore the error of the rollback: the shards' connections are closed, which has already
-            # rolled back their transactions.
+            # The connections of the shards are closed, too, so their servers have already rolled
+            # back. Ignore the error that a closed connection raises here.
             logger.debug("closing %r inside a transaction", self.alias, exc_info=True)
         self.participants.clear()
         self._broken.clear()
@@ -357,7 +368,9 @@ class GroupTransactions(BaseDatabaseWrapper):
     # ##### on_commit #####
 
     def add_hook(self, wrapper: GroupMember, hook: Any) -> None:
-        """Take over a function that was registered with ``on_commit`` on a shard, to run it later.
+        """Run a function later that the user has registered with ``on_commit`` on a shard.
+
+        The group runs it after its outermost block, when the last shard has committed.
 
         :param wrapper: the shard's connection object.
         :param hook: the function's entry in the shard's ``run_on_commit``.
@@ -370,10 +383,10 @@ class GroupTransactions(BaseDatabaseWrapper):
         hooks.append((sids, func, robust))
 
     def forget_hooks(self, sid: object) -> None:
-        """Drop the ``on_commit`` functions that were registered inside a savepoint which a shard has
-        rolled back.
+        """Drop the ``on_commit`` functions that were registered inside a savepoint of a shard,
+        because the shard has rolled back to this savepoint.
 
-        :param sid: pair of the shard's alias and the savepoint's id.
+        :param sid: a pair (the shard's alias, the savepoint's id).
         """
         if self.run_on_commit:
             self.run_on_commit = [hook for hook in self.run_on_commit if sid not in hook[0]]
@@ -386,6 +399,7 @@ class GroupTransactions(BaseDatabaseWrapper):
                 try:
                     func()
                 except Exception:
-                    # A hook of the project may raise any error. Only log it, because the caller
-                    # receives PartialCommitError, and the other hooks must be called, too.
+                    # A function of the project may raise any error. Only log it: the other
+                    # functions must be called, too, and the caller shall receive
+                    # PartialCommitError.
                     logger.exception("calling %r, a hook of on_commit", func)

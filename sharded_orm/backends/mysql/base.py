@@ -59,8 +59,9 @@ if TYPE_CHECKING:
 class DatabaseWrapper(PlainStatementMixin, ServerConnectionMixin[NodePool], stock.DatabaseWrapper):
     """The connection object of a shard, or of an ordinary alias of ``DATABASES``.
 
-    ``self.connection`` is a :class:`VirtualConnection`: it leases a physical session when there is
-    work. All aliases of the process with equal connection parameters lease from the same pool.
+    ``self.connection`` is a :class:`VirtualConnection`: it has no session of its own, but leases
+    one while there is work. All aliases of the process with equal connection parameters lease from
+    the same pool.
     """
 
     creation_class = DatabaseCreation
@@ -99,8 +100,9 @@ class DatabaseWrapper(PlainStatementMixin, ServerConnectionMixin[NodePool], stoc
             if schema is not None:
                 pool.prepare()
             connection = VirtualConnection(pool, schema, self.alias, leased)
-        # Refer to the method weakly. With a reference cycle, a dropped connection object would return
-        # its session only at the next garbage collection.
+        # Use a weak reference, because a strong one would make a reference cycle. A dropped
+        # connection object would then give its session back to the pool only at the next garbage
+        # collection.
         connection.before_commit = weakref.WeakMethod(self._announce_writes)
         return connection
 
@@ -108,24 +110,26 @@ class DatabaseWrapper(PlainStatementMixin, ServerConnectionMixin[NodePool], stoc
         for watcher in self.commit_watchers:
             watcher.may_commit()
         if self.transaction_writes is not None:
-            # The next statement may commit implicitly, and the server does not report that. So
-            # announce the writes to the cache now. The announcements stay until this transaction or
-            # the next one ends.
+            # The next statement may commit the transaction, as DDL statements do, and the server
+            # does not report that. So announce the writes to the cache before it. The announcements
+            # stay until this transaction or the next one ends.
             self.transaction_writes.announce()
 
     def init_connection_state(self) -> None:
-        # Call the method of Django's base class, not of its MySQL backend. The MySQL backend's
-        # method runs SET statements, which the pool has already run when it opened the session.
+        # Call the method of Django's base class, and pass over that of its MySQL backend. That
+        # method sends SET statements, but the pool has already sent them when it opened the
+        # session.
         BaseDatabaseWrapper.init_connection_state(self)
         if self.queries_logged and "SHARD" not in self.settings_dict:
-            # For an ordinary alias, log a new session's SET statements, as Django's backend does.
+            # Django's backend logs the SET statements of a new connection. Do the same for an
+            # ordinary alias.
             statements = self.node_pool.initial_statements(self.mysql_server_data)
             if statements:
                 self.queries_log.append({"sql": "; ".join(statements), "time": "0.000"})
 
     def create_cursor(self, name: str | None = None) -> LeasedCursor:
-        # This method needs no async_unsafe decorator, which would cost time for every statement:
-        # cursor(), which calls this method, has the decorator.
+        # Django's method has the decorator async_unsafe. Leave it out here, because it costs time
+        # for every statement: cursor(), which calls this method, has it already.
         connection = self.connection
         assert connection is not None
         cursor: LeasedCursor = connection.default_cursor(connection)
@@ -195,7 +199,8 @@ class DatabaseWrapper(PlainStatementMixin, ServerConnectionMixin[NodePool], stoc
     def statements_sent(self) -> int | None:
         if self.connection is None:
             return 0
-        # While a session is pinned, the driver's connection may be in use by itself.
+        # While the session is pinned, the project may send statements by the driver's connection
+        # itself, and nobody counts those.
         is_pinned = self.connection.mode is SessionMode.PINNED
         return None if is_pinned else self.connection.announcements
 
@@ -225,9 +230,9 @@ class DatabaseWrapper(PlainStatementMixin, ServerConnectionMixin[NodePool], stoc
         try:
             copy.ensure_connection()
             assert copy.connection is not None
-            # Hold the session of the temporary schema, so that close() ends it. From the pool, the
-            # next copy, whose schema has the same name, might lease it, and create tables with the
-            # character set of the dropped schema.
+            # Hold the session of the temporary schema, so that close() ends it. If it went back to
+            # the pool, the next copy might lease it. That copy's schema has the same name, and
+            # would get tables with the character set of the dropped schema.
             copy.connection.hold()
             copy.build_schema(definitions)
             yield copy
@@ -240,8 +245,8 @@ class DatabaseWrapper(PlainStatementMixin, ServerConnectionMixin[NodePool], stoc
         return MySQLChangeCapture(self._stock_wrapper(account or {}))
 
     def row_copy(self, account: Mapping[str, Any] | None = None) -> MySQLRowCopy:
-        # With this option, the driver marks bytes as binary, so the server does not convert them to
-        # another character set.
+        # binary_prefix makes the driver mark bytes as binary, so that the server does not convert
+        # them to another character set.
         options = {**self.settings_dict["OPTIONS"], "binary_prefix": True}
         return MySQLRowCopy(self._stock_wrapper({**(account or {}), "OPTIONS": options}))
 
@@ -263,8 +268,8 @@ class DatabaseWrapper(PlainStatementMixin, ServerConnectionMixin[NodePool], stoc
         return MySQLSideFence(self._stock_wrapper({**settings, "OPTIONS": options}), confirm)
 
     def wait_for_side_switch(self, seconds: float) -> None:
-        # Wait on the server that has refused the statement. If the connection to it is closed, do not
-        # connect again: the new connection may lead to the other server of the pair.
+        # The query must run on the server that has refused the statement. If the connection to it
+        # is closed, do nothing: a new connection may lead to the other server of the pair.
         if self.connection is None:
             return
         query = move_locks.query_until_free(SWITCH, seconds)
@@ -272,7 +277,9 @@ class DatabaseWrapper(PlainStatementMixin, ServerConnectionMixin[NodePool], stoc
             session.rows_in(self.settings_dict["NAME"], query)
 
     def _stock_wrapper(self, changes: Mapping[str, Any]) -> stock.DatabaseWrapper:
-        """Return a connection object of Django's own backend, for statements that leave session state."""
+        """Return a connection object of Django's own MySQL backend, which has a session of its own.
+        It is for statements that leave session state, which sessions of the pool must not have.
+        """
         settings = {**deepcopy(self.settings_dict), **changes}
         settings = {k: v for k, v in settings.items() if k not in ("SHARD", "GENERATION")}
         return stock.DatabaseWrapper(settings, self.alias)
@@ -313,12 +320,12 @@ class DatabaseWrapper(PlainStatementMixin, ServerConnectionMixin[NodePool], stoc
     def sent_with_commit(self) -> Iterator[None]:
         if (
             self.connection is None
-            # Keep no statement for the COMMIT inside a savepoint, or if autocommit was switched off
-            # by hand. In both cases, the next statement is not the COMMIT.
+            # A statement can be sent together with the COMMIT only if the COMMIT follows next. It
+            # does not inside a savepoint, or if autocommit was switched off by hand.
             or len(self._atomic_blocks) > 1
             or not self.commit_on_exit
-            # If several shards commit one after the other, a statement that the server refuses must
-            # fail before the first one commits. So do not delay the statements until the COMMIT.
+            # If several shards commit one after the other, the server must refuse a wrong statement
+            # before the first of them commits. So do not delay the statement until the COMMIT.
             or self.commits_with_others
         ):
             yield
@@ -339,13 +346,13 @@ class DatabaseWrapper(PlainStatementMixin, ServerConnectionMixin[NodePool], stoc
     def known_session(self) -> AbstractContextManager[None] | None:
         self.ensure_connection()
         assert self.connection is not None
-        # Return None if the session has state, because it may be in a transaction that the
-        # project's own SQL has begun.
+        # The session has state. It may be in a transaction that the project has begun by its own
+        # SQL, so do not use it.
         if self.connection.mode is not SessionMode.FREE:
             return None
         with self._one_session():
-            # Sessions have no identity if clients reach the server through a proxy. Return None
-            # then.
+            # If clients reach the server through a proxy, nobody knows which session a statement
+            # gets. Then the session has no identity, so return None.
             is_known = bool(self.session_id().connection)
         return self._one_session() if is_known else None
 
@@ -364,7 +371,7 @@ class DatabaseWrapper(PlainStatementMixin, ServerConnectionMixin[NodePool], stoc
 
     def commit_outcome(self) -> CommitOutcome:
         if self.connection is None or self.connection.mode >= SessionMode.LOST:
-            # The session is lost. Nobody can know whether COMMIT was sent, and it may still be
-            # running on the server.
+            # The session is lost. Perhaps COMMIT had been sent, and is even still running on the
+            # server: nobody can know.
             return CommitOutcome.UNKNOWN
         return CommitOutcome.OPEN

@@ -1,4 +1,4 @@
-"""Read a MariaDB server's binary log by SQL: which transactions it has, and their statements."""
+"""Reads the binary log of a MariaDB server by SQL: its transactions, with their statements."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any, Final
 
 # The number of events that one query reads.
 _PAGE: Final = 1000
-# How many events at the beginning of a log file are read. One of these events lists the last
-# position of each domain before the file.
+# The number of events to read from the beginning of a log file, to find the event that lists the
+# last position of each replication domain before this file.
 _HEAD: Final = 3
 _GTID: Final = re.compile(r"GTID (\d+)-(\d+)-(\d+)")
 _LISTED: Final = re.compile(r"(\d+)-\d+-(\d+)")
@@ -21,8 +21,9 @@ _TABLE: Final = re.compile(r"table_id: \d+ \((.+)\)")
 class LoggedTransaction:
     """A transaction in the binary log.
 
-    :param gtid: its name, such as ``1-1-15``.
-    :param tables: the tables whose rows it changed, as ``schema.table``; the keys of a dict.
+    :param gtid: the global transaction id, such as ``1-1-15``: domain, server and sequence number.
+    :param tables: the tables whose rows it changed, as ``schema.table``. They are the keys of a
+        dict, which keeps their order.
     :param statements: its statements, if the server logs them (``binlog_annotate_row_events``).
     """
 
@@ -41,7 +42,9 @@ class BinaryLog:
         self._query = query
 
     def transactions(self, domain: int, after: int) -> Iterator[LoggedTransaction]:
-        """Yield the transactions of a replication domain with a sequence number above ``after``."""
+        """Yield the transactions of the replication domain ``domain`` whose sequence number is
+        greater than ``after``.
+        """
         current: LoggedTransaction | None = None
         for event in self._events(domain, after):
             kind, info = str(event["Event_type"]), str(event["Info"])
@@ -70,9 +73,8 @@ class BinaryLog:
             yield from self._events_of(name)
 
     def _last_before(self, name: str, domain: int) -> int:
-        """Return the last sequence number of the domain that was used before the log file ``name``.
-
-        Return 0 if there is none.
+        """Return the last sequence number of ``domain`` in the log files before the file ``name``;
+        0 if there is none.
         """
         for row in self._query(f"SHOW BINLOG EVENTS IN %s LIMIT {_HEAD}", name):
             if row["Event_type"] == "Gtid_list":
@@ -81,7 +83,7 @@ class BinaryLog:
         return 0
 
     def _events_of(self, name: str) -> Iterator[dict[str, Any]]:
-        # The first event comes after the 4 bytes of the magic number of the file.
+        # A log file begins with a magic number of 4 bytes. The first event follows.
         start = 4
         while True:
             sql = f"SHOW BINLOG EVENTS IN %s FROM {start:d} LIMIT {_PAGE}"

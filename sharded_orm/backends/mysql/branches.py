@@ -1,8 +1,10 @@
-"""The XA branches of a server: query which ones are prepared, and commit or roll them back.
+"""The XA branches of a MySQL or MariaDB server: list the prepared ones, and commit or roll them
+back.
 
-An XA branch is the part of a two-phase transaction on one shard. Its name is sent in hexadecimal
-digits only. Only the session that prepared a branch can end it, as long as this session is
-connected. To any other session, the server answers as if the branch did not exist.
+An XA branch is the part of a two-phase transaction on one shard. The statements of this module
+write its name in hexadecimal digits. As long as the session that prepared a branch is connected,
+only that session can commit it or roll it back. To any other session, the server answers as if the
+branch did not exist.
 """
 
 from __future__ import annotations
@@ -23,22 +25,26 @@ if TYPE_CHECKING:
 _FORMAT: Final = 0x53484F52
 #: XAER_NOTA: the XA branch does not exist, or the session that prepared it is still connected.
 _UNKNOWN_BRANCH: Final = 1397
-#: XA_RBROLLBACK: the branch has changed no row, so the server rolled it back when its session
-#: ended. MariaDB lists it as prepared until a statement ends it, which fails with this error.
+#: XA_RBROLLBACK: the branch has changed no row, so the server rolled it back when the session that
+#: prepared it ended. MariaDB goes on listing the branch as prepared until somebody sends ``XA
+#: COMMIT`` or ``XA ROLLBACK``. That statement fails with this error, and removes the branch from
+#: the list.
 _CHANGED_NOTHING: Final = 1402
 _DEADLOCK: Final = 1213
 _DUPLICATE: Final = 1062
 
 
 def name_of(branch: BranchName) -> bytes:
-    """Return the name of ``branch`` in the syntax of XA statements."""
+    """Return the name of ``branch`` as XA statements need it: its parts in hexadecimal, and the
+    format id.
+    """
     parts = (branch.transaction.encode().hex(), branch.schema.encode().hex())
     return "X'{}',X'{}',{}".format(*parts, _FORMAT).encode()
 
 
 def prepared(pool: NodePool) -> list[BranchName]:
-    """Return the prepared XA branches (parts of two-phase commits) of this library on the server of
-    ``pool``. One query.
+    """Return the names of this library's prepared XA branches (parts of two-phase commits) on the
+    server of ``pool``. One query.
 
     On MySQL, the account needs the privilege XA_RECOVER_ADMIN.
     """
@@ -53,8 +59,9 @@ def prepared(pool: NodePool) -> list[BranchName]:
 
 
 def branches_in(rows: Iterable[Sequence[Any]]) -> list[BranchName]:
-    """Return the names of this library's XA branches (parts of two-phase commits) in the rows of ``XA
-    RECOVER``.
+    """Return the names of the XA branches in ``rows``. Branches of other programs are left out.
+
+    :param rows: rows of ``XA RECOVER``, which lists all prepared branches of the server.
     """
     branches = []
     for number, length, _, data in rows:
@@ -66,8 +73,11 @@ def branches_in(rows: Iterable[Sequence[Any]]) -> list[BranchName]:
 
 
 def end(pool: NodePool, branch: BranchName, *, commit: bool) -> Completion:
-    """Commit or roll back a prepared XA branch, one shard's part of a two-phase commit. Return whether
-    this call has ended the branch.
+    """Commit or roll back a prepared XA branch, one shard's part of a two-phase commit.
+
+    Return DONE if this call has ended the branch, and GONE if the server does not list the branch
+    any more. Return HELD if the session that prepared the branch is still connected, so that no
+    other session can end it.
     """
     session = pool.lease()
     try:
@@ -110,7 +120,8 @@ def fate(pool: NodePool, schema: str, transaction: str, seconds: int) -> Fate:
         session.run(b"ROLLBACK")
         return Fate.ABORTED
     finally:
-        # Close the session. That rolls back its transaction and drops its limit for lock waits.
+        # Close the session rather than return it to the pool: the server then rolls back its
+        # transaction, and the changed innodb_lock_wait_timeout affects no later user.
         pool.discard(session)
 
 

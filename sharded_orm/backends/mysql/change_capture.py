@@ -1,5 +1,5 @@
-"""Change capture of a shard on MariaDB or MySQL: triggers that record changed rows of a moving key
-in a journal, and fences that refuse writes to the key.
+"""Change capture of a shard on MariaDB or MySQL. While a key moves, triggers record its changed
+rows in a journal. At the end of the move, a fence makes the same triggers refuse writes to the key.
 """
 
 from __future__ import annotations
@@ -34,27 +34,32 @@ from sharded_orm.mysql_flavor import MySQLFlavor
 # Seconds to wait before reading the server's list of transactions again. InnoDB answers from a copy
 # of the list, and renews the copy only if nobody has read it for 0.1 seconds.
 _TRANSACTIONS_KEPT = 0.12
-# How many times the list of transactions is read at most. While other sessions read the list all
-# the time, the server does not renew its copy, so further reads would not help.
+# How many times the list of transactions is read at most, in the hope of a new copy. While other
+# sessions read the list all the time, the server does not renew its copy, so more attempts would
+# not help.
 _READS = 6
-# Seconds to wait for a session that holds a lock on a table for a long time, as a backup does.
+# Seconds to wait for a lock on a table. A backup, for example, may hold such a lock for a long
+# time.
 _PATIENCE = 30
 _UNKNOWN_TABLE = 1146  # ER_NO_SUCH_TABLE
 _BAD_TABLE = 1051  # ER_BAD_TABLE_ERROR, of DROP TABLE
 _NO_SUPER = 1419  # ER_BINLOG_CREATE_ROUTINE_NEED_SUPER
 
-# Error codes for a missing privilege: SUPER, and a privilege on a schema, on a table and on the
-# server.
+# Error codes of the server for a missing privilege: SUPER, or a privilege on the schema, on a table
+# or on the whole server.
 _DENIED = frozenset({_NO_SUPER, 1044, 1142, 1227})
 
 
 class MySQLChangeCapture(ChangeCapture):
-    """Change capture of one shard on MariaDB or MySQL: triggers, fences (by which they refuse
-    changes), and the journal of changed rows.
+    """Change capture of one shard on MariaDB or MySQL, for keys that move.
 
-    A watched key is a shard key with a row in the table of fences. A transaction that changes rows
-    of the key holds a shared lock on that row until it ends. So whoever takes an exclusive lock on
-    the row waits for the writers of this key only.
+    Each key that moves has a row in the table of fences. Triggers on the shard's tables look there:
+    they record a changed row of such a key in the journal or, if the fence is closed, refuse the
+    change.
+
+    The trigger takes a shared lock on the row of the fence, and the transaction holds this lock
+    until it ends. So a session that takes an exclusive lock on the row waits for the writers of
+    this key only.
     """
 
     _all_triggers = "SELECT trigger_name FROM information_schema.triggers WHERE event_object_schema = DATABASE()"
@@ -111,10 +116,10 @@ class MySQLChangeCapture(ChangeCapture):
             raise MoveRefused(problems)
 
     def _check_triggers(self) -> None:
-        """Have the server check the privileges for tables and triggers, with statements about a
-        table that does not exist.
+        """Find out if the account may create tables and triggers, without creating any.
 
-        The server checks privileges before it looks for the table. As no table is created, a
+        The statements use a table that does not exist. The server checks the privileges first, so
+        it reports a missing table only to an account that has them. As nothing is created, a
         process that is killed meanwhile leaves nothing behind.
         """
         missing = f"{OWN_PREFIX}probe_{secrets.token_hex(4)}"
@@ -143,8 +148,8 @@ class MySQLChangeCapture(ChangeCapture):
             " WHERE user NOT IN ('system user', 'event_scheduler')"
             " AND command NOT IN ('Daemon', 'Binlog Dump', 'Binlog Dump GTID')"
         )
-        # Add the present time to the result. The server's list of transactions may be old and lack
-        # some transactions, so a later call compares their start times with this time.
+        # Add the present time to the result. The server's list of transactions may be out of date.
+        # A later call compares the transactions' start times with this time.
         ((at,),) = self._rows(
             "SELECT CAST(CONVERT_TZ(NOW(), @@SESSION.time_zone, 'SYSTEM') AS CHAR)"
         )
@@ -156,8 +161,9 @@ class MySQLChangeCapture(ChangeCapture):
         }
 
     def sessions_left(self, markers: Sequence[Mapping[str, Any]]) -> list[int]:
-        # Query the transactions first, because that raises an error if the account lacks the privilege
-        # to see other sessions.
+        # Query the transactions first: this raises an error if the account lacks the privilege
+        # PROCESS. Without PROCESS, the other query would silently leave out the sessions of other
+        # accounts.
         self._transactions()
         rows = self._rows(
             f"SELECT id, command, {self._flavor.statement_number}, id = CONNECTION_ID()"
@@ -165,8 +171,8 @@ class MySQLChangeCapture(ChangeCapture):
         )
         now = max(int(statement) for _, _, statement, is_own in rows if is_own)
         there = {int(number) for number, *_ in rows}
-        # A marker is the result of an earlier sessions(), and contains the number of the server's
-        # last statement at that time. If the number of the present statement is smaller, the server
+        # A marker is the result of an earlier sessions() call. It contains the number that the
+        # server had given to its last statement by then. If the number is smaller now, the server
         # has restarted since then, and all sessions of the marker have ended.
         old = [
             there.intersection(marker["ids"]) if now >= marker["statement"] else set()
@@ -205,8 +211,8 @@ class MySQLChangeCapture(ChangeCapture):
         try:
             for _ in range(_READS):
                 transactions = self._transactions()
-                # The server answers with a copy of its list. The copy is new if it has the
-                # transaction of this session, because an older copy cannot have it.
+                # Find out if the copy of the list is new: it is new if it contains the transaction
+                # of this session, because an older copy cannot contain it.
                 is_listed = any(number == own for number, _ in transactions)
                 if has_begun and is_listed:
                     return transactions
@@ -219,10 +225,9 @@ class MySQLChangeCapture(ChangeCapture):
             self._rows("ROLLBACK")
 
     def _transactions(self) -> list[tuple[int, str]]:
-        """Return pairs of session id and start time, by the server's clock, of the open
-        transactions.
+        """Return the open transactions as pairs (session id, start time by the server's clock).
 
-        The result may be old: the server returns a copy of its list of transactions, and does not
+        The result may be out of date: the server answers from a copy of its list, and does not
         renew the copy as long as other sessions keep reading it.
         """
         rows = self._rows(
@@ -267,8 +272,8 @@ class MySQLChangeCapture(ChangeCapture):
     def tables_with_silent_changes(self, tables: Sequence[CapturedTable]) -> list[str]:
         if not tables:
             return []
-        # A foreign key with CASCADE or SET NULL changes rows for which InnoDB fires no triggers. So
-        # return the tables of these foreign keys.
+        # Return the tables with a foreign key of CASCADE or SET NULL. InnoDB fires no triggers for
+        # the rows that such a foreign key changes, so these changes would not be captured.
         marks = ", ".join(["%s"] * len(tables))
         rows = self._rows(
             "SELECT DISTINCT table_name FROM information_schema.referential_constraints WHERE"
@@ -305,9 +310,9 @@ class MySQLChangeCapture(ChangeCapture):
             f" FROM {fences} WHERE value = {key} AND state = 'open';"
             for row, key in zip(rows, keys, strict=True)
         )
-        # COUNT and MAX make the trigger's query return a row even if the key has no fence. With
-        # LOCK IN SHARE MODE, the query reads the committed state of the fence, even if the
-        # transaction's snapshot is older than the fence.
+        # COUNT and MAX make the trigger's query return a row even if the key has no fence. LOCK IN
+        # SHARE MODE makes the query read the last committed state of the fence. Without it, a
+        # transaction that began before the fence was created would not see the fence.
         refusal = table.refusal.replace("'", "''")
         return (
             f"CREATE TRIGGER {self._quote(trigger_name(table.name, event))} AFTER {event}"

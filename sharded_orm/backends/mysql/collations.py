@@ -1,4 +1,4 @@
-"""The query that reads the types and collations of columns in many schemas at once."""
+"""The query that reads the types and collations of columns, for many schemas at once."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from sharded_orm.backends.key_guard import ColumnType
 
 _TEXT_TYPES = frozenset({"varchar", "tinytext", "text", "mediumtext", "longtext"})
 
-# Schema and table are compared with constants, so the server opens no other tables. It may ignore
-# case in their names, as its file system does, and returns them as they are spelled in the query.
+# The query compares schema and table with constants, so that the server opens only these tables.
+# The server may ignore upper and lower case in such names, depending on its file system. It returns
+# the names as they are spelled in the query.
 _COLUMNS = (
     "SELECT table_schema, table_name, column_name, data_type, collation_name,"
     " character_maximum_length, column_type, is_nullable FROM information_schema.columns"
@@ -22,8 +23,8 @@ _COLUMNS = (
 def statement(
     schemas: Sequence[str], tables: Sequence[str], columns: Sequence[str]
 ) -> tuple[str, list[str]]:
-    """Return the SQL and the parameters that query the types of ``columns`` in ``tables`` of
-    ``schemas``.
+    """Return the SQL and the parameters of a query for the types of ``columns``, in the given
+    tables and schemas.
     """
     sql = _COLUMNS.format(
         **{
@@ -35,7 +36,8 @@ def statement(
 
 
 def by_schema(rows: Iterable[Any]) -> dict[str, dict[str, dict[str, ColumnType]]]:
-    """Return the types of columns as schema -> table -> column -> type; all names in lower case.
+    """Return the types of columns as nested dicts: ``result[schema][table][column]`` is the type.
+    All names are in lower case.
 
     :param rows: the rows that the query of :func:`statement` returned.
     """
@@ -55,9 +57,10 @@ def by_schema(rows: Iterable[Any]) -> dict[str, dict[str, dict[str, ColumnType]]
 
 
 def _is_exact(data_type: str, collation: str | None) -> bool:
-    """Whether the server treats two texts in the column as equal only if they are the same.
+    """Whether two different texts in the column are never equal for the server.
 
-    True for a column without a collation. False for most binary collations, because they ignore
-    trailing spaces: 'Ada' = 'Ada '. False for the type ``CHAR``, which drops trailing spaces.
+    For example, most binary collations ignore trailing spaces ('Ada' = 'Ada '), so the result is
+    False for them. It is also False for the type ``CHAR``, which drops trailing spaces, and True
+    for a column without a collation.
     """
     return collation is None or (data_type in _TEXT_TYPES and is_exact_collation(collation))

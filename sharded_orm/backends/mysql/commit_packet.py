@@ -1,4 +1,7 @@
-"""Keep the last statements of a transaction, to send them in one packet with the COMMIT."""
+"""Hold back the last writes of a transaction, to send them in one packet with its COMMIT.
+
+This saves a round trip to the server.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +23,16 @@ if TYPE_CHECKING:
 
 
 class CommitPacket:
-    """Statements that are sent together with the COMMIT: a base class of
-    :class:`~sharded_orm.backends.mysql.connection.VirtualConnection`.
+    """Base class of :class:`~sharded_orm.backends.mysql.connection.VirtualConnection` that sends
+    the last writes of a transaction together with its COMMIT, in one packet.
 
-    While :meth:`collecting` is active, INSERTs, UPDATEs and DELETEs that return no rows wait, and
-    are sent in the packet of the COMMIT. If the server refuses one of them, it does not execute the
-    COMMIT. Another statement that must run earlier sends the waiting ones first.
+    While :meth:`collecting` is active, INSERTs, UPDATEs and DELETEs that return no rows wait in
+    ``waiting``. If the server refuses one of them, it does not execute the COMMIT. If the
+    transaction runs another statement before the COMMIT, such as a SELECT, the waiting statements
+    are sent before it.
 
-    Invariant: while statements wait, their session is leased. So the fence of a key or shard that
-    moves meanwhile affects them as if they had been sent.
+    Invariant: while statements wait, their session is leased. So if their key or shard moves
+    meanwhile, its fence treats them as if they had been sent already.
     """
 
     if not TYPE_CHECKING:  # The subclass has slots for these attributes.
@@ -41,9 +45,11 @@ class CommitPacket:
         session: NodeSession | None
         insert_session: NodeSession | None
         transaction: ServerTransaction
-        #: Whether INSERTs, UPDATEs and DELETEs are kept now, to be sent with the COMMIT.
+        #: Whether :meth:`collecting` is active: INSERTs, UPDATEs and DELETEs are kept until the
+        #: COMMIT.
         collects: bool
-        #: The statements that will be sent with the COMMIT, each with its cursor.
+        #: The statements that are kept until the COMMIT, as pairs (statement, cursor that executed
+        #: it).
         waiting: list[tuple[bytes, Any]]
         lease_session: Callable[[], NodeSession]
         begin_statement: Callable[[], tuple[NodeSession, list[bytes]]]
@@ -77,10 +83,10 @@ class CommitPacket:
             self.collects = False
 
     def wait_for_commit(self, cursor: Any, query: Any, args: Any) -> bytes:
-        """Keep a statement of ``cursor`` until the COMMIT. The COMMIT then sets ``lastrowid`` of
-        the cursor.
+        """Keep a statement of ``cursor`` until the COMMIT. The ``lastrowid`` of the cursor is set
+        only when the COMMIT has sent the statement.
 
-        Return the statement as it will be sent.
+        Return the statement with its parameters filled in.
         """
         assert self.session is not None
         check_route()
@@ -90,8 +96,8 @@ class CommitPacket:
         return statement
 
     def send_waiting(self) -> None:
-        """Send the statements that were kept for the COMMIT now, because another statement is to be
-        executed after them.
+        """Send the statements that were kept for the COMMIT now, because the transaction is about
+        to run a statement that must come after them.
         """
         self._send_waiting(is_commit=False)
 
@@ -104,7 +110,8 @@ class CommitPacket:
     def _send_waiting(self, *, is_commit: bool) -> None:
         waiting = self.waiting[:]
         try:
-            # Empty the list for the moment, because begin_statement() would send the statements in it.
+            # Empty the list for the moment. Otherwise, begin_statement() would send the statements
+            # in it.
             self.waiting.clear()
             session, prefix = self.begin_statement()
             self.waiting += waiting
@@ -131,12 +138,13 @@ class CommitPacket:
 
     def _record_failure(self, exc: BaseException, prefix: list[bytes]) -> None:
         if is_lost(exc):
-            # The session is lost. The server may have committed the transaction, or may do so later.
-            # Count the transaction as open, so that _lose() records the loss.
+            # The server may have committed the transaction before the session was lost, or may do
+            # so later. So count the transaction as open: only then does _lose() record that work
+            # may be lost.
             self.transaction.is_open = True
             self._lose(exc)
             return
-        # Record the prefix statements that have succeeded. The server has refused a statement, and
-        # executed none of the later ones.
+        # The server has refused a statement, and executed none of the later ones. Record those
+        # statements of the prefix, such as BEGIN, that it had executed before.
         self.record_prefix(prefix, min(len(prefix), getattr(exc, "prefix_done", 0)))
         self.transaction.record_error(exc, in_autocommit=False)

@@ -41,25 +41,26 @@ CursorFactory = Callable[[type], Callable[["VirtualConnection"], Any]]
 
 
 class OpenCursor(Protocol):
-    """A cursor that still has results to read."""
+    """A cursor with results that the program has not read yet."""
 
     def abandon(self) -> None:
-        """Close the session that holds this cursor's unread results. Called when the connection is
-        about to be closed.
+        """Give up the unread results, by closing the cursor's session. Called when the alias's
+        connection is closed.
         """
 
 
 class VirtualConnection(BranchLease, CommitPacket, DriverFace, SessionHold[NodeSession]):
-    """The connection object that Django gets in place of the driver's: one alias's connection to
+    """The object that Django gets in place of the driver's connection: one alias's connection to
     one schema.
 
-    It leases physical sessions from the node's pool, which all aliases of the node share. Not
-    thread-safe, like Django's connections.
+    It holds no server connection of its own. It leases physical sessions from the node's pool,
+    which all aliases of the node share. Not thread-safe, like Django's connections.
 
-    :param schema: name of the schema. If None, the connection has no schema, and keeps one session
-        for itself from the start.
+    :param schema: name of the schema. If None, the connection uses no schema and no shared session:
+        it opens one session and keeps it from the start.
     :param alias: the Django alias, for logs.
-    :param cursor_factory: maps a cursor class of the driver to a function that makes our cursors.
+    :param cursor_factory: maps a cursor class of the driver to a function that makes cursors of
+        this package.
     """
 
     __slots__ = (
@@ -74,26 +75,31 @@ class VirtualConnection(BranchLease, CommitPacket, DriverFace, SessionHold[NodeS
     ) -> None:
         super().__init__(pool, alias)
         self.cursor_factory = cursor_factory
-        #: Function that makes the cursors on which Django runs its statements.
+        #: Function that makes a cursor of the default class, for statements of Django.
         self.default_cursor = cursor_factory(pool.cursorclass)
         self.schema = schema
         self.use = b"" if schema is None else b"USE `%s`" % schema.replace("`", "``").encode()
         #: The session that ran the last statement of this connection; None before the first.
         self.last_session: NodeSession | None = None
-        #: The session on which this connection last inserted a row with an id; None before that.
+        #: The session on which this connection last inserted a row with an AUTO_INCREMENT id; None
+        #: before the first such row.
         self.insert_session: NodeSession | None = None
-        #: Whether foreign key checks are off on the held session.
+        #: Whether this connection has switched foreign key checks off in the session that it holds.
         self.checks_off = False
-        #: How often the connection has been about to do what may commit implicitly.
+        #: Counts the statements and calls before which this connection announced an implicit
+        #: commit.
         self.announcements = 0
-        #: Function to call before a statement that may commit implicitly; None to call nothing.
+        #: Called before a statement that may commit the transaction implicitly, such as ``CREATE
+        #: TABLE``. None: nothing is called.
         self.before_commit: weakref.WeakMethod[Callable[[], None]] | None = None
         self.transaction = ServerTransaction()
-        #: Statements to send in front of each write, to limit its time; empty for no limit.
+        #: The start of each write, which limits its time (``SET STATEMENT … FOR``); empty for no
+        #: limit.
         self.limit = b""
         self.collects = False
         self.waiting = []
-        #: Weak references to cursors with unread results. Each cursor has a session of its own.
+        #: Weak references to cursors that still have results to read in autocommit. Each such
+        #: cursor holds a session of its own.
         self.open_cursors: list[weakref.ref[OpenCursor]] = []
         if schema is None:
             self.session = pool.lease_new()
@@ -114,7 +120,8 @@ class VirtualConnection(BranchLease, CommitPacket, DriverFace, SessionHold[NodeS
         return self.autocommitted
 
     def autocommit(self, on: bool) -> None:
-        """Switch autocommit on or off. Switching it on commits an open transaction.
+        """Switch autocommit on or off. As in the driver, switching it on commits an open
+        transaction.
 
         An open transaction of a two-phase commit is not committed: its session is closed instead.
         """
@@ -132,8 +139,9 @@ class VirtualConnection(BranchLease, CommitPacket, DriverFace, SessionHold[NodeS
             return
         if on and (self.transaction.is_open or self.waiting):
             if self.transaction.plain_only:
-                # plain_only is set, so a block with two_phase=True was interrupted. Do not commit
-                # here: only the coordinator may commit a part of a two-phase transaction.
+                # The transaction is a part of a two-phase commit (plain_only), whose block was
+                # interrupted. Do not commit it here: only the coordinator may decide that, for all
+                # shards.
                 self.leave_branch()
             else:
                 self._end(COMMIT)
@@ -149,8 +157,8 @@ class VirtualConnection(BranchLease, CommitPacket, DriverFace, SessionHold[NodeS
             self._end(COMMIT)
 
     def rollback(self) -> None:
-        """Roll back the transaction. Send nothing if the session was lost, because the transaction
-        has ended with the session.
+        """Roll back the transaction. If its session was lost, send nothing: the server has already
+        rolled the transaction back.
         """
         self.waiting.clear()
         if self.mode is SessionMode.PINNED:
@@ -168,8 +176,8 @@ class VirtualConnection(BranchLease, CommitPacket, DriverFace, SessionHold[NodeS
             self._end(b"ROLLBACK")
 
     def close(self) -> None:
-        """Close this connection. A session without state is returned to the pool; any other session is
-        closed.
+        """Close this connection. Its session goes back to the pool, or is closed if it has state,
+        such as an open transaction or a changed setting.
 
         Further calls do nothing.
         """
@@ -189,11 +197,12 @@ class VirtualConnection(BranchLease, CommitPacket, DriverFace, SessionHold[NodeS
                 self.pool.discard(session)
 
     def check(self) -> None:
-        """Check that the held session is alive or, if none is held, that a session can be leased.
+        """Raise an error if the connection is unusable: the held session is dead or, if none is
+        held, the pool cannot lease one.
 
-        The server is not pinged for each alias: the pool polls the socket of a session when it leases
-        the session. With ``CONN_HEALTH_CHECKS``, the pool also pings a session that has been idle since
-        an earlier request.
+        To save a round trip for each alias, the server is not pinged: the pool only polls the
+        socket of a session when it leases the session. With ``CONN_HEALTH_CHECKS``, the pool pings
+        a session that has been idle since an earlier request.
 
         :raises MySQLdb.Error: the session is dead, or no session can be leased.
         """
@@ -216,10 +225,11 @@ class VirtualConnection(BranchLease, CommitPacket, DriverFace, SessionHold[NodeS
     # --- Methods that LeasedCursor calls for a statement ------------------------------
 
     def announce_implicit_commit(self) -> None:
-        """Call ``before_commit``, the function that announces the writes of the transaction.
+        """Call ``before_commit``, the function that announces the writes of the transaction (to the
+        cache, for example) before they are committed.
 
-        Cursors call this method before a statement that may commit implicitly. So does the use of the
-        driver's connection.
+        Cursors call this method before a statement that may commit implicitly. It is also called
+        when the program uses the driver's connection directly, because that may commit, too.
         """
         self.announcements += 1
         announce = self.before_commit() if self.before_commit is not None else None
@@ -227,21 +237,21 @@ class VirtualConnection(BranchLease, CommitPacket, DriverFace, SessionHold[NodeS
             announce()
 
     def begin_statement(self, *, plain: bool = True) -> tuple[NodeSession, list[bytes]]:
-        """Return the session for the next statement, and the prefix: statements to send before it.
+        """Return the session for the next statement, and its prefix: a list of statements to send
+        first, such as ``USE``, ``BEGIN`` and ``SAVEPOINT``.
 
-        The prefix has statements such as ``USE``, ``BEGIN`` and ``SAVEPOINT``. If the connection
-        holds no session, this method leases one.
+        If the connection holds no session, this method leases one.
 
-        :param plain: False if the next statement commits implicitly or leaves state in the session;
-            otherwise True. In a transaction, False makes the prefix set ``autocommit=0``.
+        :param plain: False if the next statement commits implicitly or leaves state in the session.
+            In a transaction, the prefix then sets ``autocommit=0``.
         """
         if self.waiting:
             self.send_waiting()
         mode = self.mode
         if mode >= SessionMode.PINNED:
             session = self._require_session()
-            # In a pinned session, the next statement may be USE. So forget which schema is the
-            # session's current one.
+            # The next statement may be USE, because a pinned session may run any statement. So
+            # forget which schema is the session's current one.
             session.schema = None
             return session, []
         session = self.session or self.lease_session()
@@ -252,17 +262,19 @@ class VirtualConnection(BranchLease, CommitPacket, DriverFace, SessionHold[NodeS
         return session, prefix
 
     def record_prefix(self, prefix: list[bytes], done: int) -> None:
-        """Record that the server has executed the first ``done`` statements of ``prefix``.
+        """Record what the first statements of ``prefix``, such as ``BEGIN``, have done to the
+        transaction.
 
-        :param prefix: the prefix that :meth:`begin_statement` returned.
+        :param prefix: the statements that :meth:`begin_statement` returned.
+        :param done: how many of them the server has executed.
         """
         if done:
             others = (self.use, FORGET_INSERT_ID)
             self.transaction.record([part for part in prefix[:done] if part not in others])
 
     def record_error(self, exc: BaseException, prefix: list[bytes], sent: bool) -> None:
-        """Record that a statement on the held session failed. If the session is now unusable, close
-        it.
+        """Record that a statement on the held session failed. If the session cannot be used any
+        more, close it.
 
         :param prefix: the statements that were sent before the failed statement.
         :param sent: whether the failed statement itself was sent.
@@ -273,8 +285,8 @@ class VirtualConnection(BranchLease, CommitPacket, DriverFace, SessionHold[NodeS
             return
         self.record_prefix(prefix, getattr(exc, "prefix_done", len(prefix)))
         transaction.record_error(exc, in_autocommit=self.autocommitted)
-        # If a BEGIN was sent but not confirmed, the state of the session is unknown: close the
-        # session.
+        # If a BEGIN was sent but not confirmed, nobody knows if the session has a transaction:
+        # close the session.
         unclear = not transaction.is_open and transaction.begins_in(prefix)
         if session.is_in_order(exc) and not unclear:
             self.settle()
@@ -313,9 +325,10 @@ class VirtualConnection(BranchLease, CommitPacket, DriverFace, SessionHold[NodeS
         return session
 
     def unpin(self, reason: str) -> None:
-        """Undo :meth:`pin`, which has reserved a session for this connection until close().
+        """Undo :meth:`pin`: let the connection return its session to the pool again.
 
-        Called if the statement that was to leave state in the session has failed.
+        Called if the statement that was to leave state in the session has failed, and so has left
+        none.
 
         :param reason: the reason that was passed to :meth:`pin`.
         """
@@ -327,8 +340,8 @@ class VirtualConnection(BranchLease, CommitPacket, DriverFace, SessionHold[NodeS
             self.settle()
 
     def limit_writes(self, seconds: float | None) -> None:
-        # SET STATEMENT applies to one statement only, so it leaves no state in the session. The
-        # value 0 stands for no limit.
+        # Use SET STATEMENT, because its setting lasts for one statement only and leaves no state in
+        # the session. Without a limit, no SET STATEMENT is needed.
         self.limit = (
             b""
             if seconds is None
@@ -338,10 +351,11 @@ class VirtualConnection(BranchLease, CommitPacket, DriverFace, SessionHold[NodeS
 
     @contextmanager
     def any_session(self) -> Iterator[NodeSession]:
-        """Context manager that yields a session: the held one, or one that is leased only for the
-        block.
+        """Context manager that yields any session of the node, for work that does not depend on the
+        session.
 
-        The block must not change the state of the session.
+        If the connection holds a session, it yields that one. Otherwise it leases one for the
+        block. The block must not change the state of the session.
         """
         if self.mode >= SessionMode.LOST:
             raise self._lost_error()
@@ -361,7 +375,9 @@ class VirtualConnection(BranchLease, CommitPacket, DriverFace, SessionHold[NodeS
         self.pool.release(session)
 
     def session_id(self) -> SessionID:
-        """Return the identity of the held session on its server; empty if no session is held."""
+        """Return which session of which server this connection holds; an empty identity if it holds
+        none.
+        """
         session = self.session
         if session is None:
             return SessionID()
@@ -386,13 +402,16 @@ class VirtualConnection(BranchLease, CommitPacket, DriverFace, SessionHold[NodeS
             self.return_session(session)
 
     def return_session(self, session: NodeSession) -> None:
-        """Return ``session`` to the pool, or close it if it has a transaction or unread results."""
+        """Return ``session`` to the pool. If the session has an open transaction or unread results,
+        close it instead, so that the next user does not get them.
+        """
         give_back = self.pool.discard
         try:
             if session.autocommits() and not session.more_results():
                 give_back = self.pool.release
         except MySQLError as exc:
-            # Raise no error, because the caller's statement or commit has succeeded.
+            # Log the error rather than raise it: the caller's statement or commit has already
+            # succeeded.
             logger.info("A session of node %r is closed: %s", self.pool.name, exc)
         finally:
             give_back(session)
@@ -415,8 +434,8 @@ class VirtualConnection(BranchLease, CommitPacket, DriverFace, SessionHold[NodeS
 
     @contextmanager
     def _watched_session(self) -> Iterator[NodeSession]:
-        """Context manager that yields the held session. If the block finds the session lost,
-        discard it.
+        """Context manager that yields the held session. If the block raises an error because the
+        session was lost, it records the loss and closes the session.
         """
         session = self._require_session()
         try:
@@ -439,9 +458,9 @@ class VirtualConnection(BranchLease, CommitPacket, DriverFace, SessionHold[NodeS
             try:
                 self.transaction.end(session.run, how)
             except BaseException as exc:
-                # If the session was lost, or ROLLBACK has failed, the state of the session is
-                # unknown. If the server has only refused COMMIT, the transaction stays open, and
-                # Django rolls it back.
+                # Lose the session if nobody can know its state: the connection to the server broke,
+                # or ROLLBACK failed. If the server has only refused COMMIT, the transaction stays
+                # open, and Django rolls it back.
                 if is_lost(exc) or how == b"ROLLBACK":
                     self._lose(exc)
                 raise
@@ -456,8 +475,9 @@ class VirtualConnection(BranchLease, CommitPacket, DriverFace, SessionHold[NodeS
         is_pinned = self.mode is SessionMode.PINNED
         had_state = self.has_state or is_pinned
         if self.is_held or is_pinned:
-            # A rollback cannot restore the state that a pinned or held session had. So rollback()
-            # must raise an error from now on: the mode stays LOST until close().
+            # A new session would lack the state that the program left in the lost one (settings,
+            # for example). A rollback cannot restore it. So rollback() must raise an error from now
+            # on: the mode stays LOST until close().
             self.transaction.is_open = self.checks_off = False
         if had_state:
             self.record_loss(exc)

@@ -1,4 +1,6 @@
-"""Django's class that creates test databases, with methods that create and drop any schema."""
+"""Django's class that creates test databases, with methods that create and drop the schema of a
+shard.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,15 @@ from sharded_orm.backends.creation import IsolatedCacheCreation
 
 class DatabaseCreation(IsolatedCacheCreation, stock.DatabaseCreation):
     def _nodb_cursor(self) -> Any:
-        """Return a context manager that yields a cursor on a session of its own, without a schema."""
+        """Return a context manager that yields a cursor without a schema, on a session opened for
+        it.
+        """
         return self.connection._nodb_cursor()
 
     def create_schema(self, name: str, *, if_not_exists: bool = False) -> None:
-        """Create a schema with the character set and collation of the ``TEST`` settings."""
+        """Create a schema. Its character set and collation come from the ``TEST`` settings of the
+        alias.
+        """
         condition = "IF NOT EXISTS " if if_not_exists else ""
         with self._nodb_cursor() as cursor:
             cursor.execute(

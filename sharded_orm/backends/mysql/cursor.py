@@ -29,13 +29,14 @@ from sharded_orm.backends.mysql.statement_kind import (
 from sharded_orm.backends.session_mode import SessionMode
 from sharded_orm.backends.write_hooks.route_check import check_route
 
-# Seconds within which a read whose session is lost is repeated. If it has run for longer, somebody
-# may have killed it because it was slow.
+# If the session of a read is lost within this many seconds, the read is repeated. A read that has
+# run for longer is not: somebody may have killed it because it was slow.
 RETRY_WITHIN = 1.0
 _OUT_OF_SYNC = 2014
 
-# If statement_kind.reason() returns one of these texts for a statement, the statement may have
-# inserted rows although its last result shows no id.
+# Texts that statement_kind.reason() returns for statements that may insert rows, although their
+# last result shows no id. For example, a stored procedure (CALL) may insert a row, and end with a
+# SELECT.
 _MAY_INSERT = (SEVERAL_STATEMENTS, "CALL", "EXECUTE")
 _WRITE, _IMPLICIT = StatementKind.WRITE, StatementKind.IMPLICIT
 _AFFINE, _STATE = StatementKind.AFFINE, StatementKind.STATE
@@ -50,17 +51,18 @@ _FREE, _TRANSACTION, _PINNED, _LOST = (
 
 
 class LeaseMixin(BaseCursor):
-    """Mixin for a cursor class of the driver: the cursor leases its session. Must be the first base
-    class.
+    """Mixin for a cursor class of the driver: the cursor leases a session for each statement. It
+    must be the first base class.
 
     :func:`leased` combines this class with a cursor class.
     """
 
     connection: VirtualConnection | None
-    #: Whether execute() fetches all rows at once; otherwise they are read from the server one by one.
+    #: Whether execute() fetches all rows at once. If False, the program reads them from the server
+    #: one by one.
     stores = True
 
-    # The defaults are class attributes, to save time. Most cursors live for one statement, and
+    # The defaults are class attributes to save time: most cursors run one statement only, and
     # assigning the defaults in __init__ would take longer than leasing a session.
     description: Any = None
     rowcount: Any = 0
@@ -71,12 +73,14 @@ class LeaseMixin(BaseCursor):
     _executed: Any = None
     _result: Any = None
     _rows: Any = None
-    # The session that runs a statement of this cursor or has its unread results. None if there is none.
+    # The session that is running a statement of this cursor, or that has results which this cursor
+    # has not read. Otherwise None.
     _session: NodeSession | None = None
-    # The weak reference to this cursor in connection.open_cursors. None if the cursor has no unread
-    # results, or if the connection holds their session.
+    # The weak reference to this cursor in connection.open_cursors. It is there while the cursor has
+    # unread results on a session of its own, that is, one that the connection does not hold.
     _registration: weakref.ref[Any] | None = None
-    # The kind of the statements while executemany() runs; None at other times.
+    # The kind of the statements that executemany() runs, so that each need not be classified. None
+    # outside of executemany().
     _kind: StatementKind | None = None
 
     def __init__(self, connection: VirtualConnection) -> None:
@@ -87,8 +91,9 @@ class LeaseMixin(BaseCursor):
     def execute(self, query: Any, args: Any = None) -> Any:
         """Run one statement, and return its row count as the driver's cursor does.
 
-        :raises django.db.IntegrityError: for the same error codes as with Django's cursors.
-        :raises ShardDatabaseMissing: the schema does not exist.
+        :raises django.db.IntegrityError: the server refused the values; for the same error codes as
+            with Django's own cursors.
+        :raises ShardDatabaseMissing: the schema of the shard does not exist.
         """
         connection = self.connection
         if connection is None:
@@ -116,7 +121,7 @@ class LeaseMixin(BaseCursor):
     ) -> Any:
         """Run a statement in autocommit, on a session leased for this statement.
 
-        A read is repeated once if its session turns out to be dead.
+        If the session of a read turns out to be dead, the read is repeated once on another session.
         """
         pool = connection.pool
         session = (
@@ -137,8 +142,9 @@ class LeaseMixin(BaseCursor):
             is_current = session.schema == schema or (
                 kind is _AFFINE and previous_statement.is_show(query)
             )
-            # Forget the session's current schema until the statement has succeeded, because another
-            # thread can raise an exception in this thread at any point.
+            # Forget the session's current schema until the statement has succeeded. Another thread
+            # may raise an exception here at any point, and it would then be unclear if USE was
+            # executed.
             session.schema = None
             try:
                 if is_current:
@@ -195,8 +201,8 @@ class LeaseMixin(BaseCursor):
         pin_reason = ""
         if mode >= _LOST:
             if kind is _CHECKS_ON and connection.checks_off and not connection.transaction.is_open:
-                # The statement switches foreign key checks on. Only the lost session had them off,
-                # so there is nothing to send.
+                # The statement only switches foreign key checks on again. The lost session was the
+                # only one with the checks off, so nothing need be sent.
                 connection.record_checks(off=False)
                 return self._empty_result(query)
             # This call raises an error, because the session is lost.
@@ -218,7 +224,8 @@ class LeaseMixin(BaseCursor):
             elif (
                 kind is _AFFINE and connection.session is None and previous_statement.is_show(query)
             ):
-                # Lease the session that ran the last statement, because SHOW WARNINGS needs it.
+                # SHOW WARNINGS shows the warnings of its session's last statement. So lease the
+                # session that ran this connection's last statement.
                 session = connection.session = previous_statement.lease(connection, query)
                 session.last_user = connection
         prefix: list[bytes] = []
@@ -272,16 +279,15 @@ class LeaseMixin(BaseCursor):
                 connection.record_checks(kind is _CHECKS_OFF)
             elif mode is _FREE:
                 connection.settle()
-        # Touch the session only if the connection still holds it. Another thread may use a session
-        # that was returned to the pool. Such a session has no unread results: return_session()
-        # would have closed it.
+        # Set session.busy only if the connection still holds the session. If it was returned to the
+        # pool, another thread may use it by now, and it has no unread results: return_session()
+        # would have closed it otherwise.
         if connection.session is session and (session.more_results() or self._result is not None):
             self._session = session
             session.busy = True
         return self.rowcount
 
     def _fetch_result(self, session: NodeSession) -> None:
-        """Fetch the result of the statement that was just sent on ``session``."""
         self._session = session
         try:
             self._do_get_result(session.raw)
@@ -291,9 +297,9 @@ class LeaseMixin(BaseCursor):
             self._session = None
 
     def _empty_result(self, query: Any) -> int:
-        """Set the cursor's attributes as after a statement without rows. Return the row count, 0.
+        """Make the cursor look as after a statement without rows. Return the row count, 0.
 
-        Called in place of sending a statement that need not be sent now.
+        Called instead of sending a statement that is not needed, or is kept for later.
         """
         self.description = None
         self._rows = ()
@@ -311,18 +317,18 @@ class LeaseMixin(BaseCursor):
         connection.open_cursors.append(self._registration)
 
     def _return_session(self, session: NodeSession, *, broken: bool = False) -> None:
-        """Stop using the session, after this cursor's results were read or given up.
+        """Stop using the session, because this cursor's results were read or given up.
 
         If the session was leased only for this cursor, it is returned to the pool. Otherwise the
-        connection goes on holding the session.
+        connection goes on holding it.
 
-        :param broken: True if results are left unread. The session is then closed, not pooled.
+        :param broken: whether unread results are left in the session. If so, it is closed instead.
         """
         if not broken:
-            # Free the result before another thread can use the session. To free a result,
-            # mysqlclient 2.3 takes the session's lock, and calls of other threads fail meanwhile.
-            # If garbage collection freed the result in a thread that holds the lock, the thread
-            # would wait for ever.
+            # Free the result now, before another thread can use the session. When mysqlclient 2.3
+            # frees a result, it takes the session's lock, so that calls of other threads fail
+            # meanwhile. If garbage collection freed the result later, in a thread that already
+            # holds the lock, that thread would wait for ever.
             self._result = None
         self._session = None
         session.busy = False
@@ -376,8 +382,7 @@ class LeaseMixin(BaseCursor):
         if session is None:
             return None
         if session.next_result() == -1:
-            # There are no more results, and the rows of the last result have been fetched. So this
-            # cursor does not need the session any more.
+            # All results have been read, so this cursor does not need its session any more.
             self._return_session(session)
             return None
         try:
@@ -387,13 +392,14 @@ class LeaseMixin(BaseCursor):
         return 1
 
     def __del__(self) -> None:
-        # Give up the remaining results: the program has dropped this cursor, so nobody can read them
-        # any more.
+        # The program has dropped this cursor, so nobody can read its remaining results any more.
+        # Close the session that was leased for them.
         if self._registration is not None:
             self.abandon()
         elif self._session is not None:
-            # The connection keeps this session. So read and discard the remaining results, because
-            # the session can run no other statement before.
+            # The cursor uses the session that the connection holds, and the connection still needs
+            # it. Read the remaining results and discard them, because the session can run no other
+            # statement before that.
             with contextlib.suppress(MySQLError):
                 self._discard()
 
@@ -433,7 +439,8 @@ class LeaseMixin(BaseCursor):
             raise
 
     def _query(self, statement: bytes) -> Any:
-        # Overrides the method by which the driver sends a statement. Only callproc() calls it.
+        # Overrides the driver's method that sends a statement. LeasedCursor itself does not use it:
+        # only the driver's callproc() calls it.
         connection = self.connection
         assert connection is not None
         session, prefix = connection.begin_statement()

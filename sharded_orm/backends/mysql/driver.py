@@ -14,8 +14,9 @@ from MySQLdb.connections import Connection
 
 from sharded_orm.backends.mysql.session import NodeSession
 
-# Attributes of the driver's connection that do not change the session's state, so any session of
-# the node serves. Access to any other attribute pins a session: the alias keeps it until close().
+# Attributes of the driver's connection that leave the session's state as it is. Any session of the
+# node can serve them. Access to any other attribute pins a session: the alias keeps it until
+# close(), because the program may change its state.
 _STATELESS = frozenset([
     "character_set_name", "client_flag", "converter", "dump_debug_info", "encoders", "encoding",
     "escape_string", "get_character_set_info", "get_host_info", "get_proto_info",
@@ -23,29 +24,34 @@ _STATELESS = frozenset([
     "string_literal", "thread_id", "user",
 ])  # fmt: skip
 
-# Methods of the driver's connection that send any statement. It may commit implicitly.
+# Methods of the driver's connection that send any SQL. The SQL may commit implicitly, so the writes
+# of the transaction are announced first.
 _STATEMENTS = frozenset(["query", "send_query"])
 
 
 class DriverFace:
-    """Base class of the virtual connection: forwards attributes to the driver's connection.
+    """Base class of the virtual connection: lets the program use it like a connection of the
+    driver.
 
-    Some attributes may change the state of a session. Access to such an attribute pins the session:
-    the alias keeps it until close().
+    It forwards attributes to the driver's connection of a leased session. Access to an attribute
+    that may change the state of the session, such as ``query``, pins the session: the alias keeps
+    it until close().
     """
 
     __slots__ = ()
 
     def any_session(self) -> AbstractContextManager[NodeSession]:
-        """Return a context manager that yields a session: the held one, or one leased only for the
-        block.
+        """Return a context manager that yields any session of the node: the one that the connection
+        holds, or one leased only for the block.
 
         The block must not change the state of the session.
         """
         raise NotImplementedError
 
     def announce_implicit_commit(self) -> None:
-        """Record that what follows may commit implicitly, and announce the writes of the transaction."""
+        """Announce the writes of the transaction, because the next statement or call may commit
+        them implicitly.
+        """
         raise NotImplementedError
 
     def pin(self, reason: str) -> NodeSession:
@@ -80,8 +86,8 @@ class DriverFace:
             return self._stateless(name) if callable(value) else value
         if name.startswith("__") or not hasattr(Connection, name):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        # The caller may change the session's state with this attribute of the driver, so pin the
-        # session: keep it until close().
+        # The program may change the session's state by this attribute. So pin the session: keep it
+        # until close().
         if name in _STATEMENTS:
             self.announce_implicit_commit()
         return getattr(self.pin(f"connection.{name}").raw, name)

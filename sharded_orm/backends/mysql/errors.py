@@ -1,4 +1,4 @@
-"""Errors of the server that callers receive as other exception classes."""
+"""Replace some errors of the server by other exception classes, for callers of a cursor."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from MySQLdb import OperationalError
 
 from sharded_orm.exceptions import ShardDatabaseMissing
 
-# Error codes for which Django raises IntegrityError rather than OperationalError, as in
-# django.db.backends.mysql.base.CursorWrapper.codes_for_integrityerror.
+# Codes of errors that the driver raises as OperationalError, but Django as IntegrityError. The same
+# as in django.db.backends.mysql.base.CursorWrapper.codes_for_integrityerror.
 _INTEGRITY_ERRORS = frozenset([1048, 1690, 3819, 4025])
 _UNKNOWN_DATABASE = 1049
 
 
 def error_for_callers(exc: OperationalError, connection: Any) -> Exception | None:
-    """Return the error that callers receive in place of ``exc``; None if they receive ``exc``
-    itself.
+    """Return the error to raise in place of ``exc``, such as :class:`ShardDatabaseMissing`. Return
+    None if ``exc`` itself is to be raised.
 
     :param connection: the :class:`~sharded_orm.backends.mysql.connection.VirtualConnection`.
     """
@@ -36,7 +36,9 @@ def error_for_callers(exc: OperationalError, connection: Any) -> Exception | Non
 
 
 def integrity_error(exc: BaseException) -> IntegrityError | None:
-    """Return the error that Django raises in place of ``exc``; None if Django raises ``exc`` itself."""
+    """Return the ``IntegrityError`` that Django raises in place of ``exc``. Return None if Django
+    raises ``exc`` itself.
+    """
     if isinstance(exc, OperationalError) and exc.args and exc.args[0] in _INTEGRITY_ERRORS:
         return IntegrityError(*exc.args)
     return None

@@ -1,4 +1,4 @@
-"""Django's ``DatabaseFeatures`` for MySQL and MariaDB, with the flags of this package."""
+"""Django's ``DatabaseFeatures`` for MySQL and MariaDB, with this package's flags added."""
 
 from __future__ import annotations
 
@@ -8,4 +8,6 @@ from sharded_orm.backends.features import MySQLFeatures
 
 
 class DatabaseFeatures(MySQLFeatures, features.DatabaseFeatures):
-    """Django's flags and those of :class:`~sharded_orm.backends.features.ShardFeatures`."""
+    """Django's flags for MySQL, and the flags of
+    :class:`~sharded_orm.backends.features.ShardFeatures`.
+    """

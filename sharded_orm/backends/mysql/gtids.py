@@ -6,21 +6,20 @@ from __future__ import annotations
 
 
 def positions(text: str) -> dict[int, tuple[int, int]]:
-    """Parse a replication position: a list of GTIDs, one per replication domain, such as
-    ``0-1-15,1-2-7``.
+    """Parse a replication position, such as ``0-1-15,1-2-7``: one GTID for each replication domain.
 
-    Return a dict: domain -> (server id, sequence number) of the domain's last event.
+    Return a dict that maps each domain to a pair (server id, sequence number). For this example:
+    ``{0: (1, 15), 1: (2, 7)}``.
     """
     parts = (part.strip().split("-") for part in text.split(",") if part.strip())
     return {int(domain): (int(server), int(number)) for domain, server, number in parts}
 
 
 def missing(wanted: str, have: str) -> str:
-    """Return those GTIDs of the position ``wanted`` that a server at the position ``have`` has not
-    reached.
+    """Return which GTIDs of ``wanted`` a server at the position ``have`` has not reached yet.
 
-    A position is a list of GTIDs, one per replication domain. The result is a text like ``wanted``;
-    "" if the server has reached all of them.
+    Both are positions such as ``0-1-15,1-2-7``, with one GTID for each replication domain. So is
+    the result; it is "" if the server has reached all of them.
     """
     reached = positions(have)
     return ",".join(

@@ -1,8 +1,8 @@
 """Find out which session of which server made a write, and whether that session still exists.
 
-A session's id means nothing without the identity of its server: after a promotion (a replica takes
-over), another server may have the same address. So each session queries its id and the identity of
-its server once.
+A session's id alone does not tell the session: after a promotion (a replica takes over), another
+server may have the same address, and use the same ids. So each session queries both its id and the
+identity of its server, once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _VARIABLES = "SHOW GLOBAL VARIABLES WHERE Variable_name IN ({})".format(
     ", ".join(f"'{name}'" for flavor in FLAVORS for name in flavor.identity)
 ).encode()
 # SQL condition: the account has the privilege PROCESS, with which it sees the sessions of all
-# accounts. False if the account has PROCESS only through a role.
+# accounts. A PROCESS that the account has only through a role does not count.
 _PROCESS = (
     b"EXISTS (SELECT 1 FROM information_schema.user_privileges WHERE privilege_type = 'PROCESS'"
     b" AND grantee = CONCAT('''', SUBSTRING_INDEX(CURRENT_USER(), '@', 1), '''@''',"
@@ -35,11 +35,11 @@ _PROCESS = (
 
 
 def session_id(session: NodeSession, pool: NodePool) -> SessionID:
-    """Return the identity of ``session``. The first call queries the server, even inside a
-    transaction.
+    """Return the identity of ``session``: its server, its account and its id. The first call for a
+    session queries the server, even inside a transaction.
 
-    The identity is empty if clients reach the server through a proxy. The session ids that they see
-    are then the proxy's, and mean nothing to the server.
+    The identity is empty if clients reach the server through a proxy: the session ids that clients
+    see are then the proxy's, and mean nothing to the server.
 
     :raises MySQLdb.Error: the server does not answer.
     """
@@ -58,16 +58,17 @@ def session_id(session: NodeSession, pool: NodePool) -> SessionID:
 def judges(pool: NodePool, writer: SessionIdentity) -> bool:
     """Whether :func:`gone` can find out if the session ``writer`` still exists.
 
-    True if the session is on the server of ``pool``, and the pool's account can see the session. An
-    account sees its own sessions; with the privilege PROCESS, it sees the sessions of all accounts.
-    Also True if the server does not answer now. False if ``writer`` is empty.
+    For that, the session must be on the server of ``pool``, and the pool's account must see the
+    session. An account sees its own sessions and, with the privilege PROCESS, those of all
+    accounts. If the server does not answer now, the result is True. If ``writer`` is empty, it is
+    False.
     """
     if not writer.server or not writer.connection:
         return False
     answer = pool.last_answer
     if answer is None or answer[0] != writer.server:
-        # The last answer came from another server than the writer's. The node's address may lead to
-        # the writer's server now, so query the identity of the server again.
+        # The pool's last answer did not come from the server of this session. The node's address
+        # may lead to that server by now, so query again which server answers.
         try:
             _, answer = _query_sessions(pool, ())
         except (MySQLError, PoolTimeout):
@@ -79,16 +80,16 @@ def judges(pool: NodePool, writer: SessionIdentity) -> bool:
 def gone(pool: NodePool, writers: Sequence[W]) -> set[W]:
     """Return those of the sessions ``writers`` that no longer exist on the server of ``pool``.
 
-    A session is left out if :func:`judges` returns False for it. If the server does not answer, the
-    set is empty. On MariaDB, a killed session still exists until it has rolled back or finished its
-    COMMIT.
+    A session for which :func:`judges` returns False is never returned. If the server does not
+    answer, the set is empty. On MariaDB, a killed session still exists until it has rolled back or
+    finished its COMMIT.
     """
     try:
         existing, _ = _query_sessions(pool, [writer.connection for writer in writers])
     except (MySQLError, PoolTimeout):
         return set()
-    # Another server may have the node's address by now, and may have answered. So judges() compares
-    # the server that has answered with the server of each session.
+    # The answer may come from another server, which has got the node's address meanwhile. A session
+    # of the old server would look as if it had ended. So judges() compares the servers.
     return {w for w in writers if w.connection not in existing and judges(pool, w)}
 
 
@@ -114,16 +115,17 @@ def _query_sessions(pool: NodePool, ids: Sequence[int]) -> tuple[set[int], tuple
 
 
 def _expression(session: NodeSession, pool: NodePool) -> bytes:
-    """Return an SQL expression for the server's identity, which differs between MySQL and MariaDB.
+    """Return an SQL expression for the server's identity. MySQL and MariaDB have different
+    variables for it.
 
-    The first call for a pool queries which variables the server has.
+    The first call for a pool queries which of these variables the server has.
     """
     if pool.identity_sql is None:
         session.query(_VARIABLES)
         names = {_text(row[0]).lower() for row in session.store_result().fetch_row(0, 0)}
         identity = MySQLFlavor.of_variables(names).identity
         variables = ", ".join(f"@@{name}" for name in identity if name in names)
-        # Use NULL if the list of variables is empty, because a proxy hides them.
+        # A proxy may hide the variables. The identity is then empty: CONCAT_WS() of NULL.
         pool.identity_sql = f"CONCAT_WS('/', {variables or 'NULL'})".encode()
     return pool.identity_sql
 

@@ -1,6 +1,7 @@
-"""Django's introspection of MySQL, restricted to the current schema.
+"""Django's introspection of MySQL, restricted to the current schema for speed.
 
-A node has many schemas, and Django's query for constraints would read the tables of all of them.
+Django's query for constraints makes the server read the tables of all schemas. A node has many
+schemas.
 """
 
 from __future__ import annotations
@@ -9,16 +10,14 @@ from typing import Any
 
 from django.db.backends.mysql import introspection as stock
 
-# This condition in Django's query for constraints makes the server open the tables of every schema. On
-# a server with 1351 schemas, the query takes 199 ms with this condition, and 0.2 ms if _THIS_SCHEMA
-# replaces the condition.
+# The condition in Django's query for constraints that makes the server open the tables of every
+# schema. With it, the query takes 199 ms on a server with 1351 schemas; with _THIS_SCHEMA in its
+# place, 0.2 ms.
 _EVERY_SCHEMA = "c.table_schema = kc.table_schema AND"
 _THIS_SCHEMA = "c.table_schema = DATABASE() AND c.table_name = kc.table_name AND"
 
 
 class _OneSchemaCursor:
-    """A cursor that restricts Django's query for constraints to the current schema."""
-
     def __init__(self, cursor: Any) -> None:
         self._cursor = cursor
 
@@ -30,7 +29,7 @@ class _OneSchemaCursor:
 
 
 class DatabaseIntrospection(stock.DatabaseIntrospection):
-    """Django's introspection, with a cost that does not grow with the number of shards on the node."""
+    """Django's introspection, made so that it does not take longer on a node with more shards."""
 
     def get_constraints(self, cursor: Any, table_name: str) -> dict[str, Any]:
         restricted: Any = _OneSchemaCursor(cursor)

@@ -1,5 +1,5 @@
-"""The cursor classes of shards: :class:`LeasedCursor`, and subclasses of the driver's other cursor
-classes.
+"""The cursor classes of shards: :class:`LeasedCursor`, the default, and a function that makes the
+same of the driver's other cursor classes.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class LeasedCursor(LeaseMixin, Cursor):
             self.warning_count = session.warning_count()
             self.rownumber = 0
         finally:
-            # Free the result now. mysqlclient 2.3 locks the session when it frees a result. A
-            # result that outlives the lease (in a traceback, for example) could lock the session
-            # while another thread uses it.
+            # Free the result now. If it outlived the lease, for example in a traceback, it would be
+            # freed while another thread uses the session. mysqlclient 2.3 locks the session when it
+            # frees a result.
             result = None
 
     description_flags: Any = None
@@ -56,7 +56,8 @@ class _OneStatement(LeasedCursor):
         return super()._run_free(*args)
 
     def _run_held(self, *args: Any) -> Any:
-        # execute() calls this method if a name in the statement makes it seem to leave state in its session.
+        # execute() calls this method instead of _run_free() if a name in the statement looks like
+        # one that leaves state in the session.
         self._raise_kept()
         return super()._run_held(*args)
 
@@ -66,7 +67,8 @@ class _OneStatement(LeasedCursor):
             if error is not None:
                 raise error
         finally:
-            # The traceback of the error has this frame. Do not let the frame have the error.
+            # The error's traceback refers to this frame. Drop the frame's reference to the error,
+            # so that they do not keep each other alive.
             error = None
 
 

@@ -1,6 +1,7 @@
-"""Wait for locks of other sessions in many short attempts, not in a long one.
+"""Wait for locks of other sessions in many short attempts rather than in a single long one.
 
-Statements of other sessions queue behind a statement that waits for a lock on a table.
+While a statement waits for a lock on a table, all later statements on the table queue behind it. So
+a long wait would stop the application.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from django.db import OperationalError
 from sharded_orm.backends.fence_messages import is_deadlock
 from sharded_orm.mysql_flavor import MySQLFlavor
 
-# Seconds that the first attempt and the longest attempt wait for locks. Statements of other sessions
-# queue behind an attempt while it waits.
+# Seconds for which the first attempt and the longest attempt wait for locks. While an attempt
+# waits, statements of other sessions on the table queue behind it.
 _FIRST, _LONGEST = 0.01, 0.05
 # Seconds between two attempts. In this pause, the server executes the statements that have queued
-# behind the earlier attempt.
+# behind the last attempt.
 _BETWEEN = 0.05
 #: ER_LOCK_WAIT_TIMEOUT
 LOCK_WAIT: Final = 1205
@@ -28,8 +29,8 @@ LOCK_WAIT: Final = 1205
 class LockWaits:
     """Limits how long the statements of one session wait for locks.
 
-    :param run: sends a statement of this session, and returns the rows.
-    :param usual: the ``lock_wait_timeout`` that the session has otherwise, in seconds.
+    :param run: function that sends a statement in this session, and returns the rows.
+    :param usual: the session's ``lock_wait_timeout``, in seconds, outside of :meth:`limit`.
     """
 
     def __init__(
@@ -45,7 +46,11 @@ class LockWaits:
         action: Callable[[], object],
         prepare: Callable[[], object] = lambda: None,
     ) -> None:
-        """Call ``action`` again and again, until no lock of another session stops it.
+        """Call ``action`` again and again, until it succeeds, because locks of other sessions may
+        stop it.
+
+        Each attempt waits only for a few hundredths of a second, because other sessions queue
+        behind it.
 
         :param deadline: a moment of ``time.monotonic()``, after which no new attempt begins.
         :param prepare: called before each attempt, without a time limit.
@@ -59,8 +64,7 @@ class LockWaits:
                     action()
                 return
             except OperationalError as exc:
-                # Also try the statement again after a deadlock, which has changed no table. Raise
-                # any other error.
+                # Try again after a deadlock, too: the failed statement has changed no table.
                 if not (
                     exc.args[0] in (LOCK_WAIT, self._flavor.statement_timeout) or is_deadlock(exc)
                 ):

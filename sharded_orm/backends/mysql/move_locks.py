@@ -1,5 +1,5 @@
-"""Locks by which the sessions of a move exclude each other on a schema. A move copies the rows of a
-key or of a whole shard to another node.
+"""Locks on a schema, with which the sessions of moves exclude each other. A move copies the rows of
+a key or of a whole shard to another node.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from django.db import DatabaseError, OperationalError
 
 from sharded_orm.backends.move_locks import TABLES
 
-# SQL for the name of the lock for a purpose on this schema. It is a hash, because the server limits
-# the length of lock names.
+# SQL for the name of a lock, which depends on the current schema and on the purpose (the
+# parameter). It is a hash, because the server limits the length of lock names.
 _NAME: Final = "MD5(CONCAT('sharded_orm_capture:', DATABASE(), ':', %s))"
 _NO_SUCH_SESSION: Final = 1094  # ER_NO_SUCH_THREAD
 
-# Seconds to wait until the server has rolled back the transaction of a session that was ended.
+# Seconds to wait, after a session was killed, until the server has rolled back its transaction.
 _ROLLED_BACK_WITHIN: Final = 60
 
 
@@ -25,13 +25,13 @@ _ROLLED_BACK_WITHIN: Final = 60
 def capture_lock(
     run: Callable[..., Any], purpose: str, patience: float, busy: str
 ) -> Iterator[None]:
-    """Hold the lock for ``purpose`` on this schema during the ``with`` block.
+    """Hold the lock for ``purpose`` on the current schema during the ``with`` block.
 
-    No other session can hold it meanwhile. If the session ends, the server rolls back the
-    transaction of the session before it releases the lock.
+    No other session can hold it meanwhile. If the session ends, the server first rolls back its
+    transaction, and only then releases the lock.
 
     :param run: runs SQL with parameters in the session, and returns rows.
-    :param patience: seconds to wait for another session.
+    :param patience: seconds to wait if another session holds the lock.
     :param busy: what a session does while it holds the lock, for the error message. For example,
         "changed tables or triggers".
     :raises django.db.OperationalError: another session held the lock for more than ``patience``
@@ -50,8 +50,9 @@ def capture_lock(
 
 @contextmanager
 def held(run: Callable[..., Any], purpose: str, patience: float) -> Iterator[bool]:
-    """Hold the lock for ``purpose`` on this schema during the ``with`` block. Yield False if
-    another session still holds it after ``patience`` seconds.
+    """Hold the lock for ``purpose`` on the current schema during the ``with`` block.
+
+    Yield True; or False if another session still holds the lock after ``patience`` seconds.
     """
     ((is_taken,),) = run(f"SELECT GET_LOCK({_NAME}, %s)", purpose, patience)
     try:
@@ -62,28 +63,31 @@ def held(run: Callable[..., Any], purpose: str, patience: float) -> Iterator[boo
 
 
 def query_until_free(purpose: str, seconds: float) -> str:
-    """Return a query that ends when no other session holds the lock for ``purpose``, or after
-    ``seconds``. It needs no privilege, and leaves the session as it was.
+    """Return a query that waits until no session holds the lock for ``purpose``, for at most
+    ``seconds``.
+
+    It needs no privilege, and does not keep the lock.
     """
     name = _NAME % f"'{purpose}'"
     return f"SELECT IF(GET_LOCK({name}, {seconds:f}), RELEASE_LOCK({name}), 0)"
 
 
 def take_for_good(run: Callable[..., Any], purpose: str) -> None:
-    """Take the lock for ``purpose`` until the session ends. :func:`end_holder` finds the session by
-    this lock.
+    """Take the lock for ``purpose`` and keep it until the session ends. By the lock,
+    :func:`end_holder` finds the session, for example to end it.
     """
     run(f"DO GET_LOCK({_NAME}, 0)", purpose)
 
 
 def end_holder(run: Callable[..., Any], purpose: str) -> bool:
-    """End the session that holds the lock for ``purpose`` on this schema, and wait for its end.
+    """Kill the session that holds the lock for ``purpose`` on the current schema, and wait for its
+    end.
 
-    The server rolls back the transaction of that session. Only sessions of this library ever hold
-    such a lock.
+    The server rolls back the transaction of that session. The lock is only held by sessions of this
+    library, so no other program is hit.
 
     :return: False if no other session holds the lock.
-    :raises django.db.DatabaseError: the account may not end the session.
+    :raises django.db.DatabaseError: the account may not kill the session.
     """
     ((holder, own),) = run(f"SELECT IS_USED_LOCK({_NAME}), CONNECTION_ID()", purpose)
     if holder is None or holder == own:
@@ -100,10 +104,11 @@ def end_holder(run: Callable[..., Any], purpose: str) -> bool:
 
 
 def tables_lock(run: Callable[..., Any], patience: float) -> AbstractContextManager[None]:
-    """Hold a lock during the ``with`` block, so that no other move changes tables or triggers.
+    """Hold a lock on the schema during the ``with`` block, so that no other move changes its tables
+    or triggers.
 
     :param run: runs SQL with parameters in the session, and returns rows.
-    :param patience: seconds to wait for another session.
+    :param patience: seconds to wait if another session holds the lock.
     :raises django.db.OperationalError: another session held the lock for more than ``patience``
         seconds.
     """

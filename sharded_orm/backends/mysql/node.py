@@ -1,4 +1,6 @@
-"""The pool of one node's sessions (server connections). It opens each session with the node's settings."""
+"""The pool of one node's sessions (server connections). All sessions of the pool are opened with
+the same settings.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,8 @@ from sharded_orm.backends.mysql.session import NodeSession, connect
 from sharded_orm.backends.pool import DEFAULT_TIMEOUT, BoundedPool, SessionPool, frozen, get_pool
 from sharded_orm.backends.signals import session_opened
 
-# The query for facts about the server, copied from django.db.backends.mysql.base.DatabaseWrapper. It
-# runs once per node and process.
+# The query for facts about the server that Django needs, copied from
+# django.db.backends.mysql.base.DatabaseWrapper. It runs once per node and process.
 _SERVER_QUERY = b"""
     SELECT VERSION(), @@sql_mode, @@default_storage_engine, @@sql_auto_is_null,
            @@lower_case_table_names,
@@ -21,7 +23,7 @@ _SERVER_QUERY = b"""
 
 
 class NodePool(SessionPool[NodeSession]):
-    """A pool of sessions with one server, all with the same connection parameters.
+    """A pool of sessions with one server, all opened with the same parameters.
 
     :param name: name of the node, for errors and logs.
     :param params: arguments of ``MySQLdb.connect``, without a schema.
@@ -44,23 +46,24 @@ class NodePool(SessionPool[NodeSession]):
         self.params = dict(params)
         self.params["autocommit"] = True
         self.cursorclass: type = self.params.pop("cursorclass", Cursor)
-        #: Whether ``init_command`` in the user's settings sets foreign key checks.
+        #: Whether the project's ``init_command`` switches foreign key checks on or off itself.
         self.sets_checks = "foreign_key_checks" in str(self.params.get("init_command")).lower()
         self._isolation_level = isolation_level
         self._sender = sender
         self._server_data: dict[str, Any] | None = None
-        #: SQL expression for the identity of the server; None until it is known.
+        #: SQL expression for the identity of the server; None until the first query for an
+        #: identity.
         self.identity_sql: bytes | None = None
-        #: The last answer about the existing sessions: the identity of the server, the identity of this
-        #: pool's account, and whether this account sees the sessions of all accounts. None before the
-        #: first answer.
+        #: From the last answer about existing sessions: a tuple (identity of the server, identity
+        #: of this pool's account, whether this account sees the sessions of all accounts). None
+        #: before the first answer.
         self.last_answer: tuple[str, str, bool] | None = None
 
     def server_data(self) -> dict[str, Any]:
-        """Return facts about the server that Django needs.
+        """Return facts about the server that Django needs, such as its version.
 
-        The first session of the pool queries the facts. If the pool has had no session, this method
-        opens one.
+        The pool's first session queries them. If the pool has had no session yet, this method opens
+        one.
         """
         if self._server_data is None:
             self.release(self.lease())
@@ -118,12 +121,12 @@ def node_pool(
     settings: Mapping[str, Any],
     sender: type | None,
 ) -> NodePool:
-    """Return this process's pool for these arguments. Aliases with equal arguments share a pool.
+    """Return this process's pool for these arguments. Aliases with equal arguments, such as all
+    shards of a node, share a pool.
 
     :param params: arguments of ``MySQLdb.connect``, without a schema.
     :param isolation_level: isolation level of each session; None for the server's default.
-    :param settings: an alias's entry in ``DATABASES``. ``POOL`` and ``CONN_MAX_AGE`` are read from
-        this entry.
+    :param settings: an alias's entry in ``DATABASES``, with ``POOL`` and ``CONN_MAX_AGE``.
     :param sender: the backend's ``DatabaseWrapper`` class.
     """
     bounds: Mapping[str, Any] = settings.get("POOL") or {}

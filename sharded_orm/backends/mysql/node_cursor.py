@@ -1,6 +1,6 @@
-"""Cursors of a node, which read many shards of the node at once.
+"""Cursors of a node, with which one query reads many shards of the node at once.
 
-Their statements name the schema of each table, because the cursors belong to no shard.
+The cursors belong to no shard, so their statements name the schema of each table.
 """
 
 from __future__ import annotations
@@ -24,19 +24,21 @@ from sharded_orm.backends.mysql.statement_kind import (
 
 
 class _NodeCursorMixin(BaseCursor):
-    """Base class of a node's cursors: keeps one leased session of the node until the cursor is closed.
+    """Base class of a node's cursors: leases a session of the node, and keeps it until the cursor
+    is closed.
 
-    The cursor's statements must name the schema of each table. If the session turns out to be dead, a
-    read is repeated once on another session.
+    The cursor's statements must name the schema of each table. If the session turns out to be dead,
+    a read is repeated once on another session.
 
-    :param node: name of the node in the topology, the map of shards to nodes; None if ``DATABASES``
-        names the server.
+    :param node: name of the node in the topology, the map of shards to nodes. None if the server is
+        named only in ``DATABASES``.
     """
 
-    # Whether a statement was sent whose answer was not read.
+    # Whether a statement was sent whose answer has not been received yet.
     _is_awaited = False
-    # The last statement with its parameters. If its session is lost, the statement is repeated
-    # until this time: 0 (never) for a statement that may change rows.
+    # The last statement as a pair (query, parameters), and the moment of time.monotonic() until
+    # which it is repeated if its session is lost. This is 0 (never) for a statement that may change
+    # rows.
     _statement: tuple[Any, Any]
     _text: Any
     _may_repeat_until: float
@@ -53,7 +55,7 @@ class _NodeCursorMixin(BaseCursor):
 
     def _begin(self, query: Any, args: Any, select: str | None = None) -> None:
         if self._is_awaited:
-            # The driver would return the unread answer as the answer to the new statement.
+            # Otherwise the driver would return the old answer as the answer to this new statement.
             raise ProgrammingError("this cursor has sent a statement whose answer was not received")
         self._text = select or query
         kind = classify(self._text)
@@ -109,7 +111,7 @@ class _NodeCursorMixin(BaseCursor):
 
     def close(self) -> None:
         session, self._session = self._session, None
-        # Do not call Cursor.close(), which would read all remaining results.
+        # Do not call Cursor.close(): it would first read all remaining results.
         self.connection = None
         if session is None:
             return
@@ -124,23 +126,29 @@ class _NodeCursorMixin(BaseCursor):
 
 
 class NodeCursor(_NodeCursorMixin, Cursor):
-    """A node's cursor whose ``execute`` and ``receive`` fetch all rows."""
+    """A node's cursor that fetches all rows at once, in ``execute`` or ``receive``."""
 
-    # The error with which the driver has refused to send the statement; None if it was sent.
+    # The driver's error, if it could not send the last statement. Otherwise None.
     _not_sent: MySQLError | None = None
 
     @property
     def writes_digits(self) -> bool:
-        """Whether a statement has the digits of an ``int`` where the driver fills in a parameter."""
+        """Whether the driver writes an ``int`` parameter into a statement simply as its digits. If
+        so, callers may write the digits themselves, which is faster.
+        """
         return self._leased().writes_digits
 
     def send(self, query: Any, args: Any = None, select: str | None = None) -> None:
-        """Send a statement, and do not wait for its answer, which :meth:`receive` reads.
+        """Send a statement without waiting for its answer. Then call :meth:`receive` for the
+        answer.
 
-        If the statement cannot be sent, :meth:`receive` does the rest.
+        With this, a process can send statements to several nodes, which work on them at the same
+        time. If the statement cannot be sent, :meth:`receive` raises the error, or repeats a read
+        on another session.
 
-        :param select: the SELECT that the statement joins by UNION ALL for several schemas, with other
-            names and values; None for any other statement. So less text is searched for its kind.
+        :param select: if the statement is a UNION ALL of the same SELECT for several schemas, one
+            such SELECT; otherwise None. It has the same kind as the long statement, and is
+            classified in less time.
         """
         self._begin(query, args, select)
         session = self._leased()
@@ -152,14 +160,16 @@ class NodeCursor(_NodeCursorMixin, Cursor):
             self._not_sent = exc
 
     def receive(self) -> Any:
-        """Wait for the answer to the statement that was sent, as :meth:`execute` does."""
+        """Wait for the answer to the statement that :meth:`send` has sent. Return what
+        :meth:`execute` would.
+        """
         if not self._is_awaited:
             # The driver would wait for ever.
             raise ProgrammingError("this cursor has sent no statement, or has received its answer")
         return self._answered(self._receive)
 
     def _receive(self) -> Any:
-        # As BaseCursor._query(), after the statement was sent.
+        # Do the same as the driver's BaseCursor._query(), apart from sending the statement.
         if self._not_sent is not None:
             raise self._not_sent
         raw = self._leased().raw
@@ -176,9 +186,10 @@ class NodeCursor(_NodeCursorMixin, Cursor):
 
 
 class NodeStream(_NodeCursorMixin, SSCursor):
-    """A node's cursor that leaves rows on the server until ``fetchmany`` fetches them.
+    """A node's cursor that leaves the rows on the server until ``fetchmany`` fetches them, so that
+    a large result needs little memory.
 
-    If unread rows are left, ``close`` also closes the session.
+    If rows are still unread, ``close`` closes the session rather than read them.
     """
 
     _unread = False

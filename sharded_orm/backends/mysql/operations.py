@@ -1,4 +1,4 @@
-"""Django's ``DatabaseOperations`` for MySQL and MariaDB, with the methods that this package adds."""
+"""Django's ``DatabaseOperations`` for MySQL and MariaDB, with the additions of this package."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ _NEXT = re.compile(r"\n\) [^\n]*?\bAUTO_INCREMENT=(\d+)")
 
 class DatabaseOperations(OperationsMixin, operations.DatabaseOperations):
     def convert_datetimefield_value(self, value: Any, expression: Any, connection: Any) -> Any:
-        # Overrides DatabaseOperations.convert_datetimefield_value() of Django, in a fifth of its time:
-        # replace(tzinfo=…), which make_aware() calls, is slow. The driver's values are naive.
+        # Do the same as Django's DatabaseOperations.convert_datetimefield_value(), in a fifth of
+        # its time. Django's calls make_aware(), whose replace(tzinfo=…) is slow. The driver's
+        # values are naive.
         zone = self.connection.timezone
         if type(value) is datetime and value.tzinfo is None and zone is not None:
             return datetime.combine(value, value.time(), zone)
@@ -33,8 +34,8 @@ class DatabaseOperations(OperationsMixin, operations.DatabaseOperations):
     def raise_counters(cursor: Any, firsts: Mapping[str, int]) -> None:
         for table, first in firsts.items():
             name = "`{}`".format(table.replace("`", "``"))
-            # Read the AUTO_INCREMENT value by SHOW CREATE TABLE, because information_schema on MySQL
-            # may return a value that is up to a day old.
+            # Read the next AUTO_INCREMENT value by SHOW CREATE TABLE, because the value in
+            # information_schema may be up to a day old on MySQL.
             cursor.execute(f"SHOW CREATE TABLE {name}")
             match = _NEXT.search(cursor.fetchone()[1])
             if match is None or int(match[1]) < first:

@@ -1,4 +1,6 @@
-"""Control the replication of one server of a master-master pair of MariaDB servers."""
+"""Control the replication of one server of a pair: two MariaDB servers that replicate from each
+other.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +16,16 @@ from sharded_orm.backends.mysql.gtids import positions
 from sharded_orm.backends.mysql.replication import MySQLReplicationLink, MySQLReplicationServer
 from sharded_orm.backends.snapshot import OWN_PREFIX
 
-# Seconds between two queries that check whether the replication runs.
+# Seconds between two queries, while this process waits for a change in the replication.
 _POLL: Final = 0.02
-# The longest wait, in seconds, until a server that was started has connected to its source. By default,
-# a server tries to connect every ten seconds.
+# How long to wait, in seconds, until a server that was just started has connected to the server
+# from which it replicates. By default, a server tries to connect every ten seconds.
 _CONNECTING: Final = 15.0
-#: The delay of replication, in seconds, for a server that must not execute the changes that it
-#: receives: 68 years, the longest that the server accepts. The server stores the delay, so it
-#: survives a restart, unlike other settings that could stop the changes.
+#: The delay of replication, in seconds, for a server that must receive changes but not execute
+#: them: 68 years, the longest that the server accepts. The server stores the delay, so it survives
+#: a restart. Other ways to stop the execution, such as STOP SLAVE, do not.
 HELD: Final = 2**31 - 1
-# The number of attempts to set a position. An attempt fails if the application writes at that moment.
+# How many times to try to set a position. An attempt fails if the application writes meanwhile.
 _ATTEMPTS: Final = 200
 _OLD_POSITION: Final = 1947  # ER_MASTER_GTID_POS_CONFLICTS_WITH_BINLOG
 
@@ -34,12 +36,16 @@ class MySQLPairReplication(MySQLReplicationServer):
     # ##### Positions #####
 
     def written(self) -> str:
-        """Return the position of the last event that this server itself has written; "" if none."""
+        """Return the GTID of the last event that this server itself has written, not received; ""
+        if none.
+        """
         return self.own_part(self.status().logged)
 
     def own_part(self, position: str) -> str:
-        """Return the part of the replication position ``position`` that is in this server's own
-        domain.
+        """Return the GTID in ``position`` of the replication domain in which this server itself
+        writes.
+
+        :param position: a list of GTIDs, one per replication domain, such as ``0-1-15,1-2-7``.
         """
         domain = self.status().domain
         last = positions(position).get(domain)
@@ -48,28 +54,30 @@ class MySQLPairReplication(MySQLReplicationServer):
     def transactions_after(self, position: str) -> Iterator[LoggedTransaction]:
         """Yield the transactions that this server itself has logged after ``position``.
 
-        Reads the binary log from ``position`` on, in pages. Transactions in purged files are left out.
+        Reads the binary log in pages. Transactions in log files that were already purged are
+        missing.
         """
         status = self.status()
         after = positions(position).get(status.domain, (0, 0))[1]
         yield from BinaryLog(self._rows).transactions(status.domain, after)
 
     def continue_at(self, position: str, own: str) -> None:
-        """Set the position from which this server receives. The replication must be stopped.
+        """Set the position after which this server receives changes. The replication must be
+        stopped.
 
-        :param position: the position in the log of the other side.
-        :param own: the last transaction of this server itself. The server will not receive its own
-            transactions up to ``own``.
+        :param position: the position in the log of the other server.
+        :param own: the GTID of the last transaction that this server itself has written. The server
+            will not receive its own transactions up to ``own`` back from the other server.
         """
         self._rows("SET GLOBAL gtid_slave_pos = %s", _with(position, own))
 
     def take_as_received(self, last: str, schema: str) -> None:
         """Mark the other server's transactions up to ``last`` as received, without executing them.
 
-        Use this for transactions that this server must never execute. The other server can
-        replicate from this server again only if the log of this server contains their last GTID. So
-        an empty transaction with this GTID is logged. This server must not replicate meanwhile. Can
-        be repeated.
+        For transactions that this server must never execute. Later the other server is to replicate
+        from this one. For that, the log of this server must contain the GTID ``last``. So an empty
+        transaction with this GTID is logged. This server must not replicate meanwhile. Can be
+        repeated.
 
         :param last: the GTID of the last such transaction.
         :param schema: a schema of the pair, in which the empty transaction is logged.
@@ -80,8 +88,9 @@ class MySQLPairReplication(MySQLReplicationServer):
                 self._rows(
                     "SET SESSION gtid_domain_id = %s, server_id = %s", int(domain), int(server)
                 )
-                # Set the number after the domain. When a number is set, the server compares it with
-                # the last number of the session's present domain.
+                # Set the domain first, and the number in a statement after it: the server checks a
+                # new number against the last number of the domain that the session has at that
+                # moment.
                 self._rows("SET SESSION gtid_seq_no = %s", int(number))
                 table = self._connection.ops.quote_name(f"{OWN_PREFIX}no_table")
                 self._rows(
@@ -95,14 +104,14 @@ class MySQLPairReplication(MySQLReplicationServer):
         self._receive_after_own(last)
 
     def _receive_after_own(self, last: str = "") -> None:
-        """Set the position from which this server receives, so that it gets no change that it has
-        now.
+        """Set the position after which this server receives changes, so that it gets no change
+        again that it already has.
 
-        The server refuses a position without its own last change. If the application has written a
-        change after the position was read, read it again.
+        The server refuses a position that lacks the last change of its own. This happens if the
+        application writes after the position was read. The position is then read again.
 
-        :param last: a transaction of the other side, after which its changes are received. By
-            default, they are received after the last one that this server has executed.
+        :param last: the GTID of a transaction of the other server; its later changes are received.
+            By default, all changes are received that this server has not executed.
         """
         for attempt in range(1, _ATTEMPTS + 1):
             position = self.status().current
@@ -123,10 +132,11 @@ class MySQLPairReplication(MySQLReplicationServer):
         :param settings: the settings of the source's node, for its address.
         :param account: ``USER`` and ``PASSWORD`` of the replication account on ``source``.
         """
-        # Do not receive this server's own changes back from the source.
+        # Set the position first. Otherwise the source would send this server's own changes back.
         self._receive_after_own()
         encrypted = int(bool(settings.get("OPTIONS", {}).get("ssl")))
-        # With DEBUG, Django logs what cursor() executes. The password must not be logged.
+        # Use a cursor of the driver: with DEBUG, Django logs what cursor() executes, and the
+        # password must not be logged.
         with (
             self._connection.wrap_database_errors,
             closing(self._connection.create_cursor()) as cursor,
@@ -144,18 +154,19 @@ class MySQLPairReplication(MySQLReplicationServer):
             )
         link = source.link_from(self)
         if link is not None and link.executes:
-            # If the source replicates from this server, let it catch up first. It would refuse this
-            # server for good if its log lacked an event that this server has written.
+            # If the source also replicates from this server, wait until it has received all that
+            # this server has written. With such an event missing in its log, the source would
+            # refuse this server for good.
             source.wait_for(self.written(), _CONNECTING)
         self._rows("START SLAVE")
 
     def run_until(self, link: MySQLReplicationLink, position: str, seconds: float) -> bool:
-        """Start the stopped replication ``link``, execute changes up to ``position``, and stop again.
+        """Start the stopped replication ``link`` until all changes up to ``position`` are executed.
 
         Return False if that takes more than ``seconds``. The replication may then still run.
         """
         if self.missing(position, self.status().current):
-            # The name of the connection and the position must be literals.
+            # The statement accepts the connection's name and the position only as literals.
             name, until = self._connection_name(link.name), self._connection_name(position)
             self._rows(f"START SLAVE {name} UNTIL master_gtid_pos = {until}")
             deadline = time.monotonic() + seconds
@@ -169,10 +180,11 @@ class MySQLPairReplication(MySQLReplicationServer):
         return any(each.executes for each in self.links() if each.name == link)
 
     def link_soon(self, source: Self, seconds: float = _CONNECTING) -> MySQLReplicationLink | None:
-        """Return the connection by which this server replicates from ``source``; None if there is none.
+        """Return the connection by which this server replicates from ``source``; None if there is
+        none.
 
-        A server that has just started does not know yet from which server a connection comes. So wait
-        for up to ``seconds``.
+        A server that has just started does not know yet to which server its connections lead. So
+        this method tries for up to ``seconds``.
         """
         deadline = time.monotonic() + seconds
         while (link := self.link_from(source)) is None and time.monotonic() < deadline:
@@ -187,7 +199,8 @@ class MySQLPairReplication(MySQLReplicationServer):
         """
         name = self._connection_name(link.name)
         if link.delay != HELD:
-            # The server accepts a new delay only while this replication is stopped.
+            # The server accepts a new delay only while the replication by this connection is
+            # stopped.
             self._rows(f"STOP SLAVE {name}")
             self._set_delay(name, HELD)
         else:
@@ -220,10 +233,10 @@ class MySQLPairReplication(MySQLReplicationServer):
         """Execute the changes that have arrived by ``link``, even if they were held back. Receive
         no more.
 
-        Can be repeated. The relay log (the file of received changes) may be their only copy,
-        because the other server may be dead. The server deletes it if a stopped connection with
-        GTID is started or gets another delay, unless the statement names the log's file and
-        position.
+        For the case that the other server is dead. The file with the received changes (the relay
+        log) may then be their only copy. The server deletes this file if a stopped connection with
+        GTID is started, or gets another delay, unless the statement names the file and the position
+        in it. So this method names them. Can be repeated.
         """
         if link.executes and link.delay != HELD:
             return
@@ -282,9 +295,9 @@ class MySQLPairReplication(MySQLReplicationServer):
 
 
 def _with(position: str, last: str) -> str:
-    """Return ``position`` with the GTID ``last`` in place of the GTID that has the same domain.
+    """Return ``position`` with ``last`` in place of its GTID of the same replication domain.
 
-    A position is a list of GTIDs, one for each replication domain.
+    For example, ``0-1-15,1-2-7`` with the last ``0-1-16`` becomes ``1-2-7,0-1-16``.
     """
     domain = last.split("-")[0]
     others = [part for part in position.split(",") if part and part.split("-")[0] != domain]

@@ -1,7 +1,7 @@
-"""One server of a master-master pair: two MariaDB servers that replicate from each other.
+"""One server of a pair: two MariaDB servers that replicate from each other.
 
-The module checks and changes the replication of the server. Replication between the two is safe only
-with the settings that :meth:`MySQLPairSide.server_problems` requires.
+The module checks the settings and the replication of the server. Replication in both directions is
+safe only with the settings that :meth:`MySQLPairSide.server_problems` requires.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from sharded_orm.backends.side_fence import EPOCH, FenceState
 from sharded_orm.backends.snapshot import OWN_PREFIX
 from sharded_orm.topology.aliases import complete
 
-#: Privileges that the operator's account needs: these on the whole server, and SCHEMA_PRIVILEGES on
-#: the schemas of shards.
+#: Privileges that the operator's account needs on the whole server. On the schemas of shards, it
+#: needs those of SCHEMA_PRIVILEGES.
 SERVER_PRIVILEGES: Final = (
     "BINLOG ADMIN", "BINLOG MONITOR", "BINLOG REPLAY", "READ_ONLY ADMIN", "RELOAD",
     "REPLICATION SLAVE ADMIN", "SLAVE MONITOR",
@@ -35,9 +35,9 @@ SCHEMA_PRIVILEGES: Final = (
     "TRIGGER", "EVENT",
 )  # fmt: skip
 
-# Session settings for a change on one server of a pair that must not be replicated to the other.
-# With the auto_increment settings, a row that is inserted on both servers, such as one of
-# django_migrations, gets the same id on both.
+# Session settings for a change that must stay on one server of a pair, because it is then made on
+# the other server, too. For example, a migration inserts a row of django_migrations on each of
+# them. With these auto_increment settings, the row gets the same id on both.
 _QUIET: Final = (
     f"sql_log_bin = 0, auto_increment_increment = 1, auto_increment_offset = 1, {PASSES} = 1"
 )
@@ -45,9 +45,10 @@ _QUIET: Final = (
 
 @dataclass(frozen=True)
 class _Variable:
-    """A variable of the server, the value that a pair needs, and what any other value would do.
+    """A variable of the server: its name, the value that a pair needs, and what would go wrong with
+    another value.
 
-    :param restart: whether the server reads the variable only at its start.
+    :param restart: whether the server reads the variable only when it starts.
     """
 
     name: str
@@ -83,7 +84,7 @@ _VARIABLES: Final = (
 class MySQLPairSide(MySQLPairReplication):
     """A connection to one server of a pair, with the operator's account. For one thread only.
 
-    The methods return sentences without a full stop.
+    Methods named ``…_problems`` yield sentences for the operator, without a full stop.
     """
 
     # ##### Reasons against a pair #####
@@ -154,7 +155,7 @@ class MySQLPairSide(MySQLPairReplication):
             )
 
     def identity_problems(self, other: Self) -> Iterator[str]:
-        """Yield the reasons why this server and ``other`` cannot be a pair at all."""
+        """Yield the reasons why this server and ``other`` cannot be the two servers of a pair."""
         mine, theirs = self.status(), other.status()
         if mine.identity == theirs.identity:
             yield (
@@ -176,9 +177,11 @@ class MySQLPairSide(MySQLPairReplication):
             )
 
     def follow_problems(self, source: Self, *, keeps_for_later: bool = False) -> Iterator[str]:
-        """Yield the reasons why this server does not replicate every change of the server ``source``.
+        """Yield the reasons why this server may miss changes of ``source``, or does not execute
+        them.
 
-        :param keeps_for_later: whether this server may receive changes without executing them.
+        :param keeps_for_later: whether it is all right that this server only receives changes, and
+            does not execute them yet.
         """
         number = source.status().server_id
         links = self.links()
@@ -191,8 +194,8 @@ class MySQLPairSide(MySQLPairReplication):
             address = f"{link.host}:{link.port}"
             why = f" ({link.error})" if link.error else ""
             if link.source_id == number:
-                # A side that keeps changes for later has got a delay from hold(). This delay is no
-                # problem, so hide it from the check.
+                # The delay was set by hold(), so that this server keeps changes for later. It is no
+                # problem here, so hide it from link_problems(), which would report it.
                 yield from self.link_problems(replace(link, delay=0) if keeps_for_later else link)
                 for runs, thread in (
                     (link.receives, "IO_THREAD"),
@@ -221,7 +224,10 @@ class MySQLPairSide(MySQLPairReplication):
         return link is not None and link.receives and link.executes
 
     def foreign_objects(self, schemas: Sequence[str]) -> Iterator[str]:
-        """Yield triggers and events in ``schemas`` that are not this library's. Two queries.
+        """Yield sentences about triggers and events in ``schemas`` that are not this library's. Two
+        queries.
+
+        On the passive side, they would change rows that should come from the other server only.
 
         :param schemas: schemas whose passive side this server is.
         """
@@ -243,11 +249,11 @@ class MySQLPairSide(MySQLPairReplication):
                     )
 
     def epochs(self, schemas: Sequence[str]) -> dict[str, int]:
-        """Return a dict from each schema to the number of the epoch that this server has reached.
-        One query.
+        """Return a dict that maps each schema to the number of its epoch, as this server has stored
+        it. One query.
 
-        Each time that a dead active side is given up, a new epoch begins. Schemas whose epoch is 0
-        are left out.
+        A new epoch begins each time that the active side is dead and the operator lets the other
+        side take over without it. Schemas whose epoch is 0 are left out.
         """
         if not schemas:
             return {}
@@ -262,16 +268,19 @@ class MySQLPairSide(MySQLPairReplication):
         return {str(row["place"]): int(row["epoch"]) for row in rows}
 
     def fences(self, schemas: Sequence[str]) -> dict[str, FenceState]:
-        """Return the state of each schema's fence on this server, by schema. Few queries."""
+        """Return a dict that maps each schema to the state of its fence on this server. Few
+        queries.
+        """
         if not schemas:
             return {}
         return fence_states(self._rows, self._connection.ops.quote_name, schemas)
 
     def columns(self, schemas: Sequence[str]) -> dict[str, dict[str, list[tuple[Any, ...]]]]:
-        """Return the columns of all tables, in their order, by schema and table. One query.
+        """Return the columns of all tables: ``result[schema][table]`` is a list of tuples. One
+        query.
 
-        The order counts, because row-based replication matches columns by their position. Each
-        column is a tuple: its name, its type, whether it may be NULL, and its default. The
+        The columns are in the order of the table, because row-based replication matches columns by
+        position. Each tuple is (name, type, character set, whether NULL is allowed, default). The
         library's own tables, such as those of key moves, are left out.
         """
         columns: dict[str, dict[str, list[tuple[Any, ...]]]] = {}
@@ -295,7 +304,9 @@ class MySQLPairSide(MySQLPairReplication):
         return columns
 
     def data_bytes(self, schemas: Sequence[str]) -> int:
-        """Return how many bytes the tables of ``schemas`` have, as the server estimates it. One query."""
+        """Return the size of all tables of ``schemas`` in bytes, as the server estimates it. One
+        query.
+        """
         rows = self._rows(
             "SELECT SUM(DATA_LENGTH + INDEX_LENGTH) size FROM information_schema.TABLES"
             " WHERE TABLE_SCHEMA IN ({})".format(", ".join(["%s"] * len(schemas))),
@@ -304,7 +315,9 @@ class MySQLPairSide(MySQLPairReplication):
         return int(rows[0]["size"] or 0)
 
     def knows_events_of(self, source: Self) -> bool:
-        """Whether this server knows up to which position it has executed the changes of ``source``."""
+        """Whether this server has recorded up to which of the changes of ``source`` it has executed
+        them.
+        """
         return source.status().domain in positions(self.status().current)
 
     def application_problems(self, account: str) -> Iterator[str]:
@@ -319,10 +332,11 @@ class MySQLPairSide(MySQLPairReplication):
 
     @staticmethod
     def quiet_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Return settings for sessions whose changes stay on this server of the pair.
+        """Return settings for sessions whose changes stay on this server and are not replicated to
+        the other.
 
-        Such a session writes nothing into the binary log, and fences do not refuse its writes. A
-        column that it adds keeps its default in the database.
+        Such a session writes nothing into the binary log, and fences do not refuse its writes. If
+        Django adds a column with a default, the default stays in the database.
 
         :param settings: the settings of the node with the operator's account.
         """
@@ -344,12 +358,14 @@ class MySQLPairSide(MySQLPairReplication):
     demands = staticmethod(demands)
 
 
-# Matches a line of SHOW GRANTS with privileges on schemas, whose name may have wildcards.
+# Matches a line of SHOW GRANTS about one or several schemas: ``pattern`` is a name with wildcards.
 _SCHEMA_GRANT = re.compile(r"GRANT (?P<privileges>.+) ON `(?P<pattern>[^`]+)`\.\* TO ")
 
 
 def _schema_privileges(grants: Iterable[str], schema: str) -> set[str]:
-    """Return the privileges on ``schema`` that lines of ``SHOW GRANTS`` give."""
+    """Return the privileges on ``schema`` that are granted by ``grants``, the lines of ``SHOW
+    GRANTS``.
+    """
     return {
         privilege
         for line in grants
@@ -359,7 +375,7 @@ def _schema_privileges(grants: Iterable[str], schema: str) -> set[str]:
 
 
 def _like(pattern: str) -> re.Pattern[str]:
-    r"""Return the regular expression for a pattern of ``LIKE``, in which ``\_`` is an underscore."""
+    r"""Translate a pattern of ``LIKE``, such as ``photos\_%``, to a regular expression."""
     parts = re.findall(r"\\.|.", pattern)
     wildcards = {"%": ".*", "_": "."}
     return re.compile(

@@ -38,12 +38,12 @@ class PlainStatementMixin(ShardConnectionMixin):
     health_check_done: bool
 
     def read_rows(self, sql: str, params: tuple[Any, ...]) -> Any:
-        """Return all rows of a query, as a new cursor of this connection object would return them.
+        """Return all rows of a query, just as a new cursor of this connection object would.
 
-        Return None, and send nothing, if a cursor must be used: in a transaction, for example, or if
-        somebody observes statements.
+        Return None, and send nothing, if a cursor is needed. That is so in a transaction, for
+        example, or if somebody observes statements, as ``execute_wrappers`` do.
 
-        :param sql: one SELECT that locks nothing and leaves nothing in its session.
+        :param sql: one SELECT that locks no rows and leaves no state in its session.
         """
         connection, group = self.connection, self.group_wrapper
         if (
@@ -66,15 +66,17 @@ class PlainStatementMixin(ShardConnectionMixin):
             return reader._rows
         except (self.Database.Error, Error) as exc:
             error: BaseException | None = exc
-        # Do what a cursor does after an error: it raises Django's error, or follows the shard to another
-        # node. This is outside of "except", because the context of Django's error would differ there.
+        # Let a cursor handle the error: it raises Django's error or, if the shard has moved, reads
+        # again on the new node. Do this outside of "except", so that the context of Django's error
+        # is the same as with a cursor.
         reader.error = error
         try:
             with ShardCursor(reader, self) as cursor:
                 cursor._execute(sql, params)
                 return cursor.fetchall()
         finally:
-            # The traceback of the error has this frame. Do not let the frame have the error.
+            # The error's traceback refers to this frame. Drop the frame's references, so that they
+            # do not keep each other alive.
             error = reader = None
 
     def write_rows(self, sql: str, params: tuple[Any, ...]) -> int | None:

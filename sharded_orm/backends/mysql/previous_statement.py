@@ -1,8 +1,8 @@
-"""Find the session for a statement that reads what an earlier statement has left in a session.
+"""Find the session for a statement that reads what the alias's earlier statement has left in its
+session: ``LAST_INSERT_ID()``, ``ROW_COUNT()`` or ``SHOW WARNINGS``.
 
-Such statements contain ``LAST_INSERT_ID()``, ``ROW_COUNT()`` or ``SHOW WARNINGS``. Each must run on
-the session of the same alias's earlier statement. If another alias has used that session since, the
-statement is refused.
+Such a statement gives the right answer only on the session of the earlier statement. If another
+alias has used that session since, the statement is refused.
 """
 
 from __future__ import annotations
@@ -18,19 +18,21 @@ from sharded_orm.exceptions import SessionStateRefused
 def is_show(query: Any) -> bool:
     """Whether ``query`` is a SHOW statement.
 
-    ``SHOW WARNINGS`` shows the warnings of the previous statement, and another statement would
-    clear them. So not even ``USE`` may be sent before ``query``.
+    ``SHOW WARNINGS`` shows the warnings of the session's last statement. If ``USE`` were sent
+    before it, the warnings would be lost. So nothing may be sent before a SHOW.
     """
     text = query if isinstance(query, str) else bytes(query).decode("latin-1")
     return text.lstrip()[:4].upper() == "SHOW"
 
 
 def lease(connection: VirtualConnection, query: Any) -> NodeSession:
-    """Lease the session in which an earlier statement has left what ``query`` reads.
+    """Lease the session in which an earlier statement of ``connection`` has left what ``query``
+    reads.
 
-    If ``query`` reads the id of an insert, this is the session of the last insert of
-    ``connection``. Otherwise it is that of its last statement. Without such a statement, lease any
-    session, and make it forget the id of its last insert.
+    If ``query`` reads the id of an insert (``LAST_INSERT_ID()``), lease the session of the last
+    insert; otherwise the session of the last statement. If ``connection`` has run no such
+    statement, lease any session, and clear the id of its last insert, which belongs to another
+    alias.
 
     :raises SessionStateRefused: another alias has used the session since, or the session is dead.
     """
@@ -46,8 +48,8 @@ def lease(connection: VirtualConnection, query: Any) -> NodeSession:
             raise
         session.inserter = None
         return session
-    # Check twice that this connection was the last user of the session: before and after taking the
-    # session. Another thread may use it in between.
+    # Check both before and after the session is taken from the pool, because another thread may use
+    # it in between.
     if _was_used_by(connection, earlier, reads_id) and pool.take(earlier):
         if _was_used_by(connection, earlier, reads_id):
             return earlier
@@ -56,11 +58,13 @@ def lease(connection: VirtualConnection, query: Any) -> NodeSession:
 
 
 def must_forget(connection: VirtualConnection, session: NodeSession, query: Any) -> bool:
-    """Whether ``session`` has to forget the id of another alias's insert before ``query`` runs.
+    """Whether the id of another alias's insert must be cleared in ``session`` before ``query``
+    runs, so that ``LAST_INSERT_ID()`` does not return that id.
 
     :param session: the session that ``connection`` holds.
-    :raises SessionStateRefused: ``session`` does not have the id of the last insert of
-        ``connection``: it ran on another session, or another alias has inserted a row here since.
+    :raises SessionStateRefused: ``connection`` has inserted a row, but its id is not in
+        ``session``: it was inserted on another session, or another alias has inserted a row on this
+        one since.
     """
     if not reads_insert_id(query) or session.inserter is connection:
         return False

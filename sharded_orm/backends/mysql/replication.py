@@ -1,7 +1,7 @@
 """Query and change the replication of MariaDB servers, for a promotion (a replica replaces its
 primary).
 
-The setting ``read_only`` is the fence: it makes a whole server refuse writes.
+The fence of a server, which makes it refuse all writes, is its setting ``read_only``.
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ from sharded_orm.backends.two_phase.branch import BranchName
 from sharded_orm.mysql_flavor import MySQLFlavor
 from sharded_orm.topology.aliases import complete
 
-# Privileges that let an account write although ``read_only`` is on. SUPER is one of them up to MariaDB
-# 10.10 only.
+# Privileges with which an account can write even while ``read_only`` is on. (SUPER only up to
+# MariaDB 10.10.)
 _WRITES_THROUGH: Final = frozenset({"ALL PRIVILEGES", "SUPER", "READ_ONLY ADMIN"})
-# Privileges that the operator's account needs for each task. ALL PRIVILEGES contains all of them.
+# The privileges that the operator's account needs, by task. An account with ALL PRIVILEGES has all
+# of them.
 _NEEDED: Final[Mapping[Task, Sequence[str]]] = {
     "fence": ("READ_ONLY ADMIN", "BINLOG MONITOR"),
     "promote": ("READ_ONLY ADMIN", "REPLICATION SLAVE ADMIN", "SLAVE MONITOR"),
     "end": ("REPLICATION SLAVE ADMIN", "SLAVE MONITOR", "RELOAD"),
 }
 
-#: Seconds within which a server must answer when the operator's account connects.
+#: Seconds within which a server must accept the connection of the operator's account.
 CONNECT_TIMEOUT: Final = 5
 
 # Seconds to wait for an answer of the server. No statement of this module should take longer.
@@ -58,13 +59,13 @@ _REFUSED = frozenset(
 _LOCK_WAIT = 1205  # ER_LOCK_WAIT_TIMEOUT
 _DENIED = 1227  # ER_SPECIFIC_ACCESS_DENIED_ERROR
 
-# The query for how many replication connections run. Every account may send it.
+# The query for how many replication connections run. It needs no privilege, so it finds out that a
+# server is a replica even if the account cannot see more.
 _RUNNING = (
     "SELECT variable_value FROM information_schema.global_status"
     " WHERE variable_name = 'Slaves_running'"
 )
-# Matches a line of SHOW GRANTS with privileges on the whole server (ON *.*). Privileges on single
-# schemas do not count.
+# Matches a line of SHOW GRANTS with privileges on the whole server (ON *.*), not on single schemas.
 _GLOBAL_GRANT = re.compile(r"GRANT (?P<privileges>.+) ON \*\.\* TO ")
 
 
@@ -72,7 +73,7 @@ _GLOBAL_GRANT = re.compile(r"GRANT (?P<privileges>.+) ON \*\.\* TO ")
 class MySQLReplicationStatus(ReplicationStatus):
     """The state of a server's replication at one moment.
 
-    A position is a list of MariaDB's GTIDs, one per replication domain: ``0-1-15,1-2-7``.
+    A position in it is a list of MariaDB's GTIDs, one per replication domain: ``0-1-15,1-2-7``.
     """
 
     server_id: int = 0
@@ -83,7 +84,9 @@ class MySQLReplicationStatus(ReplicationStatus):
 
 @dataclass(frozen=True)
 class MySQLReplicationLink(ReplicationLink):
-    """One of a replica's replication connections: a row of ``SHOW ALL SLAVES STATUS``."""
+    """One connection by which a replica replicates from a source: a row of ``SHOW ALL SLAVES
+    STATUS``.
+    """
 
     #: ``server_id`` of the source, as the source last reported it; 0 if the source has never answered.
     source_id: int
@@ -102,8 +105,8 @@ class MySQLReplicationLink(ReplicationLink):
 class MySQLReplicationServer(ReplicationServer):
     """A connection to one MariaDB server, to query and change its replication.
 
-    A MySQL server is recognized, but cannot be promoted, because its statements differ. The account
-    needs no access to any schema.
+    For a MySQL server, it only reports that this server cannot be promoted: MySQL has other
+    statements for replication. The account needs no access to any schema.
     """
 
     product = "MariaDB"
@@ -183,10 +186,10 @@ class MySQLReplicationServer(ReplicationServer):
         return next((link for link in self.links() if link.source_id == number), None)
 
     def replicates_from(self, source: Self) -> bool:
-        """Whether the server has a replication connection to the server of ``source``.
+        """Whether this server has a replication connection to the server of ``source``.
 
-        :raises django.db.OperationalError: the server is a replica, but the account cannot see of
-            which server, because it lacks the privilege ``SLAVE MONITOR``.
+        :raises django.db.OperationalError: this server is a replica, but the account lacks the
+            privilege ``SLAVE MONITOR``, and so cannot see from which server it replicates.
         """
         try:
             return self.link_from(source) is not None
@@ -196,9 +199,9 @@ class MySQLReplicationServer(ReplicationServer):
             raise
 
     def _privileges(self) -> set[str]:
-        """Return the account's privileges on the whole server, including the privileges of its roles.
+        """Return the account's privileges on the whole server, with those of all its roles.
 
-        Roles that are not active in this session are included, and so is the role ``PUBLIC``.
+        Roles that are not active in this session count, too, and so does the role ``PUBLIC``.
         """
         return {
             privilege
@@ -224,7 +227,7 @@ class MySQLReplicationServer(ReplicationServer):
         return {str(row["name"]) for row in rows}
 
     def _log_filters(self) -> dict[str, str]:
-        """Return the settings that exclude events from the binary log, as name -> value.
+        """Return the settings that keep some events out of the binary log, as a dict name -> value.
 
         Empty settings are left out. Needs the privilege ``BINLOG MONITOR``.
         """
@@ -233,10 +236,10 @@ class MySQLReplicationServer(ReplicationServer):
         return {name: row[name] for row in rows for name in names if row[name]}
 
     def idle_seconds(self) -> float | None:
-        """Return for how many seconds the replica has had no event left to execute.
+        """Return for how many seconds the replica has had nothing left to execute.
 
-        Return None if the replica still executes events, or if replication is stopped. Also return None
-        if the account lacks the privilege ``PROCESS``: the server then hides its replication threads.
+        Return None if it still executes events, or if replication is stopped. Also return None if
+        the account lacks the privilege ``PROCESS``: the server then hides its replication threads.
         """
         rows = self._rows(
             "SELECT TIME_MS milliseconds FROM information_schema.PROCESSLIST"
@@ -325,11 +328,11 @@ class MySQLReplicationServer(ReplicationServer):
     def fence(self, patience: float) -> None:
         """Make the server refuse all writes except those of privileged accounts (``read_only``).
 
-        If a transaction is open now, its ``COMMIT`` will be refused. When this method returns, no
-        commit is running any more.
+        When this method returns, no commit is running any more. Transactions that are still open
+        cannot be committed: their ``COMMIT`` is refused.
 
-        :param patience: seconds to wait for running statements to end. During the wait, new statements
-            are blocked.
+        :param patience: seconds to wait for running statements to end. During the wait, new
+            statements are blocked.
         :raises django.db.OperationalError: statements ran for longer than ``patience``. Nothing has
             changed.
         """
@@ -344,8 +347,8 @@ class MySQLReplicationServer(ReplicationServer):
 
     def wait_for_source(self, source: Self, seconds: float) -> bool:
         status = source.status()
-        # Compare only the source's own replication domain. The source may itself be a replica, and
-        # log events of other domains.
+        # Wait only for the events of the domain in which the source itself writes. If the source is
+        # a replica, too, its log also has events of other domains.
         last = positions(status.logged).get(status.domain)
         return last is None or self.wait_for(f"{status.domain}-{last[0]}-{last[1]}", seconds)
 
@@ -362,8 +365,8 @@ class MySQLReplicationServer(ReplicationServer):
         self._rows(f"RESET SLAVE {self._connection_name(link)} ALL")
 
     def _connection_name(self, link: str) -> str:
-        # The connection's name must be a string literal. MariaDB's grammar allows neither a parameter
-        # nor a quoted name.
+        # MariaDB's grammar accepts the connection's name only as a string literal: neither as a
+        # parameter nor as a quoted identifier.
         return str(self._connection.connection.literal(link).decode())
 
     # ##### Positions and errors #####

@@ -1,5 +1,5 @@
-"""Copy the rows of a shard key between servers of MariaDB or MySQL, with digests that the server
-computes to compare the copies.
+"""Copy the rows of a shard key between servers of MariaDB or MySQL. To compare the copies, each
+server computes digests of its rows.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from sharded_orm.backends.row_access import CopiedColumn, RowDigests
 from sharded_orm.backends.row_copy import COPY, DELETED, SIDE_PREFIX, RowCopy
 from sharded_orm.backends.snapshot import OWN_PREFIX
 
-#: A session variable. If it is set, the triggers of this library accept all changes of the session,
-#: even changes that a closed fence would refuse.
+#: A session variable for sessions that copy rows. If it is set, the triggers of this library accept
+#: all changes of the session, even changes that a closed fence would refuse to others.
 PASSES: Final = f"@{OWN_PREFIX}passes"
-# Seconds that a session waits for another session that works on the same copy of a key's rows.
+# Seconds to wait for another session that changes the rows of the same move.
 _PATIENCE: Final = 50
-# Column types whose values are copied as bytes, in the character set of the column.
+# Column types whose values are copied as raw bytes, in the character set of the column.
 _BYTES: Final = frozenset(
     {"char", "varchar", "tinytext", "text", "mediumtext", "longtext", "enum", "set", "binary",
      "varbinary", "tinyblob", "blob", "mediumblob", "longblob", "geometry", "point", "linestring",
      "polygon", "multipoint", "multilinestring", "multipolygon", "geometrycollection"}
 )  # fmt: skip
 
-# Column types whose values are short texts without a comma. They become part of the text of a row
-# as they are. Values of all other types are hashed first.
+# Column types whose values are short and have no comma in their text. For the digest of a row, such
+# values are joined by commas as they are. Values of all other types are hashed first.
 _SHORT: Final = frozenset(
     {"tinyint", "smallint", "mediumint", "int", "bigint", "decimal", "float", "double", "date", "time",
      "datetime", "timestamp", "year"}
@@ -38,8 +38,9 @@ _SHORT: Final = frozenset(
 _SESSION: Final = (
     "SET NAMES utf8mb4",
     "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
-    # Both servers get the same settings, so that a TIMESTAMP has the same text on both. With this SQL
-    # mode, an inserted id of 0 stays 0 instead of becoming the next AUTO_INCREMENT value.
+    # Both servers get the same settings. With the same time zone, a TIMESTAMP has the same text on
+    # both. With this SQL mode, a row with the id 0 keeps it; otherwise it would get the next
+    # AUTO_INCREMENT value.
     "SET SESSION time_zone = '+00:00', foreign_key_checks = 0,"
     " sql_mode = 'STRICT_ALL_TABLES,NO_AUTO_VALUE_ON_ZERO,ALLOW_INVALID_DATES'",
 )
@@ -48,8 +49,8 @@ _SESSION: Final = (
 class MySQLRowCopy(RowCopy):
     """Copies rows on MariaDB or MySQL.
 
-    Values are read and written as bytes, or as text that the server has made. So Python converts no
-    values.
+    Values are read and written as bytes, or as text made by the server. Python converts no values,
+    so that none is changed.
     """
 
     def __init__(self, connection: Any) -> None:
@@ -62,10 +63,10 @@ class MySQLRowCopy(RowCopy):
 
     @contextmanager
     def _passing(self, number: int) -> Iterator[None]:
-        # Take only a shared lock on the fence (the row by which triggers refuse writes of the key).
-        # An exclusive lock could cause a deadlock: a writer of the key may already hold locks on
-        # rows of the key when its trigger reads the fence. The writer would wait for this session,
-        # and this session for the rows.
+        # Lock the row of the fence, by which triggers refuse writes of the key, but only with a
+        # shared lock. An exclusive lock could cause a deadlock: a writer of the key may have locked
+        # rows of the key before its trigger reads the fence. The writer would wait for this
+        # session, and this session for the writer's rows.
         fence = (
             f"SELECT 1 FROM {self._quote(FENCES)} WHERE id = %s AND state = 'closed'"
             " LOCK IN SHARE MODE"
@@ -127,8 +128,8 @@ class MySQLRowCopy(RowCopy):
         )
         for _, columns in groupby(rows, key=itemgetter(0)):
             names = tuple(row[1] for row in columns)
-            # Leave out indexes on expressions. MySQL returns NULL as the name of an indexed
-            # expression.
+            # Leave out indexes on an expression: for an expression, MySQL returns NULL in place of
+            # a column name.
             if None not in names:
                 yield tuple(map(str, names))
 
@@ -137,8 +138,8 @@ class MySQLRowCopy(RowCopy):
         if column.kind in _BYTES:
             return f"CAST({name} AS BINARY)"
         if column.kind == "float":
-            # Multiply the value, which makes a DOUBLE of it, because the text of a FLOAT has only six
-            # digits.
+            # The text of a FLOAT has only six digits. The multiplication makes a DOUBLE, whose text
+            # has all digits.
             return f"CAST({name} * 1e0 AS CHAR)"
         if column.kind == "bit":
             return f"CAST({name} + 0 AS CHAR)"
@@ -148,23 +149,23 @@ class MySQLRowCopy(RowCopy):
         return "CAST(%s AS UNSIGNED)" if column.kind == "bit" else "%s"
 
     def _comparand(self, column: CopiedColumn) -> str:
-        # Compare a text as text, not as bytes. Only then does the comparison follow the order of
-        # the index.
+        # Compare text in the column's collation, not as bytes, so that the comparison follows the
+        # order of the index.
         if not column.charset:
             return "%s"
         return f"CONVERT(%s USING {column.charset}) COLLATE {column.collation}"
 
     def _key_condition(self, column: str) -> str:
-        # The first comparison uses an index. The second compares the bytes, because a collation may
-        # treat two different keys as equal.
+        # The first comparison can use an index. But a collation may treat two different keys as
+        # equal, so the second one compares the bytes.
         return f"({column} = %s AND CAST(CONVERT({column} USING utf8mb4) AS BINARY) = %s)"
 
     def _key_params(self, key: Any) -> list[Any]:
         return [key, str(key).encode()]
 
     def _row_digest(self, table: CapturedTable) -> str:
-        # The text of a row is its values, separated by commas. No value contains a comma: each is a
-        # hash, or of a type without commas. So two rows have the same text only if all their values
+        # Join the values of a row by commas. No value contains a comma: it is either a hash, or of
+        # a type without commas. So the joined texts of two rows are equal only if all their values
         # are equal.
         parts = []
         for column in self._kept_columns(table):
@@ -177,8 +178,8 @@ class MySQLRowCopy(RowCopy):
     def _digests(
         self, table: CapturedTable, source: str, condition: str, params: list[Any]
     ) -> RowDigests:
-        # Compute the digest in a subquery. Otherwise the server would compute it once for each
-        # expression that contains it.
+        # Compute the digest in a subquery, because the server would otherwise compute it again for
+        # each expression that uses it.
         number = "CAST(CONV(LEFT(digest, 16), 16, 10) AS UNSIGNED)"
         ((count, total),) = self._rows(
             f"SELECT COUNT(*), COALESCE(SUM({number}), 0) FROM (SELECT {self._row_digest(table)} digest"

@@ -11,12 +11,12 @@ from sharded_orm.backends.schema import KEEP_DEFAULTS, EditorMixin
 
 class DatabaseSchemaEditor(EditorMixin, schema.DatabaseSchemaEditor):
     def quote_value(self, value: Any) -> Any:
-        # Django's method assumes an open session, so it does not convert the driver's errors. Here, the
-        # method may have to lease a session first, which may fail.
+        # Convert the driver's errors to Django's. Django's own method does not, because it assumes
+        # an open session. Here it may have to lease a session, which may fail.
         with self.connection.wrap_database_errors:
             return super().quote_value(value)
 
     def skip_default_on_alter(self, field: Any) -> bool:
-        # Django drops the default of a new column unless this method returns True.
+        # If this method returns False, Django drops the default of a new column in the database.
         keeps = bool(self.connection.settings_dict.get(KEEP_DEFAULTS))
         return keeps or bool(super().skip_default_on_alter(field))

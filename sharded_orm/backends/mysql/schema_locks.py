@@ -11,8 +11,7 @@ _MAX_LENGTH = 64
 
 
 def take(session: NodeSession, schema: str, seconds: float) -> bool:
-    """Take the server's named lock for ``schema``, and make ``schema`` the current schema of
-    ``session``.
+    """Take the named lock for ``schema`` in ``session``, and make ``schema`` its current schema.
 
     Return False if another session still holds the lock after ``seconds``.
     """

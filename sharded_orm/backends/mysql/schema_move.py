@@ -1,7 +1,7 @@
-"""The work on one server while a schema moves to another node of MariaDB or MySQL.
+"""Work on one server, while a schema moves to another node of MariaDB or MySQL.
 
-On each server, the tables of the schema can be created, hidden (renamed, so that other processes do
-not find them), and given their real names again.
+It creates the tables of the schema, or hides them: renames them, so that other processes do not
+find them. Later it gives hidden tables their usual names again.
 """
 
 from __future__ import annotations
@@ -25,34 +25,37 @@ from sharded_orm.mysql_flavor import MySQLFlavor
 
 # Seconds between two attempts to rename the tables of a schema.
 _BETWEEN: Final = 0.002
-# Seconds to wait for another session that changes the tables of the schema.
+# Seconds to wait for another session that creates, hides or renames tables of the schema.
 _PATIENCE: Final = 30.0
-# Types of primary keys that a trigger can write to the journal, the table of changed rows, without a
-# conversion.
+# Types of primary keys for which a trigger can record a changed row: it writes the key as text into
+# the journal.
 _RECORDABLE: Final = frozenset(
     {"tinyint", "smallint", "mediumint", "int", "bigint", "decimal", "char", "varchar", "tinytext",
      "text", "mediumtext", "longtext", "uuid", "inet4", "inet6", "date", "datetime", "time",
      "year"}
 )  # fmt: skip
 
-# ER_ERROR_ON_RENAME, and the part of its message that shows that a deadlock stopped the statement.
+# Error code ER_ERROR_ON_RENAME. If its message contains this text, a deadlock stopped the
+# statement.
 _RENAME_FAILED: Final = 1025
 _LOCK_DEADLOCK: Final = "errno: 149 "
-# Matches the next AUTO_INCREMENT number of a table in SHOW CREATE TABLE.
+# Matches, in the output of SHOW CREATE TABLE, the next AUTO_INCREMENT number of the table.
 _COUNTER: Final = re.compile(r" AUTO_INCREMENT=\d+(?= )")
 
 
 class MySQLSchemaMove(SchemaMove):
-    """Moves a schema on MariaDB or MySQL. To hide its tables from other processes, one RENAME TABLE
-    gives new names to all of them. The server renames either all tables or none.
+    """Moves a schema on MariaDB or MySQL.
+
+    To hide the tables of the schema from other processes, one RENAME TABLE gives new names to all
+    of them. The server renames either all tables or none.
     """
 
     def __init__(self, connection: Any, confirm: Callable[[], None]) -> None:
         super().__init__(connection, confirm)
         self._flavor = MySQLFlavor.of(connection)
         self._rows("SET NAMES utf8mb4")
-        # The server shows the default of a TIMESTAMP column in the time zone of the session. So all
-        # sessions use the same time zone, and equal columns have equal definitions.
+        # The default of a TIMESTAMP column is shown in the time zone of the session. Definitions of
+        # two servers are compared, so all sessions use the same time zone.
         self._rows(
             "SET SESSION foreign_key_checks = 0, sql_mode = 'NO_ENGINE_SUBSTITUTION',"
             f" time_zone = '+00:00', lock_wait_timeout = {_PATIENCE:.0f}"
@@ -125,8 +128,9 @@ class MySQLSchemaMove(SchemaMove):
         hidden = self.hidden()
         layout = {}
         for name, (statement,) in self.definition().statements.items():
-            # When the server renames a table, it renames the constraints that it has named itself. So
-            # remove the name of the table from their names, to make the definitions comparable.
+            # Make the definitions of hidden and visible tables comparable. The server has named
+            # some constraints after the table ("photo_ibfk_1"), and renames them with the table. So
+            # remove the table's name from the names of the constraints.
             for table in {name, hidden.get(name, name)}:
                 statement = statement.replace(f"`{table}_ibfk_", "`ibfk_")
             layout[name] = (_COUNTER.sub("", statement),)
@@ -154,9 +158,9 @@ class MySQLSchemaMove(SchemaMove):
             self._rows(f"ALTER DATABASE {definition.defaults}")
             self._note_names(definition.statements, tag)
             for name, (statement,) in definition.statements.items():
-                # A foreign key may refer to a table that is still hidden under another name. The
+                # A foreign key may refer to a table that exists only under its hidden name. The
                 # server accepts this, because foreign key checks are off in this session. The
-                # foreign key works when the table has its real name again.
+                # foreign key works as soon as that table gets its usual name.
                 head = f"CREATE TABLE {self._quote(name)} ("
                 if not statement.startswith(head):
                     raise MoveFailed(
@@ -176,8 +180,8 @@ class MySQLSchemaMove(SchemaMove):
                     {name: hidden_name(name, tag) for name in names}, patience
                 )
             except BaseException:
-                # Old versions of the server do not undo a RENAME TABLE that fails half way. So
-                # rename the tables back that it has renamed.
+                # Old versions of the server do not undo a RENAME TABLE that fails half way. So give
+                # the tables that were already renamed their old names again.
                 self._show(patience)
                 raise
 
@@ -210,9 +214,11 @@ class MySQLSchemaMove(SchemaMove):
         self._rows(f"DROP TABLE IF EXISTS {self._quote(NAMES)}")
 
     def _rename_tables(self, names: Mapping[str, str], patience: float) -> float:
-        """Rename the tables ``names`` (old name -> new name) in one statement.
+        """Rename tables in one statement.
 
-        Return the moment of ``time.monotonic()`` when the successful statement was sent.
+        Return the moment of ``time.monotonic()`` when the statement that succeeded was sent.
+
+        :param names: maps the present name of each table to its new name.
         """
         deadline = time.monotonic() + patience
         if not names:
@@ -220,10 +226,11 @@ class MySQLSchemaMove(SchemaMove):
         pairs = ", ".join(
             f"{self._quote(name)} TO {self._quote(other)}" for name, other in names.items()
         )
-        # Let RENAME TABLE wait for table locks as briefly as possible: other statements queue
-        # behind it, and it may deadlock with transactions that use several of the tables. (With
-        # NOWAIT, the replicas would not wait either.) Do not limit the waits for InnoDB's row
-        # locks. The server needs such locks to undo a RENAME TABLE that fails half way.
+        # Let each RENAME TABLE wait for table locks as briefly as possible, because other
+        # statements queue behind it, and because it may deadlock with transactions that use several
+        # of the tables. (Do not use NOWAIT: it is replicated, and a replica would then not wait
+        # either.) Do not limit the waits for row locks of InnoDB: the server needs them to undo a
+        # RENAME TABLE that fails half way.
         self._rows(f"SET SESSION lock_wait_timeout = {self._flavor.least_lock_wait:d}")
         try:
             while True:
@@ -259,8 +266,8 @@ class MySQLSchemaMove(SchemaMove):
         return {names.get(str(name), str(name)): int(number) for name, number in rows}
 
     def set_counters(self, counters: Mapping[str, int]) -> None:
-        # Change tables only if a counter differs. Other statements wait for the end of the move, so
-        # it must not take longer than needed.
+        # Change a table only if its counter differs. The application's writes wait for the end of
+        # the move, so this must be fast.
         present = self.counters()
         if all(present.get(name) == number for name, number in counters.items()):
             return
@@ -272,7 +279,9 @@ class MySQLSchemaMove(SchemaMove):
 
 
 def _may_rename_again(error: OperationalError) -> bool:
-    """Whether ``error`` shows that a lock or a deadlock stopped RENAME TABLE before it renamed a table."""
+    """Whether RENAME TABLE can be tried again: ``error`` says that a lock or a deadlock stopped it
+    before it had renamed a table.
+    """
     number, text = error.args[0], str(error.args[-1])
     return (
         number == LOCK_WAIT

@@ -26,17 +26,16 @@ _CLOSE_ATTEMPTS = 1000
 # Seconds between two attempts to close a session.
 _BUSY = 0.001
 
-#: This statement is sent before a query of LAST_INSERT_ID() if the querying alias has inserted
-#: nothing. Otherwise the query could return the id of a row that another alias has inserted on the
-#: session.
+#: Sent before a query of LAST_INSERT_ID() if the alias has inserted no row. Otherwise the query
+#: might return the id of a row that another alias has inserted on the same session.
 FORGET_INSERT_ID = b"SET last_insert_id=0"
-# Error codes after which the server closes the session: shutdown, network errors, or a session that
-# was killed or idle for too long.
+# Error codes after which the server closes the session: the server shuts down, the network failed,
+# or the session was killed or was idle for too long.
 _FATAL = frozenset([1053, *range(1152, 1162), *(flavor.session_ended for flavor in FLAVORS)])
 
 
 def is_lost(exc: BaseException) -> bool:
-    """Whether the error ``exc`` means that the session has ended or is in an unknown state."""
+    """Whether the error ``exc`` means that the session has ended, or that nobody knows its state."""
     if not isinstance(exc, MySQLError) or not exc.args or not isinstance(exc.args[0], int):
         return True
     code = exc.args[0]
@@ -48,10 +47,10 @@ def is_syntax_error(exc: BaseException) -> bool:
 
 
 class NodeSession:
-    """A physical session with a node's server. Idle sessions in the pool are in autocommit.
+    """A physical session with a node's server. While it is idle in the pool, it is in autocommit.
 
-    Some attributes are C functions of the driver. Code that runs for each statement calls them
-    directly, to save time.
+    To save time, code that runs for each statement calls C functions of the driver directly. They
+    are attributes of the session, such as ``query``.
     """
 
     __slots__ = (
@@ -62,33 +61,34 @@ class NodeSession:
 
     def __init__(self, raw: Connection, *, split: bool = False) -> None:
         self.raw = raw
-        #: Name of the current schema; None if unknown. Invariant: the name is never wrong. It is
-        #: None from before a packet is sent until the whole packet has succeeded. It stays the same
-        #: if another session drops the schema and creates it again; this session then uses the old
-        #: character set for new tables.
+        #: Name of the current schema; None if it is unknown. A name here is never wrong: the
+        #: attribute is None from before a packet is sent until the whole packet has succeeded. If
+        #: another session drops the schema and creates it again, the name stays right, but this
+        #: session uses the old character set for new tables.
         self.schema: str | None = None
-        #: Whether to send each statement in a separate packet, because multi-statements are switched
-        #: off.
+        #: Whether each statement is sent in a packet of its own, because the project's OPTIONS have
+        #: switched multi-statements off.
         self.split = split
-        #: Whether the first result of the last statement has been read from the socket. Further results
-        #: may be unread. Set to False before a statement is sent.
+        #: Whether the first result of the last statement has been read completely; False from
+        #: before a statement is sent. Further results may be unread even if it is True.
         self.stored = True
-        #: Whether a cursor still has to read results from this session. Set only while a virtual
-        #: connection (the ``connection`` of a Django alias) holds the session.
+        #: Whether a cursor still has to read results from this session, so that no other statement
+        #: can run. Used only while a virtual connection (the ``connection`` of a Django alias)
+        #: holds the session.
         self.busy = False
         self.close_at: float | None = None
         self.suspect = False
         self.retired = False
         self.user = 0
         self.permit: object | None = None
-        #: Identity of the session on its server; None until the server was queried for it.
+        #: Which session of which server this is; None until the server was queried for it.
         self.identity: SessionID | None = None
         #: The virtual connection (the ``connection`` of a Django alias) that used this session last.
         self.last_user: object = None
-        #: The virtual connection (the ``connection`` of a Django alias) that was the last to insert a
-        #: row with an id on this session. Only that connection may read LAST_INSERT_ID() here. The
-        #: attribute is also set by an insert with an explicit id, although such an insert does not
-        #: change LAST_INSERT_ID().
+        #: The virtual connection (the ``connection`` of a Django alias) that was the last to insert
+        #: a row with an id on this session. LAST_INSERT_ID() here is meant for this connection
+        #: only. (It is also set by an insert with an explicit id, although such an insert leaves
+        #: LAST_INSERT_ID() as it is.)
         self.inserter: object = None
         self.poll = _poller(raw.fileno())
         base: Any = super(Connection, raw)
@@ -101,15 +101,15 @@ class NodeSession:
         self.insert_id: Callable[[], int] = raw.insert_id
         self.warning_count: Callable[[], int] = raw.warning_count
         self.literal: Callable[[Any], bytes] = raw.literal
-        #: Whether the driver's literal of an int is its digits: unless OPTIONS["conv"] says otherwise.
+        #: Whether the driver writes an int simply as its digits. OPTIONS["conv"] may change that.
         self.writes_digits = raw.encoders.get(int) is Thing2Str
 
     def send(self, prefix: Sequence[bytes], statement: bytes) -> int:
-        """Run the statements ``prefix`` and then ``statement``, all in one packet.
+        """Send the statements ``prefix`` and then ``statement``, all in one packet.
 
-        Return the number of prefix statements. The caller has to fetch the result of ``statement``. If
-        the driver raises an error, the error's attribute ``prefix_done`` is the number of prefix
-        statements that have succeeded.
+        Return the number of prefix statements. The caller has to fetch the result of ``statement``.
+        If the driver raises an error, the error's attribute ``prefix_done`` says how many prefix
+        statements have succeeded.
         """
         done = 0
         self.stored = False
@@ -123,8 +123,8 @@ class NodeSession:
                 return done
             self.query(b"; ".join([*prefix, statement]))
             for _ in prefix:
-                # A statement of ``prefix`` has no rows to fetch. An error that next_result() raises
-                # comes from the statement after this one.
+                # One more statement of ``prefix`` is done, and has no rows to fetch. If
+                # next_result() raises an error, the next statement has caused it.
                 done += 1
                 if self.next_result() != 0:
                     raise InternalError(0, "the server answered less than it was asked")
@@ -134,11 +134,11 @@ class NodeSession:
         return done
 
     def bind(self, query: str | bytes | bytearray, args: Any) -> bytes:
-        """Return the statement with its parameters filled in, as ``MySQLdb`` does."""
+        """Return the statement with its parameters filled in, as the cursors of ``MySQLdb`` do it."""
         if isinstance(query, str):
             statement = query.encode(self.raw.encoding)
         else:
-            # Copy the bytes, because the driver needs an immutable buffer.
+            # Make it immutable bytes, because the driver accepts nothing else.
             statement = bytes(query)
         if args is None:
             return statement
@@ -151,7 +151,8 @@ class NodeSession:
                 for key, value in args.items()
             }
         elif self.writes_digits:
-            # A list of ids has many integers, whose literals take a sixth of the time in this way.
+            # A list of ids has many integers. Formatting them here takes a sixth of the time of the
+            # driver's literal().
             values = tuple(
                 [b"%d" % value if type(value) is int else literal(value) for value in args]
             )
@@ -176,11 +177,11 @@ class NodeSession:
             self.stored = True
 
     def run_each(self, *statements: bytes) -> list[int]:
-        """Run statements in one packet, and drop their rows. Return the id that each statement has
-        inserted; 0 for none.
+        """Run statements in one packet, and drop their rows. Return a list with the id that each
+        statement has inserted; 0 for none.
 
-        The server executes nothing after a statement that failed. The driver's error then gets the
-        attribute ``prefix_done``: how many statements succeeded.
+        If a statement fails, the server executes none of the later ones. The driver's error then
+        has the attribute ``prefix_done``: how many statements have succeeded.
         """
         ids: list[int] = []
         self.stored = False
@@ -226,15 +227,15 @@ class NodeSession:
     def is_in_order(self, exc: BaseException) -> bool:
         """Whether the session can still be used after one of its statements has raised ``exc``.
 
-        True if the server reported an error about the statement. Also True if Python code raised an
-        exception after all results had been read. Otherwise False.
+        True if the server has only refused the statement, or if Python code raised an exception
+        after all results had been read. Otherwise False.
         """
         if isinstance(exc, MySQLError):
             return not is_lost(exc)
         return isinstance(exc, Exception) and self.stored and not self.more_results()
 
     def drain(self) -> None:
-        """Read and discard those results of the last statement that are still unread."""
+        """Read and discard all results of the last statement that are still unread."""
         while self.next_result() == 0:
             self.raw.discard_result()
         self.stored = True
@@ -253,9 +254,9 @@ class NodeSession:
             except ProgrammingError:
                 if not self.raw.open:
                     return
-                # Another thread uses the driver's connection, perhaps to free a result. Try to close
+                # Another thread is using the driver's connection, perhaps to free a result. Try
                 # again: a session left open would keep its transaction and its locks on the server.
-                # Wait for a fixed time, because the driver does not signal when it is done.
+                # Wait for a fixed time, because the driver does not signal when the thread is done.
                 time.sleep(_BUSY)
             except MySQLError:
                 return
@@ -263,7 +264,7 @@ class NodeSession:
                 return
 
     def abandon(self) -> None:
-        """Detach this session from its socket in a forked child, and send nothing to the server.
+        """Make this session unusable in a forked child, without sending anything to the server.
 
         The session belongs to the parent process, which goes on using it.
         """
@@ -284,7 +285,7 @@ def connect(params: Mapping[str, Any]) -> NodeSession:
         raw = Connection(**params)
     except TypeError as exc:
         raise ImproperlyConfigured(f"The driver refuses OPTIONS: {exc}.") from exc
-    # Remove the driver's encoder for bytes, which does not work. Django's MySQL backend removes it, too.
+    # Remove the driver's encoder for bytes, which does not work, as Django's MySQL backend does.
     if raw.encoders.get(bytes) is bytes:
         raw.encoders.pop(bytes)
     for kind in (FIELD_TYPE.DATETIME, FIELD_TYPE.TIMESTAMP):
@@ -294,15 +295,17 @@ def connect(params: Mapping[str, Any]) -> NodeSession:
 
 
 def check_parameters(params: Mapping[str, Any]) -> None:
-    """Check that the driver accepts ``params``. Asks no server.
+    """Check that the driver accepts ``params``. Does not connect to any server.
 
-    The driver has no list of its arguments. It checks them before it connects, so let it connect to
-    a file that is no socket.
+    The driver has no list of its arguments, but it checks them before it connects. So this function
+    lets it connect to a file that is no socket: the driver then fails in any case, and its error
+    shows if the arguments were right.
 
     :param params: arguments of ``MySQLdb.connect``.
     :raises ImproperlyConfigured: the driver refuses them.
     """
-    # A file of options could name another protocol, which would not use the socket.
+    # Leave out options that make the driver read a file: the file might name another protocol, and
+    # the driver would then connect to a server instead of using the socket.
     own = {k: v for k, v in params.items() if not k.startswith("read_default_")}
     try:
         connect({**own, "host": "localhost", "unix_socket": os.devnull}).close()
@@ -314,7 +317,8 @@ def check_parameters(params: Mapping[str, Any]) -> None:
 
 def datetime_or_none(text: Any) -> Any:
     """Return the same as the driver's ``DateTime_or_None()``, in a seventh of its time."""
-    # With six digits of microseconds or none. The driver's function knows other texts, such as zeros.
+    # These are the lengths without microseconds, and with six digits of them. Leave other texts to
+    # the driver's function.
     if len(text) in (19, 26):
         try:
             return datetime.fromisoformat(text)

@@ -1,9 +1,11 @@
-"""The fence of the passive side of a pair of MariaDB servers: triggers that refuse writes.
+"""The fence of one side of a pair of MariaDB servers: triggers that refuse writes on the passive
+side.
 
-Each trigger calls one function of the schema, which says whether writes are refused. So one
-``CREATE OR REPLACE FUNCTION`` closes or opens all tables at the same moment. A transaction that has
-called the function keeps a metadata lock on it until the transaction ends. So the statement waits
-for all transactions that have written, and later writes wait for the statement.
+Each trigger calls one SQL function of the schema, which returns whether writes are refused. So one
+``CREATE OR REPLACE FUNCTION`` closes or opens all tables of the schema at the same moment. A
+transaction that has written has called the function, and keeps a metadata lock on it until the
+transaction ends. So the statement waits for all such transactions, and later writes wait for the
+statement.
 """
 
 from __future__ import annotations
@@ -27,28 +29,28 @@ from sharded_orm.backends.side_fence import EPOCH, FUNCTION, TRIGGER_PREFIX, Sid
 from sharded_orm.backends.snapshot import OWN_PREFIX
 from sharded_orm.mysql_flavor import MySQLFlavor
 
-# SQL condition: whether a closed fence refuses the writes of a session. It does not if the session
-# has set the variable PASSES and keeps its writes out of the binary log. Such sessions change the
-# schema on one server of a pair only, and insert the rows of ``django_migrations`` for this change.
+# SQL condition: whether a closed fence applies to the session. It does not apply to a session that
+# has set the variable PASSES and writes nothing into the binary log. Such a session changes the
+# schema on this server only, and inserts the row of ``django_migrations`` for the change.
 _STOPPED: Final = f"({PASSES} IS NULL OR @@SESSION.sql_log_bin)"
 #: The events for which each table has a trigger.
 EVENTS: Final = ("INSERT", "UPDATE", "DELETE")
 # Seconds to wait for a lock that another session holds for a long time.
 _PATIENCE: Final = 30
-# Seconds that a session waits for the lock under which it changes the active side. Writes that the
-# fence refuses wait for the same lock, until the change is over.
+# Seconds to wait for the lock of :meth:`MySQLSideFence.switching`, under which the active side
+# changes. Writes that the fence refuses wait for the same lock, until the change is over.
 _SWITCH_PATIENCE: Final = 0.5
 _UNKNOWN_TABLE: Final = 1146  # ER_NO_SUCH_TABLE
 #: ER_SP_DOES_NOT_EXIST
 UNKNOWN_FUNCTION: Final = 1305
 _NO_SUPER: Final = 1419  # ER_BINLOG_CREATE_ROUTINE_NEED_SUPER
 
-# Error codes for a missing privilege: on the schema, on a table, on the server and on a function.
+# Error codes for a missing privilege: on the schema, on a table, on the server or on a function.
 _DENIED: Final = frozenset({1044, 1142, 1227, 1370})
 
 
 class MySQLSideFence(SideFence):
-    """The fence of one shard on one MariaDB server."""
+    """The fence of one shard on one server of a pair."""
 
     def __init__(self, connection: Any, confirm: Callable[[], None]) -> None:
         super().__init__(connection, confirm)
@@ -65,10 +67,10 @@ class MySQLSideFence(SideFence):
         return self._answer() == 1
 
     def _answer(self) -> int | None:
-        """Return what the SQL function of the fence returns: 1 if the fence's triggers refuse
-        writes.
+        """Return what the SQL function of the fence returns: 1 if the fence is closed, and 0 if it
+        is open.
 
-        Return None if the schema has no fence, and so lacks the function.
+        Return None if the function does not exist, so the schema has no fence.
         """
         try:
             ((value,),) = self._rows(f"SELECT {self._quote(FUNCTION)}()")
@@ -94,7 +96,7 @@ class MySQLSideFence(SideFence):
         )
 
     def _triggers(self) -> list[tuple[str, str]]:
-        """Return the table and the name of each trigger of the fence."""
+        """Return the triggers of the fence as pairs (table, name of the trigger)."""
         rows = self._rows(
             "SELECT event_object_table, trigger_name FROM information_schema.triggers"
             " WHERE event_object_schema = DATABASE() AND LEFT(trigger_name, %s) = %s",
@@ -108,9 +110,9 @@ class MySQLSideFence(SideFence):
             "SELECT table_name FROM information_schema.tables WHERE table_schema = DATABASE()"
             " AND table_type = 'BASE TABLE' AND engine <> 'InnoDB'"
         )
-        # InnoDB calls no triggers for rows that a foreign key changes. A trigger of the first table
-        # refuses such a change only if it begins in this schema. So foreign keys to tables of other
-        # schemas are obstacles.
+        # If a foreign key changes rows (CASCADE), InnoDB calls no triggers for them. Within the
+        # schema that is no problem: a trigger refuses the first change, before it cascades. But a
+        # foreign key to a table of another schema could change rows here past the fence.
         keys = self._rows(
             "SELECT table_name, CONCAT(unique_constraint_schema, '.', referenced_table_name)"
             " FROM information_schema.referential_constraints WHERE constraint_schema = DATABASE()"
@@ -130,8 +132,8 @@ class MySQLSideFence(SideFence):
         ]
 
     def privilege_problems(self) -> list[str]:
-        # The server checks privileges before it looks for the table or the function. As neither
-        # exists, nothing is changed.
+        # Try the statements with a table and a function that do not exist, so that nothing is
+        # changed. The server checks privileges before it looks for them.
         missing = self._quote(f"{OWN_PREFIX}probe_{secrets.token_hex(4)}")
         problems = []
         for statement, privileges in (
@@ -167,7 +169,8 @@ class MySQLSideFence(SideFence):
             self._create_triggers(deadline)
 
     def _create_triggers(self, deadline: float) -> None:
-        # Create the function before the triggers: without it, they would refuse all writes.
+        # Create the function before the triggers: while it is missing, they would refuse all
+        # writes.
         self._rows(f"CREATE FUNCTION IF NOT EXISTS {self._function(is_closed=False)}")
         triggers = self._triggers()
         for table in self.open_tables():
@@ -185,15 +188,15 @@ class MySQLSideFence(SideFence):
             self._open(time.monotonic() + patience)
 
     def _open(self, deadline: float) -> None:
-        # Replace the function only if needed. CREATE OR REPLACE FUNCTION waits for open
-        # transactions, and new writes wait behind it. Calling the function waits for nothing.
+        # Replace the function only if the fence is closed. CREATE OR REPLACE FUNCTION waits for
+        # open transactions, and new writes wait behind it. Calling the function waits for nothing.
         if self._answer() != 0:
             self._set(deadline, is_closed=False)
 
     @contextmanager
     def switching(self) -> Iterator[None]:
-        # Go on without the lock if a paused process holds it. The lock only makes refused writes
-        # wait until the change is over.
+        # If another process holds the lock, such as a paused one, go on without it. The lock is not
+        # needed for safety: it only makes refused writes wait until the change is over.
         with held(self._rows, SWITCH, _SWITCH_PATIENCE):
             yield
 
@@ -201,8 +204,8 @@ class MySQLSideFence(SideFence):
         with self._exclusively(_PATIENCE):
             self._rows(
                 f"CREATE OR REPLACE FUNCTION {self._quote(EPOCH)}() RETURNS INT NO SQL"
-                # Store the epoch in the comment, too: every account that may call the function can read
-                # the comment, but not the body.
+                # Store the epoch in the comment, too. Every account that may call the function can
+                # read its comment, but not its body.
                 f" COMMENT '{epoch:d}' RETURN {epoch:d}"
             )
 
@@ -232,8 +235,8 @@ class MySQLSideFence(SideFence):
         return f"{self._quote(FUNCTION)}() RETURNS INT NO SQL RETURN {is_closed:d}"
 
     def _trigger(self, table: str, event: str) -> str:
-        # The trigger's name is random, not made from the table's name. A table keeps its triggers
-        # when it is renamed, so a trigger of another table might have the name already.
+        # Use a random name. A name made from the table's name could be in use: a table keeps its
+        # triggers when it is renamed.
         name = f"{TRIGGER_PREFIX}{secrets.token_hex(8)}_{event.lower()}"
         return (
             f"CREATE TRIGGER {self._quote(name)} BEFORE {event} ON {self._quote(table)} FOR EACH ROW"

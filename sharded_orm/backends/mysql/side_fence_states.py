@@ -1,4 +1,6 @@
-"""Read the states of the fences of many schemas on one MariaDB server, with few queries."""
+"""Read the states of the fences of many schemas on one MariaDB server, with few queries. (The fence
+refuses writes on the passive side of a pair.)
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,10 @@ from sharded_orm.backends.mysql.side_fence import EVENTS, UNKNOWN_FUNCTION
 from sharded_orm.backends.side_fence import FUNCTION, TRIGGER_PREFIX, FenceState
 from sharded_orm.backends.snapshot import OWN_PREFIX
 
-# How many times to try the query. It fails if a fence, and so its function, is dropped between the
-# search for functions and their call.
+# How many times to try the queries. A try fails if a fence is removed after the first query has
+# found its function, and before the second query calls the function.
 _ATTEMPTS: Final = 5
-# The largest number of functions that one query calls. A query has up to 4096 columns.
+# How many functions one query calls at most. MariaDB accepts up to 4096 columns in a query.
 _BATCH: Final = 1000
 
 
@@ -23,12 +25,12 @@ def fence_states(
     quote: Callable[[str], str],
     schemas: Sequence[str],
 ) -> dict[str, FenceState]:
-    """Return the state of the fence of each of ``schemas``. Changes nothing.
+    """Return a dict that maps each of ``schemas`` to the state of its fence. Changes nothing.
 
-    Sends two queries for up to 1,000 schemas. If a fence is dropped meanwhile, both are sent again.
+    Sends two queries for up to 1,000 schemas. If a fence is removed meanwhile, both are sent again.
 
-    :param rows: sends a query with parameters, and returns its rows as dictionaries.
-    :param quote: quotes a name.
+    :param rows: function that sends a query with parameters, and returns its rows as dicts.
+    :param quote: function that quotes a name.
     """
     for attempt in range(1, _ATTEMPTS + 1):
         fenced, tables, triggers = _objects(rows, schemas)
@@ -54,10 +56,10 @@ def _objects(
 ) -> tuple[set[str], set[tuple[str, str]], dict[tuple[str, str], int]]:
     """Return three results about ``schemas``:
 
-    - the schemas that have the function of a fence,
-    - all tables, as pairs of schema and name,
-    - a dict from such a pair to the number of the fence's triggers on the table, for tables with
-      triggers.
+    - the set of schemas that have the function of a fence,
+    - the tables, as pairs (schema, table),
+    - a dict that maps (schema, table) to how many triggers of the fence the table has, for tables
+      with triggers.
     """
     listed = ", ".join(["%s"] * len(schemas))
     fenced: set[str] = set()
@@ -90,7 +92,7 @@ def _objects(
 def _closed(
     rows: Callable[..., Sequence[dict[str, Any]]], quote: Callable[[str], str], schemas: list[str]
 ) -> set[str]:
-    """Return those of ``schemas`` whose function says that writes are refused."""
+    """Return those of ``schemas`` whose fence is closed: its function says that writes are refused."""
     closed: set[str] = set()
     for start in range(0, len(schemas), _BATCH):
         batch = schemas[start : start + _BATCH]

@@ -1,4 +1,4 @@
-"""Compare the rows of the two servers of a pair by hashes, and copy rows from one server to the
+"""Compare rows of the two servers of a pair by hashes, and copy rows from one of the servers to the
 other.
 """
 
@@ -14,15 +14,15 @@ from sharded_orm.backends.row_access import BATCH, Row, RowDigests
 
 
 class MySQLSideRows(MySQLRowCopy):
-    """A separate session that reads or fills whole tables on one server of a pair. For one thread
+    """A session of its own that reads or fills whole tables on one server of a pair. For one thread
     only.
     """
 
     @contextmanager
     def snapshot(self) -> Iterator[str]:
-        """A context manager in whose block :meth:`digest` reads the rows of one moment.
+        """Context manager: in its block, :meth:`digest` reads all rows as they were at one moment.
 
-        It yields the position of this moment in the server's log of changes.
+        It yields the position of this moment in the server's binary log.
         """
         self._rows("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         self._rows("START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
@@ -41,7 +41,8 @@ class MySQLSideRows(MySQLRowCopy):
             self._rows("COMMIT")
 
     def digest(self, schema: str, table: str, columns: Sequence[str]) -> RowDigests:
-        """Return the digest of all rows of a table. Reads the whole table.
+        """Return a digest of all rows of a table, to compare them with those of the other server.
+        Reads the whole table.
 
         :param columns: the columns to compare. Generated columns are left out.
         """
@@ -52,12 +53,13 @@ class MySQLSideRows(MySQLRowCopy):
 
     def _use(self, schema: str) -> None:
         self._rows(f"USE {self._quote(schema)}")
-        # Clear the cache of columns. It is keyed by table name, and the tables of the other schema
-        # have the same names.
+        # Forget the columns that were read for the earlier schema. They are cached by the name of
+        # the table, and each schema has tables of the same names.
         self._columns.clear()
 
     def table(self, schema: str, name: str) -> CapturedTable:
-        """Make ``schema`` the current schema, and return its table ``name`` for reads by primary key.
+        """Make ``schema`` the current schema. Return its table ``name`` as an object that
+        :meth:`rows_by_pk` takes.
 
         :raises LookupError: the table has no primary key.
         """
@@ -87,12 +89,13 @@ class MySQLSideRows(MySQLRowCopy):
         }
 
     def create_closed(self, schema: str, name: str, definition: str, constraint: str) -> None:
-        """Drop a table and create it again, without rows.
+        """Drop a table and create it again, without rows, to fill it from the other server.
 
-        Until :meth:`accept_rows` is called, only :meth:`fill` can insert rows.
+        The new table has a constraint that refuses all rows. Only :meth:`fill` can insert rows,
+        until :meth:`accept_rows` drops the constraint.
 
         :param definition: the statement that creates the table.
-        :param constraint: the name of the constraint that refuses all rows.
+        :param constraint: the name for the constraint.
         """
         self._use(schema)
         refusal = f" (\n  CONSTRAINT {self._quote(constraint)} CHECK (1 = 0),\n"
@@ -100,12 +103,14 @@ class MySQLSideRows(MySQLRowCopy):
         self._rows(definition.replace(" (\n", refusal, 1))
 
     def fill(self, schema: str, name: str, source: Self, check: Callable[[], None]) -> None:
-        """Copy all rows of a table from ``source`` into this side's table, which is empty.
-
-        :param check: called before each 200 rows. Raises an error if this process must not go on.
-        :raises django.db.IntegrityError: the table is not empty.
+        """Copy all rows of a table from ``source``, the other server, into the empty table of this
+        server.
 
         Costs two statements for each 200 rows.
+
+        :param check: called before each 200 rows. It raises an error if this process must stop, for
+            example because another one has taken over.
+        :raises django.db.IntegrityError: the table is not empty.
         """
         self._use(schema)
         self._rows("SET SESSION check_constraint_checks = 0")
@@ -117,7 +122,8 @@ class MySQLSideRows(MySQLRowCopy):
             rows = source.read(table, None, BATCH, source.pk_of(table, rows[-1]))
 
     def accept_rows(self, name: str, constraint: str, counter: int | None) -> None:
-        """Drop the constraint by which a new table of :meth:`create_closed` refuses rows.
+        """Drop the constraint with which :meth:`create_closed` has created the table, so that it
+        takes rows.
 
         :param counter: the table's next AUTO_INCREMENT value; None if the table has none.
         """
@@ -127,7 +133,7 @@ class MySQLSideRows(MySQLRowCopy):
         )
 
     def has_values(self, schema: str, table: str, columns: Sequence[str]) -> bool:
-        """Whether any row has, in one of ``columns``, a value other than the default of the column.
+        """Whether any row has a value other than the column's default in one of ``columns``.
 
         If ``columns`` is empty: whether the table has any row. Reads the whole table.
         """

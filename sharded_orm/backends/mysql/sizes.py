@@ -1,4 +1,4 @@
-"""Read the sizes of schemas and tables, as InnoDB estimates them."""
+"""Read the sizes of schemas and tables, as estimated by InnoDB."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 def read(cursor: NodeCursor, schemas: Sequence[str]) -> dict[str, ShardSize]:
-    """Return the size of each of ``schemas``, keyed by schema name. One query.
+    """Return a dict that maps the name of each of ``schemas`` to its size. One query.
 
-    A schema that has no tables or does not exist has the size 0 bytes and 0 rows.
+    A schema that has no tables, or does not exist, has 0 bytes and 0 rows.
     """
     sizes = dict.fromkeys(schemas, ShardSize(0, 0))
     if sizes:
@@ -24,7 +24,7 @@ def read(cursor: NodeCursor, schemas: Sequence[str]) -> dict[str, ShardSize]:
             f" WHERE table_schema IN ({', '.join(['%s'] * len(sizes))}) GROUP BY table_schema",
             list(sizes),
         )
-        # The sums are NULL for a schema that has only views. Return 0 for NULL.
+        # The sums are NULL for a schema that has only views.
         for name, size, rows in cursor.fetchall():
             sizes[name] = ShardSize(int(size or 0), int(rows or 0))
     return sizes
@@ -37,7 +37,7 @@ def tables(cursor: NodeCursor, schema: str) -> list[TableSize]:
         " WHERE table_schema = %s AND table_type = 'BASE TABLE' ORDER BY table_name",
         [schema],
     )
-    # The size and the number of rows are NULL for a damaged table. Return 0 for NULL.
+    # The size and the number of rows are NULL for a damaged table.
     return [
         TableSize(name, int(rows or 0), "estimated", int(size or 0))
         for name, rows, size in cursor.fetchall()

@@ -1,6 +1,6 @@
-"""Read the definitions of a schema (its tables, views, …), and create a schema from them.
+"""Read the definitions of a schema (its tables, views, triggers, …), and create a schema from them.
 
-Reading sends two packets: one lists the tables, views, …, and the other reads their definitions.
+Reading sends two packets: the first lists the objects, and the second reads their definitions.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ _RECORDS = "django_migrations"
 # Error codes for a schema or table that does not exist, or that the account is not allowed to see.
 _NOT_THERE = frozenset((1044, 1049, 1142, 1146))
 
-# Patterns of parts that are removed from definitions: _AUTO_INCREMENT for a table's counter, and
-# _DEFINER for the account that created a view, trigger or routine.
+# Patterns of what is removed from definitions, because it differs between copies of a schema:
+# _AUTO_INCREMENT is a table's counter, and _DEFINER the account that created a view, trigger or
+# routine.
 _AUTO_INCREMENT = re.compile(r"(?<=\n\) )(.*?)AUTO_INCREMENT=(\d+) ?")
 _DEFINER = re.compile(r"(?<=CREATE )(.*?)DEFINER=`(?:[^`]|``)*`(?:@`(?:[^`]|``)*`)? ")
 _CONDITION = re.compile(r"^ IF NOT EXISTS\b", re.IGNORECASE)
@@ -43,30 +44,32 @@ _CREATE = re.compile(r"CREATE (?:OR REPLACE )?")
 
 _TABLES = "SHOW FULL TABLES"
 _LIST = (
-    # Read the schema's character set and collation from information_schema. The session's variables may
-    # still have the values of a schema of the same name that was dropped.
+    # Read the character set and collation of the schema here, not from the session's variables. If
+    # the schema was dropped and created again, the variables still have the old values.
     "SELECT default_character_set_name, default_collation_name FROM information_schema.schemata"
     " WHERE schema_name = DATABASE()",
     _TABLES,
-    # Filter by event_object_schema. trigger_schema has the same value, but a filter by trigger_schema
-    # would make MariaDB look into every schema of the server.
+    # Filter by event_object_schema, not by trigger_schema. Both have the same value, but for a
+    # filter by trigger_schema MariaDB looks into every schema of the server.
     "SELECT 'TRIGGER', trigger_name FROM information_schema.triggers"
     " WHERE event_object_schema = DATABASE() UNION ALL"
     " SELECT routine_type, routine_name FROM information_schema.routines"
     " WHERE routine_schema = DATABASE()",
 )
-# The index of the column with the CREATE statement in the result of SHOW CREATE <kind>. It is 1 for
-# kinds that are not listed here.
+# In the result of SHOW CREATE TRIGGER (or FUNCTION, PROCEDURE), the index of the column with the
+# statement. It is 1 for all other kinds of objects.
 _STATEMENT_COLUMN = {"TRIGGER": 2, "FUNCTION": 2, "PROCEDURE": 2}
 # Kinds of objects that SHOW TABLES does not list: triggers, functions and procedures.
 _NOT_LISTED = frozenset(kind.lower() for kind in _STATEMENT_COLUMN)
-# The order in which to create objects, by kind. Tables may refer to functions. Views may refer to
-# tables and functions.
+# The order in which kinds of objects are created. A table may use a function, for example in a
+# default, and a view uses tables and functions.
 _ORDER = ("function", "procedure", "sequence", "table", "view", "trigger")
 
 
 def read(session: NodeSession, schema: str) -> SchemaSnapshot:
-    """Return the definitions of ``schema``. Two packets are sent, or one if the schema is empty."""
+    """Return the definitions of all objects of ``schema``. Sends two packets, or one if the schema
+    is empty.
+    """
     defaults, tables, others = session.rows_in(schema, *_LIST)
     character_set, collation = (_text(value) for value in defaults[0])
     kinds = [(_text(kind), _text(name)) for kind, name in others]
@@ -84,8 +87,8 @@ def read(session: NodeSession, schema: str) -> SchemaSnapshot:
                 definition = _DEFINER.sub(r"\1", definition, count=1)
             own_names = kind in _STATEMENT_COLUMN
             if own_names:
-                # Remove IF NOT EXISTS, which MariaDB keeps in the definitions of triggers,
-                # functions and procedures.
+                # Remove IF NOT EXISTS. MariaDB keeps it in the definition of a trigger, function or
+                # procedure that was created with it.
                 head, keyword, tail = definition.partition(kind)
                 definition = head + keyword + _CONDITION.sub("", tail, count=1)
             definitions[f"{kind.lower()} {name}" if own_names else name] = definition
@@ -95,13 +98,13 @@ def read(session: NodeSession, schema: str) -> SchemaSnapshot:
 def glance(
     session: NodeSession, schema: str, known: SchemaSnapshot, tables: Sequence[str]
 ) -> SchemaSnapshot:
-    """Return the present definitions of ``tables``, and ``known`` for the other objects of the
-    schema. All statements are sent in one packet.
+    """Read only the definitions of ``tables`` again. Take those of all other objects from
+    ``known``.
 
-    A new table or view that is not in ``tables`` gets the definition "". Dropped tables and views
-    are left out.
+    Sends one packet. A new table or view that is not in ``tables`` gets the definition "". Dropped
+    tables and views are left out.
 
-    :param known: earlier definitions of the schema.
+    :param known: definitions of the schema that were read earlier.
     """
     listed, *results = session.rows_in(
         schema, _TABLES, *(_show_create("TABLE", name) for name in tables)
@@ -142,18 +145,19 @@ def build(session: NodeSession, schema: str, snapshot: SchemaSnapshot) -> None:
         return
     ((checks,),) = session.rows_in(schema, "SELECT @@foreign_key_checks")[0]
     try:
-        # Switch foreign key checks off, because a table may refer to another table that is created
-        # later.
+        # Switch foreign key checks off, because a foreign key may lead to a table that a later
+        # statement creates.
         session.rows_in(schema, "SET foreign_key_checks = 0", *statements)
     finally:
         session.run(b"SET foreign_key_checks = %d" % int(checks))
 
 
 def create_schema(pool: NodePool, schema: str, defaults: str) -> None:
-    """Create an empty schema. If the schema exists and has no rows, it is dropped first. Three packets.
+    """Create an empty schema. A schema of this name is dropped first, but only if it has no rows.
+    Three packets.
 
     :param defaults: SQL for character set and collation, from the ``defaults`` of a snapshot.
-    :raises RehearsalFailed: the existing schema of that name has rows.
+    :raises RehearsalFailed: a schema of this name exists and has rows.
     """
     character_set, collation = defaults.split()
     if _has_rows(pool, schema):
@@ -191,8 +195,8 @@ def drop_schema(pool: NodePool, schema: str) -> None:
 
 
 def _run(pool: NodePool, *statements: str) -> None:
-    # Use a new session, and close it afterwards. If a pooled session dropped its current schema, the
-    # session would be left without a schema.
+    # Use a new session, and close it afterwards: a session whose current schema is dropped has no
+    # schema any more, so it must not return to the pool.
     session = pool.lease_new()
     try:
         session.run(*(statement.encode() for statement in statements))
@@ -201,22 +205,21 @@ def _run(pool: NodePool, *statements: str) -> None:
 
 
 def digests(cursor: NodeCursor, schemas: Sequence[str]) -> dict[str, str | None]:
-    """Return a digest of each schema's applied migrations, keyed by schema name.
+    """Return a dict that maps each schema to a digest of its applied migrations.
 
     The digest is "" if the schema has no table ``django_migrations``, and None if the schema does
     not exist. One query reads 500 schemas. If it fails because a schema or a table is missing, two
-    more queries list the schemas and those with the table, and the latter are read again.
+    more queries find out which exist, and the digests of these are read again.
     """
     try:
-        # Do not check first which schemas exist. That would list all schemas of the node, and
-        # usually all the requested schemas exist.
+        # Query the digests without first checking which schemas exist: usually all do, and the
+        # check would list all schemas of the node.
         return dict(_digests(cursor, schemas))
     except MySQLError as exc:
         if exc.args[0] not in _NOT_THERE:
             raise
     present = names(cursor)
-    # Compare ``table_name`` with a constant. The server can then answer this query without opening
-    # any table.
+    # With a constant for ``table_name``, the server answers this query without opening any table.
     cursor.execute(
         "SELECT table_schema FROM information_schema.tables WHERE table_name = %s", [_RECORDS]
     )
@@ -235,8 +238,8 @@ def names(cursor: NodeCursor) -> set[str]:
 
 
 def _digests(cursor: NodeCursor, schemas: Sequence[str]) -> Iterator[tuple[str, str]]:
-    # This SQL computes the same digest as applied_digest() in sharded_orm.backends.snapshot. A digest
-    # of GROUP_CONCAT() would be simpler, but the server limits the length of GROUP_CONCAT().
+    # Compute the same digest as applied_digest() in sharded_orm.backends.snapshot does. A digest of
+    # GROUP_CONCAT() would be simpler, but the server limits its length.
     row = "MD5(CONCAT(CONVERT(app USING utf8mb4), '/', CONVERT(name USING utf8mb4)))"
     digest = f"BIT_XOR(CAST(CONV(LEFT({row}, 16), 16, 10) AS UNSIGNED))"
     marker = f"app = '{MARKER_APP}' AND name LIKE '{MARKER_PREFIX}%%'"
@@ -273,10 +276,10 @@ def _by_dependency(views: dict[str, str]) -> Iterable[str]:
     try:
         return [views[name] for name in TopologicalSorter(dependencies).static_order()]
     except CycleError:
-        # The views seem to depend on each other in a cycle, so keep the order of the snapshot. The
-        # cycle may not be real: a definition counts as dependent on a view if it contains the
-        # view's name, even as the name of a column. If a view cannot be created, the server raises
-        # an error.
+        # The views seem to depend on each other in a cycle, so keep the order of the snapshot.
+        # There may be no such cycle: a view counts as dependent on another if its definition
+        # contains the name of the other, even as the name of a column. If a view cannot be created,
+        # the server raises an error.
         return list(views.values())
 
 
@@ -285,18 +288,20 @@ def _repeatable(definition: str) -> str:
     if kind == "table":
         definition = _without_generated_keys(definition)
     if kind == "view":
-        # Use OR REPLACE for a view, because MySQL has no CREATE VIEW IF NOT EXISTS.
+        # MySQL has no CREATE VIEW IF NOT EXISTS, so replace an existing view.
         return _CREATE.sub("CREATE OR REPLACE ", definition, count=1)
     return re.sub(rf"\b{kind}\b", rf"{kind.upper()} IF NOT EXISTS", definition, count=1,
                   flags=re.IGNORECASE)  # fmt: skip
 
 
 def _without_generated_keys(definition: str) -> str:
-    """Return ``definition`` without the indexes that the server creates by itself for foreign keys.
+    """Return the definition of a table without the indexes that the server creates by itself for
+    foreign keys.
 
-    The server drops such an index when a later index can replace it, but keeps an index that was
-    created explicitly. SHOW CREATE TABLE shows both kinds alike. If a copy of the table had explicit
-    indexes, a later migration could make the copy differ from the original table.
+    SHOW CREATE TABLE shows them like indexes that were created explicitly. But the server treats
+    them differently: it drops an index of its own when a later index can replace it. If a copy of
+    the table had explicit indexes instead, a later migration could leave the copy different from
+    the original.
     """
     for name, columns in _FOREIGN_KEY.findall(definition):
         definition = definition.replace(f"  KEY `{name}` ({columns}),\n", "", 1)

@@ -1,11 +1,10 @@
 """Classify SQL statements by what they do to the session that runs them. Pure functions.
 
-All shards of a node share its sessions. A statement that may leave state in its session *pins* the
-session: one alias keeps it until the alias's connection is closed. The functions read the text of a
-statement before its parameters are filled in, because literals do not change its kind.
+All shards of a node share its sessions. A statement that may leave state in its session, such as
+``SET``, *pins* the session: one alias keeps it until the alias's connection is closed.
 
-Stored functions, triggers and the server's settings are not considered: the text does not show
-their effects.
+The functions need only the text of a statement, without its parameters, because literals do not
+change its kind. They cannot know what stored functions, triggers and the server's settings do.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from sharded_orm.backends.savepoints import savepoint_statement
 class StatementKind(IntEnum):
     """The kinds of statements. Callers compare kinds by ``<``, so the order matters.
 
-    Kinds up to WRITE leave no state in the session.
+    Statements of the kinds up to WRITE leave no state in the session.
     """
 
     READ = 0
@@ -43,8 +42,8 @@ class StatementKind(IntEnum):
     """A statement that leaves state in the session, or might do so."""
 
 
-# Statements of at most this many characters are cached with their kinds. Longer statements, such as
-# bulk inserts, are seldom repeated and would fill the cache.
+# The kinds of statements of at most this many characters are cached. Longer statements, such as
+# bulk inserts, are seldom repeated, and would fill the cache.
 _CACHED_LENGTH = 2000
 _CACHE_SIZE = 2048
 
@@ -59,11 +58,12 @@ _DDL = frozenset(["CREATE", "ALTER", "DROP", "RENAME", "TRUNCATE", "OPTIMIZE", "
                   "CHECKSUM", "GRANT", "REVOKE"])  # fmt: skip
 
 _FIRST_WORD = re.compile(r"[\s(]*([A-Za-z_]+)")
-# If a statement contains one of these marks, its literals and comments are removed before it is
-# classified. The mark may be part of a literal or comment.
+# These marks may begin a comment, or change what a statement does. If a statement contains one of
+# them, its literals and comments are removed before it is classified, because the mark may only be
+# a part of these.
 _SUSPICIOUS_TEXT = ("@", ";", "/*", "--", "#")
-# A cheap first test: _PIN_FUNCTION or _AFFINE can match a statement only if it contains one of
-# these texts.
+# A cheap first test before the regular expressions: only a statement that contains one of these
+# texts can match _PIN_FUNCTION or _AFFINE.
 _SUSPICIOUS_NAMES = (
     "_LOCK",
     "LAST",
@@ -83,8 +83,9 @@ _AFFINE = re.compile(
 _INSERT_ID = re.compile(r"LAST_INSERT_ID|IDENTITY|@@(SESSION\.)?INSERT_ID")
 _LOCKING_READ = re.compile(r"\bFOR\s+UPDATE\b|\bLOCK\s+IN\s+SHARE\b|\bFOR\s+SHARE\b|\bINTO\b|\bNEXTVAL\b"
                            r"|\bNEXT\s+VALUE\b")  # fmt: skip
-# A cheap first test: _LOCKING_READ can match a statement only if it contains one of these texts. The
-# search takes a fifth of a millisecond for a SELECT of 16 shards.
+# A cheap first test before the regular expression: only a statement that contains one of these
+# words can match _LOCKING_READ. For a SELECT over 16 shards, that search takes a fifth of a
+# millisecond.
 _LOCKING_WORDS = ("FOR", "LOCK", "INTO", "NEXT")
 _LITERALS_AND_COMMENTS = re.compile(
     r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|`(?:[^`]|``)*`"  # quoted
@@ -100,8 +101,8 @@ _ANALYZE_TABLE = re.compile(r"ANALYZE\s+((NO_WRITE_TO_BINLOG|LOCAL)\s+)?TABLE\b"
 _LOAD_ROWS = re.compile(r"LOAD\s+(DATA|XML)\b")
 _HOST_OR_SYSTEM = re.compile(r"(?<=[\w?])@(?=[\w?])|@@")
 
-# Words and functions that may stand before a parenthesis in a statement that changes nothing. Any
-# other word there may be a stored function, which may write.
+# Words that may stand before a parenthesis in a statement that changes nothing: words of SQL, and
+# functions of the server. Any other word there may be a stored function, which may write.
 _HARMLESS_WORDS = """
     SELECT FROM WHERE AND OR NOT IN EXISTS AS ON ANY ALL SOME VALUES ROW USING OVER UNION EXCEPT INTERSECT BY
     THEN ELSE WHEN CASE LIKE REGEXP RLIKE BETWEEN IS JOIN DISTINCT HAVING XOR DIV MOD BINARY INTERVAL AGAINST
@@ -135,8 +136,8 @@ def classify(sql: str | bytes | bytearray) -> StatementKind:
 def returns_no_rows(sql: str | bytes | bytearray) -> bool:
     """Whether ``sql`` surely returns no rows.
 
-    :param sql: a statement of the kind WRITE. Some of these return rows, such as ``SELECT … FOR UPDATE`` and
-        ``INSERT … RETURNING``.
+    :param sql: a statement of the kind WRITE. Some of these do return rows, such as ``SELECT … FOR
+        UPDATE`` and ``INSERT … RETURNING``.
     """
     text = (sql if isinstance(sql, str) else bytes(sql).decode("latin-1")).upper()
     first = _FIRST_WORD.match(text)
@@ -144,9 +145,10 @@ def returns_no_rows(sql: str | bytes | bytearray) -> bool:
 
 
 def reads_insert_id(sql: str | bytes | bytearray) -> bool:
-    """Whether ``sql`` reads the id of an earlier insert.
+    """Whether ``sql`` reads the id of an earlier insert, as ``LAST_INSERT_ID()`` does.
 
-    :param sql: a statement of the kind AFFINE, which reads state that an earlier statement has left.
+    :param sql: a statement of the kind AFFINE, which reads state that an earlier statement has
+        left.
     """
     text = sql if isinstance(sql, str) else bytes(sql).decode("latin-1")
     return _INSERT_ID.search(text.upper()) is not None
@@ -187,7 +189,7 @@ def _ends_in_call(text: str) -> bool:
 
 
 def reason(sql: str | bytes | bytearray) -> str:
-    """Return a word or two, for logs, that say why the statement ``sql`` pins its session.
+    """Return why the statement ``sql`` pins its session, in a word or two, for logs.
 
     A pinned session is kept for one alias. The returned text contains no values of ``sql``.
 
@@ -196,7 +198,8 @@ def reason(sql: str | bytes | bytearray) -> str:
     text = sql if isinstance(sql, str) else bytes(sql).decode("latin-1")
     bare = _bare(text)
     if bare is None:
-        # It is unclear where literals and comments end, so assume that the text has several statements.
+        # Nobody knows where literals and comments end, so the text may contain several statements.
+        # Treat it as such.
         return SEVERAL_STATEMENTS
     upper = bare.upper()
     if function := _PIN_FUNCTION.search(upper):
@@ -209,13 +212,14 @@ def reason(sql: str | bytes | bytearray) -> str:
 
 
 def _bare(sql: str) -> str | None:
-    """Return ``sql`` without comments, and with ``?`` in place of each literal and each quoted name.
+    """Return ``sql`` without comments, and with ``?`` in place of each literal and each quoted
+    name.
 
-    Return None if it is unclear where literals or comments end.
+    Return None if it cannot be known where literals or comments end.
     """
     if "\\" in sql or "/*!" in sql or "/*M!" in sql:
-        # Return None, because it is unclear which parts of the text are code. The effect of a
-        # backslash depends on the SQL mode, and executable comments contain code.
+        # Nobody knows which parts of such a text are code: the effect of a backslash depends on the
+        # SQL mode, and executable comments (``/*! … */``) contain code.
         return None
     bare = _LITERALS_AND_COMMENTS.sub(lambda match: " " if match[1] else "?", sql)
     return None if any(mark in bare for mark in ("'", '"', "`", "/*")) else bare.strip()
@@ -223,8 +227,7 @@ def _bare(sql: str) -> str | None:
 
 def _classify(sql: str) -> StatementKind:
     text = sql.strip()
-    # Look for savepoints before quoted names are removed, because Django quotes the names of
-    # savepoints.
+    # Look for savepoints first. Django quotes their names, and quoted names are removed below.
     if (savepoint := savepoint_statement(text)) is not None:
         return StatementKind[savepoint.name]
     upper = text.upper()
@@ -250,8 +253,8 @@ def _classify(sql: str) -> StatementKind:
 
 def _by_word(word: str, upper: str) -> StatementKind:
     if word == "ANALYZE":
-        # ANALYZE TABLE commits, so treat it as DDL. MariaDB's ANALYZE <statement> runs the statement,
-        # so treat it as a write.
+        # ANALYZE TABLE commits, so treat it like DDL. But MariaDB's ANALYZE <statement> runs the
+        # statement, so treat that like a write.
         word = "CREATE" if _ANALYZE_TABLE.match(upper) else "UPDATE"
     elif word == "LOAD" and not _LOAD_ROWS.match(upper):
         return StatementKind.STATE

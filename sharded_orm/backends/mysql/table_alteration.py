@@ -1,6 +1,7 @@
-"""Compare two definitions of a table on MariaDB, and change a table from one to the other.
+"""Compare two definitions of a table on MariaDB, and make the ALTER TABLE that changes one into the
+other.
 
-This module sends no query.
+The module only handles texts; it sends no query.
 """
 
 from __future__ import annotations
@@ -11,38 +12,41 @@ from typing import Final
 
 from sharded_orm.backends.snapshot import table_parts
 
-# Patterns for one element of CREATE TABLE. _NAMED matches its beginning with the name of the
-# column, key or constraint. _OPTIONS matches everything that may follow the type of a column.
+# Patterns for one element of CREATE TABLE, such as "`name` varchar(50) NOT NULL". _NAMED matches
+# its beginning, up to the name of the column, key or constraint. _OPTIONS matches all that may
+# follow the type of a column.
 _NAMED: Final = re.compile(r"(?:[A-Z]+ )*(`(?:[^`]|``)+`)")
 _OPTIONS: Final = re.compile(r" (?:NOT NULL|NULL|DEFAULT|COMMENT)\b.*", re.DOTALL)
 
 
 def alteration(table: str, present: str, wanted: str) -> str | None:
-    """Return the ``ALTER TABLE`` that changes a table with the definition ``present`` into
+    """Return the ``ALTER TABLE`` that changes a table from the definition ``present`` to
     ``wanted``.
 
-    Return None if the statement could lose values or would have to invent some. That is so if the
-    present table lacks a wanted column, or if the types of a column differ.
+    Return None if the change could lose values, or would need values that do not exist. For
+    example, the present table lacks a column, or a column has another type.
 
     :param table: the quoted name of the table.
-    :param present: a statement as ``SHOW CREATE TABLE`` shows it; likewise ``wanted``.
+    :param present: the table's definition now, as ``SHOW CREATE TABLE`` shows it.
+    :param wanted: the definition to reach, in the same form.
     """
     (mine, my_tail), (theirs, their_tail) = table_parts(present), table_parts(wanted)
     if not _keeps_values(mine, theirs):
         return None
     changes = [*_changes(mine, theirs)]
     if my_tail != their_tail:
-        # A tail has the options after the columns, such as ENGINE. Empty the table's comment first,
-        # because the tail sets a comment only if the wanted table has one.
+        # The tail is what follows the columns, such as ENGINE. It sets a comment of the table only
+        # if the wanted table has one. So first remove the comment that the present table may have.
         changes.append(f"COMMENT = '' {their_tail}")
     return f"ALTER TABLE {table} {', '.join(changes)}"
 
 
 def demands(definition: str, other: str) -> list[str]:
-    """Return the names of the constraints, unique keys and NOT NULL columns that ``other`` lacks.
+    """Return the names of what may make a table refuse rows that another table accepts:
+    constraints, unique keys and NOT NULL columns that only the first table has.
 
-    Because of them, the table ``definition`` may refuse rows that the table ``other`` accepts. Both
-    arguments are statements as ``SHOW CREATE TABLE`` shows them.
+    :param definition: definition of the first table, as ``SHOW CREATE TABLE`` shows it.
+    :param other: definition of the other table, in the same form.
     """
     (mine, _), (theirs, _) = table_parts(definition), table_parts(other)
     return [
@@ -58,8 +62,8 @@ def _keeps_values(mine: dict[str, str], theirs: dict[str, str]) -> bool:
         return False
     return all(
         _OPTIONS.sub("", mine[name]) == _OPTIONS.sub("", definition)
-        # If the present column is NOT NULL and the wanted one is not, NULLs may have been replaced by
-        # other values. ALTER TABLE cannot restore these NULLs.
+        # If the column is NOT NULL now and shall become nullable, its NULLs may have been replaced
+        # by other values. ALTER TABLE cannot bring these NULLs back.
         and ("NOT NULL" in definition or "NOT NULL" not in mine[name])
         for name, definition in _columns(theirs).items()
     )

@@ -1,4 +1,6 @@
-"""The state of a transaction on the server, and its deferred statements, which are not sent yet."""
+"""What the server knows about a transaction: whether it has begun, for example, and which
+statements were deferred, that is, not sent yet.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +16,18 @@ AUTOCOMMIT_OFF = b"SET autocommit=0"
 AUTOCOMMIT_ON = b"SET autocommit=1"
 COMMIT = b"COMMIT"
 
-# Errors by which the server rolls back the whole transaction, each as the first arguments of the
-# exception: ER_CHECKREAD (with innodb_snapshot_isolation), ER_LOCK_TABLE_FULL and ER_LOCK_DEADLOCK.
+# Errors after which the server has rolled back the whole transaction, each as the first arguments
+# of the exception: ER_CHECKREAD (with innodb_snapshot_isolation), ER_LOCK_TABLE_FULL and
+# ER_LOCK_DEADLOCK.
 _UNDOING = ((1020,), (1206,), (1213,))
 
 
 class ServerTransaction:
-    """The state of the transaction that a virtual connection (the ``connection`` of a Django alias)
-    has on the server.
+    """The state on the server of the transaction of a virtual connection (the ``connection`` of a
+    Django alias).
 
-    ``BEGIN`` and savepoints are not sent at once. They are sent together with the next statement that
-    the server must execute. One object serves all transactions of the connection, one after the other.
+    ``BEGIN`` and savepoints are not sent at once, but together with the next statement that the
+    server must execute. One object serves all transactions of the connection, one after the other.
     """
 
     __slots__ = (
@@ -42,30 +45,34 @@ class ServerTransaction:
     def __init__(self) -> None:
         #: Whether the server has begun the transaction.
         self.is_open = False
-        #: Whether the session was put into autocommit=0, and so is always in a transaction.
+        #: Whether the session was put into autocommit=0. The server then begins a new transaction
+        #: by itself whenever one has ended.
         self.strict = False
         #: Whether an error or an implicit commit may have ended the transaction or removed savepoints.
         self.unsure = False
-        #: Whether an error such as a deadlock has rolled back all statements of the transaction before
-        #: it. Later statements may have begun another one.
+        #: Whether an error such as a deadlock has rolled back the transaction, with all its
+        #: statements up to then. Statements after the error may have begun another transaction.
         self.is_undone = False
-        #: Whether all statements of the transaction so far were plain reads.
+        #: Whether all statements of the transaction so far were plain reads, which change and lock
+        #: nothing.
         self.only_reads = True
-        #: The name of the transaction's XA branch (its part in a two-phase commit), in the syntax of XA
-        #: statements; b"" if the transaction is an ordinary one.
+        #: The name of the XA branch (this shard's part of a two-phase commit) that the transaction
+        #: is, as XA statements need it; b"" for an ordinary transaction.
         self.branch = b""
-        #: Whether the XA branch (this shard's part of a two-phase commit) is prepared. Only its commit
-        #: or rollback can follow then.
+        #: Whether the XA branch (this shard's part of a two-phase commit) is prepared. After that,
+        #: it can only be committed or rolled back.
         self.is_prepared = False
-        #: Whether the transaction refuses statements that commit implicitly or leave state in the
-        #: session, as a part of a two-phase commit does.
+        #: Whether the transaction is part of a two-phase commit. It then refuses statements that
+        #: commit implicitly or leave state in the session.
         self.plain_only = False
-        #: Savepoint statements that will be sent with the next statement.
+        #: Deferred savepoint statements, which are sent together with the next statement.
         self.pending: list[bytes] = []
 
     @property
     def begin(self) -> bytes:
-        """The statement that begins the transaction."""
+        """The statement that begins the transaction: ``BEGIN``, or ``XA START`` for a part of a
+        two-phase commit.
+        """
         return b"XA START " + self.branch if self.branch else BEGIN
 
     def begins_in(self, prefix: Sequence[bytes]) -> bool:
@@ -74,25 +81,25 @@ class ServerTransaction:
 
     @property
     def is_as_autocommit(self) -> bool:
-        """Whether a read in this transaction returns the same as a read in autocommit, if the
-        isolation level is READ COMMITTED.
+        """Whether a read in this transaction returns what it would return in autocommit (with the
+        isolation level READ COMMITTED).
 
-        True if the transaction has only read, and if no error or implicit commit has made its state
-        uncertain.
+        That is so if the transaction has only read, and no error or implicit commit has made its
+        state uncertain.
         """
         return self.only_reads and not self.strict and not self.unsure
 
     def prefix(self, *, plain: bool) -> list[bytes]:
-        """Return the statements to send before the next one: BEGIN and savepoints, if needed.
+        """Return the statements to send before the next one: ``BEGIN`` and savepoints, if needed.
 
-        If ``plain`` is False, or if the transaction may have ended unnoticed, the result has ``SET
-        autocommit=0`` in place of BEGIN, once per transaction. Even if the server has ended the
-        transaction, the next statement then begins a new one.
+        ``SET autocommit=0`` takes the place of ``BEGIN``, once per transaction, if ``plain`` is
+        False or if the server may have ended the transaction unnoticed. With it, the server begins
+        a new transaction by itself, so that later statements do not commit one by one.
 
         :param plain: False if the next statement commits implicitly or leaves state in the session;
             otherwise True.
         :raises TwoPhaseMisused: ``plain`` is False, and the transaction is part of a two-phase
-            commit, which takes plain statements only.
+            commit.
         """
         if self.plain_only and not plain:
             raise TwoPhaseMisused(
@@ -100,18 +107,18 @@ class ServerTransaction:
                 " block with two_phase=True. Run it outside of the block."
             )
         if self.branch:
-            # SET autocommit=0 is not needed, because an XA branch (a part of a two-phase commit)
-            # cannot end unnoticed. If an error rolls the branch back, the server refuses every
-            # statement except XA END and XA ROLLBACK.
+            # An XA branch (a part of a two-phase commit) cannot end unnoticed, so SET autocommit=0
+            # is not needed. If an error rolls the branch back, the server refuses every statement
+            # except XA END and XA ROLLBACK.
             return self.pending[:] if self.is_open else [self.begin, *self.pending]
         if not self.strict and (self.unsure or not plain):
             return [AUTOCOMMIT_OFF, *self.pending]
         return self.pending[:] if self.is_open else [BEGIN, *self.pending]
 
     def record(self, executed: Sequence[bytes]) -> None:
-        """Record that the server has executed the statements ``executed``.
+        """Record what the server has executed of the statements that :meth:`prefix` returned.
 
-        :param executed: the statements that :meth:`prefix` returned, or only the first of them.
+        :param executed: these statements, or only the first of them if a later one failed.
         """
         begins = 0
         if executed and executed[0] in (self.begin, AUTOCOMMIT_OFF):
@@ -122,9 +129,9 @@ class ServerTransaction:
             del self.pending[: len(executed) - begins]
 
     def end(self, run: Callable[..., None], statement: bytes) -> None:
-        """End the transaction on the server, and restore autocommit.
+        """End the transaction on the server. If the session was put into autocommit=0, undo this.
 
-        :param run: sends statements in one packet.
+        :param run: function that sends statements in one packet.
         :param statement: COMMIT or ROLLBACK.
         """
         if not self.branch:
@@ -140,7 +147,7 @@ class ServerTransaction:
             try:
                 run(end)
             except MySQLError:
-                # Ignore the error. XA END fails if it was sent before, or if an error such as a
+                # Ignore the error: XA END fails if it was already sent, or if an error such as a
                 # deadlock has rolled back the branch. If the session is lost, the next statement
                 # raises an error.
                 pass
@@ -153,15 +160,16 @@ class ServerTransaction:
             self.is_undone = True
 
     def forget(self) -> None:
-        """Reset all attributes. Must be called when the transaction has ended on the server."""
+        """Make the object ready for the next transaction, after this one has ended on the server."""
         self.is_open = self.strict = self.unsure = self.is_undone = False
         self.only_reads = True
         self.branch, self.is_prepared, self.plain_only = b"", False, False
         self.pending.clear()
 
     def defer(self, sql: str) -> bool:
-        """Defer one of Django's savepoint statements: store it until the next statement is sent.
+        """If ``sql`` is a savepoint statement of Django's that can wait, keep it until the next
+        statement is sent.
 
-        Return True if ``sql`` is deferred, and False if it must be sent now.
+        Return True if it is kept, and False if it must be sent now.
         """
         return savepoints.defer(sql, self.pending, may_release=self.is_open and not self.unsure)

@@ -13,10 +13,10 @@ from sharded_orm.backends.mysql.lock_waits import LockWaits
 
 
 class LockedChanges:
-    """Runs statements about a table when no transaction uses the table. For one thread only.
+    """Changes a table's triggers while no transaction uses the table. For one thread only.
 
     :param connection: a connection object of Django's own backend.
-    :param run: sends a statement of its session, and returns the rows.
+    :param run: function that sends a statement in this connection's session, and returns the rows.
     :param locks: limits how long the session waits for the lock on a table.
     """
 
@@ -29,10 +29,10 @@ class LockedChanges:
         """Wait for every transaction that has used ``table``, then change the triggers of the
         table.
 
-        Only the wait for the lock has a time limit. A server that stops a session while it opens a
-        table has read only some of the triggers, and later writes of any session fail. The wait
-        opens the table, and nobody else uses it while the lock is held. So the changes need not
-        open it again.
+        Only the wait for the lock on the table has a time limit, not the changes. If a time limit
+        stopped a session while the server opens the table, the server would have read only some of
+        its triggers, and later writes of all sessions would fail. The wait opens the table. While
+        the lock is held, nobody else uses the table, so the changes need not open it again.
 
         :param deadline: a moment of ``time.monotonic()`` until which to wait.
         :param changes: the statements that change the triggers.
@@ -56,10 +56,10 @@ class LockedChanges:
         self._locks.attempt(deadline, change, partial(self._run, f"SELECT 1 FROM {quoted} LIMIT 0"))
 
     def _together(self, statements: Sequence[str]) -> None:
-        """Send statements to the server in one request, or one by one if multi-statements are off.
+        """Send statements in one request; or one by one, if multi-statements are switched off.
 
-        If one request both takes and releases a lock, the lock is released even if this process is
-        paused meanwhile.
+        In one request, the lock is both taken and released. So it does not stay if this process is
+        paused or killed in between.
         """
         if not self._connection.settings_dict["OPTIONS"].get("multi_statements", True):
             for statement in statements:

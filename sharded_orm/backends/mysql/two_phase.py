@@ -1,5 +1,5 @@
-"""The methods with which the virtual connection of a Django alias takes part in a two-phase commit
-(XA).
+"""Two-phase commits (XA) on MySQL and MariaDB: the methods with which an alias's virtual connection
+takes part in one.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 class BranchLease:
-    """Base class of :class:`~sharded_orm.backends.mysql.connection.VirtualConnection` for two-phase
-    commits.
+    """Base class of :class:`~sharded_orm.backends.mysql.connection.VirtualConnection`: its part in
+    a two-phase commit.
 
-    An XA branch is the part of a two-phase transaction on one shard. The methods begin a branch,
-    prepare it, and close the session without ending the prepared branch.
+    The part of the transaction on one shard is an XA branch. The methods begin the branch and
+    prepare it, or leave a prepared branch on the server for a recovery.
     """
 
     __slots__ = ()
@@ -39,12 +39,13 @@ class BranchLease:
         _watched_session: Callable[[], AbstractContextManager[NodeSession]]
 
     def begin_branch(self, branch: bytes = b"") -> None:
-        """Make the next transaction follow the rules of a two-phase commit. Sends nothing.
+        """Make the next transaction part of a two-phase commit. Sends nothing.
 
-        :param branch: the name of the XA branch that the next transaction becomes, in the syntax of
-            XA statements. Empty for the ordinary transaction that stores the decision to commit.
-        :raises TwoPhaseMisused: a session is pinned (kept until close()). Such a session has state
-            of its own, which may conflict with XA.
+        :param branch: the name of the XA branch that the next transaction becomes, as XA statements
+            need it. Empty on the shard that stores the decision to commit: its transaction is an
+            ordinary one.
+        :raises TwoPhaseMisused: the connection is pinned: it keeps a session in which the program
+            has left state, which may conflict with XA.
         """
         if self.mode is SessionMode.PINNED:
             raise TwoPhaseMisused(
@@ -54,10 +55,10 @@ class BranchLease:
         self.transaction.branch, self.transaction.plain_only = branch, True
 
     def prepare_branch(self) -> None:
-        """Prepare the XA branch, the part of a two-phase transaction on this shard, for its commit.
-        One round trip.
+        """Prepare the XA branch (the part of a two-phase transaction on this shard): make the
+        server store it for a later commit or rollback. One round trip.
 
-        :raises MySQLdb.Error: the branch is not prepared; if the session is lost, it may be
+        :raises MySQLdb.Error: the branch is not prepared. But if the session is lost, it may be
             prepared.
         """
         transaction: Any = self.transaction
@@ -71,8 +72,10 @@ class BranchLease:
         transaction.is_prepared = True
 
     def leave_branch(self) -> None:
-        """Close the session that has prepared the XA branch (this shard's part of a two-phase commit).
-        The prepared branch stays on the server.
+        """Close the session without ending its XA branch (this shard's part of a two-phase commit).
+
+        If the branch is prepared, it stays on the server until a recovery commits it or rolls it
+        back.
         """
         if self.mode < SessionMode.LOST and self.session is not None:
             self._lose(OperationalError("the branch is left to a recovery"))

@@ -1,3 +1,3 @@
-"""Database backend for PostgreSQL. Each shard is a schema. The shards of a node (a database server)
-share its sessions (server connections).
+"""Database backend for PostgreSQL. Each shard is a schema. All shards of a node (a database server)
+share a pool of sessions (server connections).
 """

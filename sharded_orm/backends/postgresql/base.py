@@ -1,5 +1,5 @@
-"""Django's PostgreSQL backend, changed so that sessions (server connections) belong to a node (a
-database server). All schemas of the node's database share the sessions.
+"""Django's PostgreSQL backend, changed so that all schemas of a node's database share a pool of
+sessions (server connections).
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ from sharded_orm.backends.write_hooks.commit import CommitOutcome
 if TYPE_CHECKING:
     from sharded_orm.topology.model import Shard
 
-# Let the shards share the numbers of extension types. Do so when this module is imported, because no
-# alias can have this backend earlier.
+# Query the numbers of extension types once per pool, not for each shard. Set this up at the import
+# of this module: no alias can use this backend earlier.
 share_types()
 
-# Options of Django's backend that do not work with shared sessions, as name -> the reason and the
-# remedy.
+# Options of Django's backend that cannot work if aliases share sessions. Maps each name to the
+# reason, with what to do instead.
 _REFUSED_OPTIONS = {
     "pool": "this backend has a pool for each node, with the setting POOL",
     "server_side_binding": (
@@ -76,15 +76,15 @@ _REFUSED_OPTIONS = {
 }
 
 
-# The first words of statements that change rows and never the schema.
+# The first words of statements that change rows, but never the schema.
 _ROW_WORDS = frozenset(("INSERT", "UPDATE", "DELETE", "WITH", "MERGE"))
 
 
 class DatabaseWrapper(ServerConnectionMixin[PostgreSQLPool], stock.DatabaseWrapper):
     """The connection object of a shard, or of an ordinary alias of ``DATABASES``.
 
-    ``self.connection`` is a :class:`PostgreSQLConnection`: it leases a physical session when there is
-    work. All aliases of the process with equal connection parameters lease from the same pool.
+    Its ``connection`` is a :class:`PostgreSQLConnection`, which leases a physical session only
+    while there is work. All aliases of the process with equal connection parameters share a pool.
     """
 
     client_class = DatabaseClient
@@ -105,13 +105,15 @@ class DatabaseWrapper(ServerConnectionMixin[PostgreSQLPool], stock.DatabaseWrapp
     connection: PostgreSQLConnection | None
     creation: DatabaseCreation
 
-    #: Switches off the pool of Django's own backend. The option for it is refused, see
-    #: _REFUSED_OPTIONS.
+    #: Django's own backend reads this attribute to see if it must use a pool. None switches that
+    #: off. See also _REFUSED_OPTIONS.
     pool = None
 
     @property
     def schema(self) -> str | None:
-        """Name of the shard's schema; None for an alias that uses the server's search path."""
+        """Name of the shard's schema. None for an alias without SCHEMA, which uses the server's
+        search path.
+        """
         if self.alias == NO_DB_ALIAS:
             return None
         return cast("str | None", self.settings_dict.get("SCHEMA"))
@@ -122,8 +124,8 @@ class DatabaseWrapper(ServerConnectionMixin[PostgreSQLPool], stock.DatabaseWrapp
     def get_connection_params(self) -> dict[str, Any]:
         options = self.settings_dict["OPTIONS"]
         for name, remedy in _REFUSED_OPTIONS.items():
-            # Refuse even the number 0, because prepare_threshold=0 means that a statement is prepared
-            # when it is first executed.
+            # Refuse the number 0, too: with prepare_threshold=0, a statement is prepared when it is
+            # first executed.
             if options.get(name) is not None and options[name] is not False:
                 raise ImproperlyConfigured(
                     f"Alias {self.alias!r}: OPTIONS[{name!r}] cannot be used with"
@@ -140,10 +142,10 @@ class DatabaseWrapper(ServerConnectionMixin[PostgreSQLPool], stock.DatabaseWrapp
 
     @async_unsafe
     def get_new_connection(self, conn_params: dict[str, Any]) -> PostgreSQLConnection:
-        """Return a virtual connection, after a check that the node answers.
+        """Return a virtual connection, which leases a session of the server only while there is
+        work.
 
-        A virtual connection leases a session of the server when there is work. The check does not
-        show whether the schema exists.
+        First checks that the node answers, but not whether the schema exists.
         """
         self.isolation_level = IsolationLevel.READ_COMMITTED
         level = self.settings_dict["OPTIONS"].get("isolation_level")
@@ -162,22 +164,20 @@ class DatabaseWrapper(ServerConnectionMixin[PostgreSQLPool], stock.DatabaseWrapp
         )
 
     def init_connection_state(self) -> None:
-        # Call the method of Django's base class, not of its PostgreSQL backend. The PostgreSQL
-        # backend's method sets the time zone and the role, which the pool has already done when it
-        # opened the session.
+        # Skip the method of Django's PostgreSQL backend. It would set the time zone and the role,
+        # which the pool has done already when it opened the session.
         BaseDatabaseWrapper.init_connection_state(self)
 
     def create_cursor(self, name: str | None = None) -> PostgreSQLCursor | PostgreSQLServerCursor:
-        # Overrides the method of Django's PostgreSQL backend. This method needs no async_unsafe
-        # decorator, which would cost time for every statement: cursor(), which calls this method, has
-        # the decorator.
+        # Overrides the method of Django's PostgreSQL backend, whose decorator async_unsafe costs
+        # time for every statement. The caller, cursor(), has this decorator, too.
         connection = self.connection
         assert connection is not None
         cursor: PostgreSQLCursor | PostgreSQLServerCursor
         holds = connection.autocommitted
-        # Let a named cursor fetch all rows at once if a pooler might give its session to other
-        # clients between two fetches. Django's setting DISABLE_SERVER_SIDE_CURSORS has the same
-        # effect.
+        # A pooler may give the session to another client between two fetches. A named cursor would
+        # lose its rows then, so use an ordinary cursor, which fetches all rows at once. Django's
+        # setting DISABLE_SERVER_SIDE_CURSORS has the same effect.
         if name and not (holds and connection.has_pooler):
             cursor = connection.cursor(name, scrollable=False, withhold=holds)
         else:
@@ -188,8 +188,9 @@ class DatabaseWrapper(ServerConnectionMixin[PostgreSQLPool], stock.DatabaseWrapp
         return cursor
 
     def ensure_timezone(self) -> bool:
-        # Overrides the method that Django calls when a test changes the time zone. Other aliases may
-        # use the pool with the old time zone, so this alias leases from another pool from now on.
+        # Django calls this method when a test changes the time zone. The sessions of the pool have
+        # the old time zone, which other aliases may still use. So let this alias use another pool
+        # from now on.
         pool, self._node_pool = self._node_pool, None
         connection = self.connection
         if connection is None or pool is None:
@@ -205,15 +206,16 @@ class DatabaseWrapper(ServerConnectionMixin[PostgreSQLPool], stock.DatabaseWrapp
         return True
 
     def _close(self) -> None:
-        # Call BaseDatabaseWrapper._close(), as CommitHookMixin does. The method of Django's PostgreSQL
-        # backend would first look for Django's own pool.
+        # Call BaseDatabaseWrapper._close(), as CommitHookMixin does. Django's PostgreSQL backend
+        # would first look for a pool of its own.
         super()._close()
 
     def close_pool(self) -> None:
-        """Close this process's sessions with the alias's database.
+        """Close this process's sessions with the alias's database: idle ones now, others at their
+        release.
 
-        Idle sessions are closed now, the others when they are released. Django calls this method
-        before it drops or copies a test database. The server refuses both while a session is open.
+        Django calls this method before it drops or copies a test database, which the server refuses
+        while a session is open.
         """
         close_sessions(self.get_connection_params())
 
@@ -221,8 +223,8 @@ class DatabaseWrapper(ServerConnectionMixin[PostgreSQLPool], stock.DatabaseWrapp
     def node_cursor(self, *, stream: bool = False, schemas: Iterable[str] = ()) -> Iterator[Any]:
         """Return a context manager that yields a cursor of the node, as the base class does.
 
-        :param schemas: schemas whose tables the statements use without naming them. The pool counts
-            them, because it closes a session that has used many tables.
+        :param schemas: schemas whose tables the statements use, although the text does not name the
+            tables. The pool counts them: it closes a session that has used many tables.
         """
         with super().node_cursor(stream=stream) as cursor:
             cursor.use_schemas(schemas)
@@ -230,19 +232,19 @@ class DatabaseWrapper(ServerConnectionMixin[PostgreSQLPool], stock.DatabaseWrapp
 
     def holds_session(self) -> bool:
         connection = self.connection
-        # A session that one_session() keeps counts like a session with state, because the caller
-        # relies on it.
+        # Within one_session(), the caller relies on getting the same session. So treat this session
+        # like one with state.
         return connection is not None and (connection.has_state or connection.in_batch)
 
     def is_statement_limit(self, error: BaseException) -> bool:
-        # An administrator who cancels the statement causes the same error. In this case, the
-        # statement is sent a second time.
+        # The limit of a statement's time causes this error. So does an administrator who cancels
+        # the statement; then the statement is sent a second time.
         return sqlstate_of(error) == QUERY_CANCELED
 
     @cached_property
     def pg_version(self) -> int:
-        """Version of the server as a number, such as 150018. Costs nothing once the pool has opened a
-        session.
+        """Version of the server as a number, such as 150018. Free of cost if the pool has opened a
+        session before.
         """
         pool = self.node_pool
         if not pool.server_version:
@@ -261,8 +263,8 @@ class DatabaseWrapper(ServerConnectionMixin[PostgreSQLPool], stock.DatabaseWrapp
     # ##### Schemas #####
 
     def create_shard_database(self) -> None:
-        """Create this alias's schema, or its database if it has no schema. Does nothing if the
-        schema or database exists.
+        """Create this alias's schema; or its database, if the alias has no schema. Does nothing if
+        it exists.
         """
         if self.schema is not None:
             with self.wrap_database_errors, self.node_cursor() as cursor:
@@ -303,8 +305,8 @@ class DatabaseWrapper(ServerConnectionMixin[PostgreSQLPool], stock.DatabaseWrapp
 
     @contextmanager
     def _catalog_cursor(self) -> Iterator[PostgreSQLCursor]:
-        """Context manager that yields a cursor in the schema. Its statements are not added to the query
-        log.
+        """Context manager that yields a cursor in the schema. Django's query log does not show its
+        statements.
         """
         self.ensure_connection()
         assert self.connection is not None
@@ -347,7 +349,8 @@ class DatabaseWrapper(ServerConnectionMixin[PostgreSQLPool], stock.DatabaseWrapp
     def unlock_schema(self) -> None:
         if self.connection is None or not self.connection.is_held:
             return
-        # Ignore an error here: close() ends the session, and the server then releases the lock.
+        # Ignore an error, because close() ends the session in any case. The server then releases
+        # the lock.
         with suppress(self.Database.Error):
             with self.connection.held_cursor() as cursor:
                 locks.release(cursor, self._required_schema)
@@ -376,15 +379,15 @@ class DatabaseWrapper(ServerConnectionMixin[PostgreSQLPool], stock.DatabaseWrapp
         return Effect.ROWS if is_rows else Effect.SCHEMA
 
     def may_change_schema(self, sql: str) -> bool:
-        # On PostgreSQL, a function may run any statement, and a text may have several statements.
-        # So also return True for a text that calls an unknown function, or has several statements.
+        # Also return True for a text that calls an unknown function, because a function may run any
+        # statement on PostgreSQL, and for a text with several statements.
         return super().may_change_schema(sql) or is_several(sql) or not is_repeatable(sql)
 
     def statements_sent(self) -> int | None:
         if self.connection is None:
             return 0
-        # Statements on the driver's own connection are not counted. So return None if the project
-        # may have this connection.
+        # Return None if the project may have got the driver's own connection: its statements are
+        # not counted.
         return None if self.connection.has_own_path else self.connection.statements
 
     def change_capture(self, account: Mapping[str, Any] | None = None) -> PostgreSQLChangeCapture:
@@ -399,7 +402,8 @@ class DatabaseWrapper(ServerConnectionMixin[PostgreSQLPool], stock.DatabaseWrapp
         return PostgreSQLSchemaMove(self._stock_wrapper(account or {}), confirm)
 
     def _stock_wrapper(self, changes: Mapping[str, Any]) -> stock.DatabaseWrapper:
-        """Return a connection object of Django's own backend, for statements that leave session state.
+        """Return a connection object of Django's own backend, not of this one, for statements that
+        leave state in their session.
 
         Its search path begins with the schema of this alias.
         """
@@ -435,8 +439,8 @@ class DatabaseWrapper(ServerConnectionMixin[PostgreSQLPool], stock.DatabaseWrapp
         return (
             self.connection is not None
             and self.connection.mode is SessionMode.TRANSACTION
-            # A shared connection is part of a two-phase commit. If its transaction is not open on
-            # the server, it has written nothing.
+            # A shared connection is part of a two-phase commit. It has written nothing if its
+            # transaction has not begun on the server.
             and (
                 self.connection.only_reads
                 or (self.connection.is_shared and not self.connection.is_open)
@@ -446,8 +450,8 @@ class DatabaseWrapper(ServerConnectionMixin[PostgreSQLPool], stock.DatabaseWrapp
 
     @property
     def has_failed(self) -> bool:
-        # If the schema does not exist, the check of the schema has failed. No statement of the program
-        # was executed, so there is nothing to lose.
+        # A transaction that has failed only because the schema does not exist does not count: no
+        # statement of the program was executed, so nothing can be lost.
         connection = self.connection
         return (
             connection is not None
@@ -465,7 +469,8 @@ class DatabaseWrapper(ServerConnectionMixin[PostgreSQLPool], stock.DatabaseWrapp
         if connection is None or not connection.is_open or connection.only_reads:
             return
         if connection.session is not None and connection.session.has_failed:
-            # The schema does not exist, see has_failed. Nothing was written.
+            # The transaction has failed because the schema does not exist (see has_failed), so it
+            # has written nothing.
             return
         with self._catalog_cursor() as cursor:
             cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")
@@ -473,9 +478,9 @@ class DatabaseWrapper(ServerConnectionMixin[PostgreSQLPool], stock.DatabaseWrapp
     def commit_outcome(self) -> CommitOutcome:
         connection = self.connection
         if connection is None or connection.mode >= SessionMode.LOST:
-            # The session is lost. Nobody can know whether COMMIT was sent, and it may still be running
-            # on the server.
+            # The session was lost. The server may have received the COMMIT, and may even be
+            # executing it still.
             return CommitOutcome.UNKNOWN
-        # If the server refuses COMMIT, it rolls the transaction back. No transaction is open then, so
-        # the outcome is OVER.
+        # If a transaction is open, COMMIT was not sent. If the server has refused COMMIT, it has
+        # rolled the transaction back, so no transaction is open either.
         return CommitOutcome.OPEN if connection.is_open else CommitOutcome.OVER

@@ -1,4 +1,6 @@
-"""The prepared transactions of a database: query which exist, and commit or roll them back."""
+"""The prepared transactions of a database (parts of two-phase commits): list them, and commit or
+roll them back.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ if TYPE_CHECKING:
     from sharded_orm.backends.postgresql.node import PostgreSQLPool
     from sharded_orm.backends.postgresql.session import PostgreSQLNodeSession
 
-#: The names of this library's prepared transactions begin with this text.
+#: The names of this library's prepared transactions begin with this text. Other programs may have
+#: others.
 _PREFIX: Final = "sharded_orm:"
 #: A statement that limits each wait for a lock in the open transaction to 50 seconds, as MariaDB does by
 #: default. Does nothing if the server or the session has a limit already.
@@ -26,7 +29,7 @@ WAIT_LIMIT: Final = (
 
 
 def name_of(branch: BranchName) -> str:
-    """Return the name that the server stores for the prepared transaction ``branch``."""
+    """Return the name under which the server stores the prepared transaction of ``branch``."""
     return f"{_PREFIX}{branch.transaction}:{branch.schema}"
 
 
@@ -59,8 +62,8 @@ def prepare_statement(name: str) -> bytes:
 
 
 def end_on(session: PostgreSQLNodeSession, name: str, *, commit: bool) -> bool:
-    """Commit or roll back a prepared transaction. Return False if no prepared transaction has this
-    name.
+    """Commit or roll back the prepared transaction ``name``. Return False if the server has none of
+    this name.
     """
     how = "COMMIT" if commit else "ROLLBACK"
     try:
@@ -71,7 +74,7 @@ def end_on(session: PostgreSQLNodeSession, name: str, *, commit: bool) -> bool:
 
 
 def prepared(pool: PostgreSQLPool) -> list[BranchName]:
-    """Return the prepared transactions of this library in the database of ``pool``."""
+    """Return the prepared transactions of this library in the database of ``pool``. One query."""
     session = pool.lease()
     try:
         rows = session.run(
@@ -86,22 +89,23 @@ def prepared(pool: PostgreSQLPool) -> list[BranchName]:
 
 
 def branches_named(names: Iterable[str]) -> list[BranchName]:
-    """Return those of ``names`` that name prepared transactions of this library, as
-    :class:`BranchName` objects.
+    """Return the branches (parts of two-phase commits) that have one of ``names``. Names of other
+    programs' prepared transactions are left out.
     """
     ours = (name.removeprefix(_PREFIX) for name in names if name.startswith(_PREFIX))
     return [BranchName(*name.split(":", 1)) for name in ours if ":" in name]
 
 
 def end(pool: PostgreSQLPool, branch: BranchName, *, commit: bool) -> Completion:
-    """Commit or roll back a prepared transaction, whichever session prepared it. Return whether
-    this call has ended the transaction.
+    """Commit or roll back a prepared transaction, one shard's part of a two-phase commit.
+
+    Return DONE if this call has ended it, and GONE if the server has no such prepared transaction.
+    Return HELD if another session is ending it at this moment.
     """
     session = pool.lease()
     try:
         is_done = end_on(session, name_of(branch), commit=commit)
     except psycopg.errors.ObjectNotInPrerequisiteState:
-        # Return HELD, because another session is just now ending the same transaction.
         pool.release(session)
         return Completion.HELD
     except BaseException:

@@ -1,9 +1,9 @@
 """SQL for the PostgreSQL triggers that record or refuse changes of a table.
 
-While a key moves to another shard, the triggers write changed rows to a journal. Near the end, the
-*fence* (a row that says which key moves) is closed, and they refuse changes of the key's rows. The
-trigger functions run with the privileges of their owner, the account that moves keys. So the
-application's account needs none on the tables of fences and journal.
+While a key moves to another shard, the triggers record in a journal which of its rows change. Near
+the end of the move, the key's *fence* is closed: a row in a table, because of which the triggers
+refuse changes of the key's rows. The trigger functions run with the privileges of the account that
+moves keys. So the application's account needs no privileges on the tables of fences and journal.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from sharded_orm.backends.postgresql.sql_quotes import literal
 from sharded_orm.backends.snapshot import OWN_PREFIX
 from sharded_orm.backends.sqlstate import SERIALIZATION_FAILURE
 
-#: The name of a setting. If a transaction sets it to "1", the triggers let all its changes pass, and
-#: record none.
+#: The name of a setting. While it is "1" in a transaction, the triggers neither refuse nor record
+#: its changes. The sessions that copy rows set it.
 PASSES: Final = "sharded_orm.passes"
-#: The sequence whose number is the id of the last transaction that has added a fence, a row that makes
-#: the triggers refuse writes of a key.
+#: The name of a sequence. Its value is the id of the last transaction that has added a fence (a row
+#: that makes the triggers refuse writes of a key).
 EPOCH: Final = f"{OWN_PREFIX}epoch"
 #: The event of the trigger that refuses TRUNCATE.
 TRUNCATE: Final = "TRUNCATE"
 
-# Settings that change the text of values: setting -> the value that the triggers use, and the types
-# whose text depends on the setting.
+# Settings that affect how values are written as text. Maps each setting to a pair: the value that
+# the triggers use, and the types of columns for which it matters.
 _SETTINGS: Final = {
     "DateStyle": ("'ISO, YMD'", {"date", "timestamp", "timestamptz"}),
     "TimeZone": ("'UTC'", {"timestamptz"}),
@@ -61,11 +61,13 @@ def trigger_statements(
     key_of: Callable[[CapturedTable, str], str],
     types: Set[str],
 ) -> Iterator[str]:
-    """Yield the SQL statements that create a table's trigger for ``event``, and the trigger's function.
+    """Yield the SQL statements that create a table's trigger for ``event``, and the function that
+    it calls.
 
     :param event: INSERT, UPDATE or DELETE.
-    :param key_of: returns SQL for the shard key of a row, whose name is OLD or NEW.
-    :param types: the names of the types of the recorded columns.
+    :param key_of: returns an SQL expression for the shard key of a row. It gets the table, and OLD
+        or NEW.
+    :param types: the types of the columns of the shard key and primary key, such as "timestamptz".
     """
     name = quote(trigger_name(table.name, event))
     fences, journal = quote(FENCES), quote(JOURNAL)
@@ -85,19 +87,17 @@ def trigger_statements(
         " has_snapshot CONSTANT boolean := current_setting('transaction_isolation')"
         " IN ('repeatable read', 'serializable');"
         " BEGIN"
-        # A REPEATABLE READ or stricter transaction has one snapshot for all its statements. It
-        # cannot see a fence that was committed after this snapshot. So it must fail if a fence was
-        # added since.
+        # A transaction in REPEATABLE READ or stricter has one snapshot for all its statements. If a
+        # fence was added after the snapshot, the transaction cannot see the fence. So make it fail.
         f" IF has_snapshot AND NOT pg_visible_in_snapshot((SELECT e.last_value FROM {quote(EPOCH)} e)"
         "::text::xid8, pg_current_snapshot()) THEN"
         f" RAISE {literal(_OLD_SNAPSHOT)} USING ERRCODE = '{SERIALIZATION_FAILURE}'; END IF;"
         f"{_unknown_keys(table, rows, quote)}"
         f" PERFORM pg_advisory_xact_lock_shared(f.gate) FROM {fences} f WHERE f.value = ANY(keys);"
         " IF NOT FOUND THEN RETURN NULL; END IF;"
-        # In READ COMMITTED, each statement sees the present state of the fence. In a stricter
-        # transaction, it may see an old one. So the trigger locks the row of the fence FOR SHARE,
-        # which fails with a serialization failure if the row has changed since the transaction's
-        # snapshot.
+        # In READ COMMITTED, each statement sees whether the fence is closed now. In a stricter
+        # transaction, the snapshot may be older. So the trigger also locks the row of the fence:
+        # this fails with a serialization failure if the row has changed since the snapshot.
         f" IF has_snapshot THEN PERFORM 1 FROM {fences} f WHERE f.value = ANY(keys) FOR SHARE; END IF;"
         f" IF EXISTS (SELECT FROM {fences} f WHERE f.value = ANY(keys) AND f.state = 'closed') THEN"
         f" RAISE {literal(table.refusal)} USING ERRCODE = '{SQLSTATE}'; END IF;"
@@ -108,12 +108,14 @@ def trigger_statements(
         f" WHEN (pg_catalog.current_setting('{PASSES}', true) IS DISTINCT FROM '1')"
         f" EXECUTE FUNCTION {name}()"
     )
-    # ALWAYS makes the trigger fire even in sessions that apply replicated changes.
+    # With ALWAYS, the trigger also fires in sessions that apply replicated changes.
     yield f"ALTER TABLE {quote(table.name)} ENABLE ALWAYS TRIGGER {name}"
 
 
 def truncate_statements(table: CapturedTable, schema: str, quote: Quote) -> Iterator[str]:
-    """Yield the SQL statements that create a trigger which refuses TRUNCATE of a table."""
+    """Yield the SQL statements that create a trigger which refuses TRUNCATE of a table: no other
+    trigger would see the removed rows.
+    """
     function, name = quote(f"{OWN_PREFIX}truncate"), quote(trigger_name(table.name, TRUNCATE))
     yield (
         f"CREATE OR REPLACE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql AS $sharded_orm$"
@@ -127,11 +129,11 @@ def truncate_statements(table: CapturedTable, schema: str, quote: Quote) -> Iter
 
 
 def _unknown_keys(table: CapturedTable, rows: tuple[str, ...], quote: Quote) -> str:
-    """Return SQL that handles changed rows whose shard key cannot be found.
+    """Return SQL for changed rows whose shard key cannot be found.
 
-    The key of such a row is in another row, to which its foreign key refers. The same transaction
-    has deleted the other row, or will insert it later. So the changed row is recorded for each key
-    that moves.
+    The key of such a row is in another row, to which a foreign key refers. This other row is
+    missing if the transaction has deleted it, or will insert it later. To lose nothing, the SQL
+    records the changed row for every key that moves.
     """
     if not table.links:
         return ""

@@ -1,9 +1,9 @@
-"""The queries that read the contents of a schema from PostgreSQL's catalogs.
+"""The queries that read all objects of a schema from PostgreSQL's catalogs.
 
-A server with thousands of schemas has catalogs with millions of rows, and no catalog has an index on
-the schema. So the first query finds the schema's objects by their dependency on the schema, for which
-there is an index. The second query reads the objects by their ids. The time for both does not grow with
-the number of schemas on the server.
+On a server with thousands of schemas, the catalogs have millions of rows, and no index by schema.
+So the first query uses the index on dependencies: each object depends on its schema. The second
+query reads these objects by their ids. The time for both does not grow with the number of schemas
+on the server.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sharded_orm.backends.snapshot import OWN_PREFIX
 
 
 class CatalogCursor(Protocol):
-    """The methods of a cursor that this package needs, whether Django's cursor or a cursor of a node."""
+    """What this package needs of a cursor: either Django's cursor or a cursor of a node."""
 
     def execute(self, sql: str, params: Any = None, /) -> Any: ...
 
@@ -23,12 +23,12 @@ class CatalogCursor(Protocol):
 
 
 class CatalogRow(NamedTuple):
-    """One piece of the definition of an object in a schema, as a row of a query.
+    """A row of a query: one piece of the definition of an object in a schema.
 
-    :param section: what the row describes; ``table``, ``column``, ``index``, …
+    :param section: what the row describes: ``table``, ``column``, ``index``, …
     :param name: name of the object, or of the table to which the piece belongs.
-    :param text: the piece, mostly SQL. It does not name the schema, except where the server always
-        does: in the heads and bodies of functions and statistics.
+    :param text: the piece, mostly SQL. The schema is not named in it, except where the server
+        always does: in the heads and bodies of functions and statistics.
     :param detail: a second text, whose meaning depends on the section.
     """
 
@@ -39,9 +39,11 @@ class CatalogRow(NamedTuple):
 
 
 # The query for the objects of the schema. It leaves out objects of extensions (dependency type "e")
-# and parts of other objects (type "i"), such as the sequences of identity columns. For a table,
-# view or sequence, the third column has letters: its kind in pg_class, and the properties that need
-# another query. The cast to regnamespace raises error 3F000 if the schema does not exist.
+# and objects that are part of another one (type "i"), such as the sequence of an identity column.
+#
+# For a table, view or sequence, the third column has letters: its kind in pg_class, and what it has
+# that needs another query, such as T for triggers. The cast to regnamespace raises error 3F000 if
+# the schema does not exist.
 _LIST = """\
 SELECT d.classid::regclass::text, d.objid::int8, concat(
   c.relkind,
@@ -81,7 +83,7 @@ WITH relation AS MATERIALIZED (
 
 
 def _quoted(name: str) -> str:
-    """Return an SQL expression for an identifier in quotes, even if it needs none.
+    """Return an SQL expression that writes an identifier in quotes, even if it needs none.
 
     :param name: an SQL expression for the identifier, such as a column.
     """
@@ -92,8 +94,8 @@ _OPTIONS = """\
 (SELECT ' WITH (' || string_agg(quote_ident(o.option_name) || '=' || quote_literal(o.option_value), ', ')
   || ')' FROM pg_options_to_table(relation.options) o)"""
 
-# SQL for the options of a sequence that differ from the defaults. A descending sequence has other
-# defaults, so all its options are written.
+# SQL for the options of a sequence, without those that have their default. The defaults of a
+# descending sequence differ, so all options of such a sequence are written.
 _SEQUENCE = """\
 concat(
   CASE WHEN q.seqincrement <> 1 THEN ' INCREMENT BY ' || q.seqincrement END,
@@ -185,8 +187,8 @@ JOIN pg_description c ON c.classoid = 'pg_class'::regclass AND c.objoid = relati
 LEFT JOIN pg_attribute a ON a.attrelid = c.objoid AND a.attnum = c.objsubid AND c.objsubid > 0
 WHERE relation.kind IN ('r', 'p')"""
 
-# The query for indexes, except those that a constraint owns. With the argument "pretty", the server
-# does not put the schema before the table's name in definitions of indexes, triggers and rules.
+# The query for indexes, except those that belong to a constraint. With its argument "pretty", the
+# server writes definitions of indexes, triggers and rules without the schema of the table.
 _INDEXES = """\
 SELECT 'index', x.relname, pg_get_indexdef(i.indexrelid, 0, true),
   CASE WHEN NOT i.indisvalid AND relation.kind <> 'p' THEN 'invalid' END
@@ -210,8 +212,9 @@ SELECT 'sequence', relation.name, concat(
 )
 FROM relation JOIN pg_sequence q ON q.seqrelid = relation.oid"""
 
-# The query for a table's counter: the lowest next value of the sequences of its columns. A sequence
-# that has not returned a value yet, or that this account may not read, does not count.
+# The query for the counters of tables: the next value of the sequence of a column. If the table has
+# several such sequences, the lowest. A table is left out if one of its sequences has not returned a
+# value yet, or if this account may not read it.
 _COUNTERS = """\
 SELECT 'counter', relation.name, min(pg_sequence_last_value(q.seqrelid) + q.seqincrement)::text, NULL
 FROM relation
@@ -229,8 +232,8 @@ SELECT 'view', name, concat(
 ), NULL
 FROM relation WHERE kind IN ('v', 'm')"""
 
-# The query for triggers. It leaves out the triggers that a partition inherits, because those are
-# created together with the trigger of the whole table.
+# The query for triggers. It leaves out those that a partition has inherited, because they are
+# created together with the trigger of the partitioned table.
 _TRIGGERS = """\
 SELECT 'trigger', t.tgname, pg_get_triggerdef(t.oid, true), relation.name || t.tgenabled::text
 FROM relation JOIN pg_trigger t ON t.tgrelid = relation.oid
@@ -253,8 +256,8 @@ SELECT 'policy', p.polname, concat(
 ), relation.name
 FROM relation JOIN pg_policy p ON p.polrelid = relation.oid"""
 
-# Pairs of letters and a query. A letter stands for a kind or property of a table, view or sequence.
-# The query is sent only if the schema has an object with one of the letters.
+# Pairs (letters, query). Each letter stands for a kind or property of tables, views or sequences. A
+# query is sent only if the schema has an object with one of its letters.
 _RELATIONS = (
     ("rp", _TABLES),
     ("f", _FOREIGN_TABLES),
@@ -272,8 +275,8 @@ _RELATIONS = (
     ("P", _POLICIES),
 )
 
-# The query for functions. It appends a mark to the definition of a function whose arguments or SQL body
-# name a table, because such a function must be created after the tables.
+# The query for functions. If a function names a table in its arguments or SQL body, it must be
+# created after the tables, so the query appends a mark to its definition.
 _FUNCTIONS = """\
 SELECT 'function', p.proname || '(' || pg_get_function_identity_arguments(p.oid) || ')',
   pg_get_functiondef(p.oid) || CASE WHEN EXISTS (
@@ -334,8 +337,8 @@ UNION ALL
 SELECT 'other', 'type', b.typname, NULL
 FROM pg_type b WHERE b.oid = ANY (%(pg_type)s::oid[]) AND b.typtype = 'b'"""
 
-# The query for collations. It reads each row as JSON, because the name of the column with the
-# locale depends on the server's version.
+# The query for collations. It reads each row as JSON: the column with the locale has another name
+# in other versions of the server.
 _COLLATIONS = f"""\
 SELECT 'type', c.collname, concat(
   'CREATE COLLATION ', {_quoted("c.collname")}, ' (PROVIDER = ',
@@ -354,7 +357,8 @@ _STATISTICS = """\
 SELECT 'statistics', s.stxname, pg_get_statisticsobjdef(s.oid), quote_ident(%(schema)s)
 FROM pg_statistic_ext s WHERE s.oid = ANY (%(pg_statistic_ext)s::oid[])"""
 
-# Queries for objects other than tables, views and sequences, as catalog -> query.
+# Queries for objects other than tables, views and sequences. Maps the name of a catalog to its
+# query.
 _QUERIES = {
     "pg_proc": _FUNCTIONS,
     "pg_type": _TYPES,
@@ -362,24 +366,23 @@ _QUERIES = {
     "pg_statistic_ext": _STATISTICS,
 }
 _KNOWN = ("pg_class", *_QUERIES)
-# The query for objects of all other catalogs, such as operators. It reads only their names, not their
-# definitions.
+# The query for objects of all other catalogs, such as operators. It reads their names only.
 _OTHERS = """\
 SELECT 'other', i.type, i.identity, quote_ident(%(schema)s)
 FROM unnest(%(catalogs)s::regclass[], %(others)s::oid[]) AS o (catalog, id)
 CROSS JOIN LATERAL pg_identify_object(o.catalog, o.id, 0) i"""
-# Objects of these catalogs are not read. Extensions belong to the whole database, and migrations do not
-# manage default privileges and publications.
+# Catalogs whose objects are not read. Extensions belong to the whole database, and migrations do
+# not manage default privileges and publications.
 _IGNORED = frozenset({"pg_extension", "pg_default_acl", "pg_publication_namespace"})
 
 
 def read(cursor: CatalogCursor, schema: str) -> list[CatalogRow]:
-    """Return the definitions of the objects in ``schema``, as rows with one piece of a definition each.
+    """Return the definitions of all objects in ``schema``. Each row has one piece of a definition.
 
     Costs two queries, or one if the schema is empty.
 
-    :param cursor: a cursor whose search path begins with ``schema``, so that the server returns names
-        without the schema.
+    :param cursor: a cursor whose search path begins with ``schema``, so that the server returns
+        names without the schema.
     :raises django.db.Error: the schema does not exist (SQLSTATE 3F000).
     """
     cursor.execute(_LIST, {"schema": schema})
@@ -412,5 +415,5 @@ def read(cursor: CatalogCursor, schema: str) -> list[CatalogRow]:
 
 
 def _array(values: Iterable[object]) -> str:
-    # Pass the list as an SQL literal, which works with any adapter for lists that the driver may have.
+    # Write the list as text, because the project may have changed how the driver passes lists.
     return "{" + ",".join(map(str, values)) + "}"

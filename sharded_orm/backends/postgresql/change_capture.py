@@ -1,5 +1,6 @@
-"""Change capture of a shard on PostgreSQL: triggers that record changed rows of a moving key in a
-journal, and fences: rows that make the triggers refuse writes to the key.
+"""Change capture of a shard on PostgreSQL. While a key moves, triggers record its changed rows in a
+journal. At the end of the move, a *fence* (a row in a table) makes the same triggers refuse writes
+to the key.
 """
 
 from __future__ import annotations
@@ -46,16 +47,19 @@ _TRIGGERS: Final = (
 
 
 class PostgreSQLChangeCapture(ChangeCapture):
-    """Change capture of one shard on PostgreSQL: triggers, fences (rows that name the keys whose
-    changes the triggers refuse), and the journal of changed rows.
+    """Change capture of one shard on PostgreSQL, for keys that move.
 
-    Each fence has an advisory lock, its *gate*. A transaction that changes rows of the fenced key
-    holds a shared lock on the gate until it ends. So whoever takes an exclusive lock on the gate
-    waits for the writers of this key only, and later writers wait behind. With a lock on the
-    fence's row instead, later writers would not wait behind.
+    Each key that moves has a fence: a row that says whether the triggers record the key's changes
+    or refuse them.
+
+    Each fence has an advisory lock, its *gate*. A transaction that changes rows of the key holds a
+    shared lock on the gate until it ends. So a session that asks for an exclusive lock on the gate
+    waits for the writers of this key only, and later writers wait behind it. (With a lock on the
+    fence's row, later writers would not wait behind it.)
     """
 
-    # The query for working triggers. A trigger that somebody has disabled counts as missing.
+    # The query for triggers that work. A trigger that somebody has disabled is not returned, so it
+    # counts as missing.
     _all_triggers = f"SELECT tgname FROM ({_TRIGGERS} AND t.tgenabled = 'A') enabled"
 
     def __init__(self, connection: Any) -> None:
@@ -126,9 +130,10 @@ class PostgreSQLChangeCapture(ChangeCapture):
         epoch = self._quote(EPOCH)
         with self._locks.transaction():
             super().watch(number, value, closed=closed)
-            # A transaction with an older snapshot cannot see the new fence. But every transaction
-            # sees the present number of a sequence. So store the number of this transaction in one:
-            # the triggers compare it with a transaction's snapshot.
+            # A transaction whose snapshot is older cannot see the new fence. But it sees the
+            # present value of a sequence, which does not depend on snapshots. So store the id of
+            # this transaction in a sequence. The triggers compare it with their transaction's
+            # snapshot.
             self._rows(
                 f"SELECT pg_catalog.setval('{epoch}', greatest(last_value,"
                 f" pg_catalog.pg_current_xact_id()::text::bigint)) FROM {epoch}"
@@ -178,8 +183,8 @@ class PostgreSQLChangeCapture(ChangeCapture):
             self._locks.attempt(deadline, partial(self._install, table))
 
     def _install(self, table: CapturedTable) -> None:
-        # Take a lock that waits for every transaction that has changed the table. The lock does not
-        # block readers.
+        # This lock waits for all transactions that have changed the table, and does not block
+        # readers.
         self._rows(f"LOCK TABLE {self._quote(table.name)} IN SHARE ROW EXCLUSIVE MODE")
         present = self.triggers()
         for event in EVENTS:

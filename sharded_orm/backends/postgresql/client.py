@@ -1,4 +1,4 @@
-"""Django's ``dbshell``: runs ``psql`` with the search path of the shard's schema."""
+"""Django's ``dbshell`` for a shard: runs ``psql`` with the search path of the shard's schema."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class DatabaseClient(stock.DatabaseClient):
     def runshell(self, parameters: Iterable[str]) -> None:
         """Run ``psql`` until the user ends it.
 
-        :raises ShardDatabaseMissing: the shard has no schema. The server would accept a search path
-            with a missing schema, and CREATE statements would work in another schema.
+        :raises ShardDatabaseMissing: the shard's schema does not exist. The server would accept its
+            name in the search path, and CREATE statements would create tables in another schema.
         """
         if self.connection.settings_dict.get("SCHEMA") is not None:
             with self.connection.cursor() as cursor:

@@ -1,4 +1,4 @@
-"""The query that reads the types and collations of columns in many schemas at once."""
+"""The query that reads the types and collations of columns, for many schemas at once."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 from sharded_orm.backends.key_guard import ColumnType
 
-# The query for the types of columns. A column whose type is a domain gets the domain's base type.
-# Values of bpchar, the type of CHAR(n), are equal if they differ only in trailing spaces. Types of
-# extensions, such as citext, may have comparisons of their own.
+# The query for the types of columns. For a column whose type is a domain, it returns the domain's
+# base type. Two values of bpchar, the type of CHAR(n), are equal if they differ only in trailing
+# spaces. Types of extensions, such as citext, may compare values in ways of their own.
 _COLUMNS = """\
 SELECT n.nspname, c.relname, a.attname,
   CASE b.typname WHEN 'bpchar' THEN 'char' ELSE b.typname END,
@@ -34,14 +34,14 @@ WHERE n.nspname = ANY (%s) AND c.relname = ANY (%s) AND a.attname = ANY (%s)
 def statement(
     schemas: Sequence[str], tables: Sequence[str], columns: Sequence[str]
 ) -> tuple[str, list[list[str]]]:
-    """Return the SQL and the parameters that query the types of ``columns`` in ``tables`` of
-    ``schemas``.
+    """Return the SQL and the parameters of a query for the types of ``columns``, in the given
+    tables and schemas.
     """
     return _COLUMNS, [list(schemas), list(tables), list(columns)]
 
 
 def by_schema(rows: Iterable[Any]) -> dict[str, dict[str, dict[str, ColumnType]]]:
-    """Return the types of columns in nested mappings: by schema, by table and by column.
+    """Return the types of columns as nested dicts: ``result[schema][table][column]`` is the type.
 
     Names of tables and columns are in lower case. Names of schemas are unchanged, because two
     schemas may have names that differ only by case.

@@ -1,13 +1,13 @@
 """The virtual connection of a Django alias: it leases a physical session of its node while there is
 work.
 
-In autocommit, the virtual connection holds a session for one statement. In a transaction, it holds
-a session from the first statement to the end of the transaction.
+In autocommit, it holds a session for one statement. In a transaction, it holds one from the first
+statement to the end of the transaction.
 
-A session finds the tables of a shard by its search path. The path is set for one transaction, in
-the packet of the first statement, so it costs no round trip. The server restores the old path at
-the end of the transaction. This works even behind a pooler that gives each transaction another
-session.
+A session finds the tables of a shard by its search path. The first packet of a transaction also
+sets the path, for this transaction only, so that costs no round trip. At the end of the
+transaction, the server restores the old path. This works even behind a pooler, which may give each
+transaction another session.
 
 In autocommit, the packet ``SELECT set_config('search_path', …, true), …; statement`` is one
 transaction by itself. A transaction begins with ``BEGIN; SELECT set_config(…), …; statement``. The
@@ -44,22 +44,24 @@ BEGIN = b"BEGIN"
 
 
 class BoundCursor(Protocol):
-    """A cursor whose unread rows are still on the server, in a session that a connection holds."""
+    """A cursor whose unread rows are still on the server, in a session that the connection holds."""
 
     @property
     def outlives_transactions(self) -> bool:
-        """Whether the cursor keeps its rows when a transaction of the connection ends."""
+        """Whether the cursor keeps its rows when the connection's transaction ends (``WITH HOLD``)."""
 
     def expire(self) -> None:
-        """Close this cursor and its unread rows. Called before its session is returned to the pool."""
+        """Close this cursor; its unread rows are lost. Called before its session goes back to the
+        pool.
+        """
 
 
 class PostgreSQLConnection(BranchPreparation, SessionLease):
-    """The connection object that Django gets in place of the driver's: one alias's connection to one
-    schema.
+    """The object that Django gets in place of the driver's connection: one alias's connection to
+    one schema.
 
-    It leases physical sessions from the node's pool, which all aliases of the node share. Not
-    thread-safe, like Django's connections.
+    It holds no server connection of its own. It leases physical sessions from the node's pool,
+    which all aliases of the node share. Not thread-safe, like Django's connections.
 
     :param schema: name of the schema; None for an alias that uses the server's search path.
     :param alias: the Django alias, for logs and errors.
@@ -68,17 +70,17 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
     :param named_cursor_class: the class of cursors with a name.
     """
 
-    #: The driver's cursors read this attribute. None means that the connection has no pipeline. A
-    #: pipeline could not work, because a cursor runs its statement on the leased session, not on this
-    #: object.
+    #: The driver's cursors read this attribute of their connection. None: no pipeline is active. A
+    #: pipeline cannot be used, because a cursor sends its statement in the leased session, not by
+    #: this object.
     _pipeline = None
 
-    #: The driver's cursors lock their connection. No real lock is needed, because a session has only
-    #: one user at a time.
+    #: The driver's cursors lock their connection with this. No real lock is needed, because a
+    #: session has only one user at a time.
     lock = nullcontext()
 
-    #: The driver's function that makes a Python object from each row. A caller may replace it, as
-    #: on a connection of the driver.
+    #: The driver's function that makes a Python object from each row. As with the driver's own
+    #: connection, the project may replace it.
     row_factory: Any = staticmethod(psycopg.rows.tuple_row)
 
     def __init__(
@@ -106,20 +108,22 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
                 f"SELECT pg_catalog.set_config('search_path', {path}, true), {guard_of(schema)}"
             ).encode()
             self.set_path_bare = f"SET LOCAL search_path TO {search_path_of(schema)}".encode()
-        #: The statements to send in front of each statement in autocommit: as a list, and (below)
-        #: as the bytes of a packet.
+        #: The statements to send in front of each statement in autocommit, which set the search
+        #: path. The next attribute has the same as the bytes of a packet.
         self.autocommit_prefix: list[bytes] = [] if self.set_path is None else [self.set_path]
         self.autocommit_packet = packet_of(self.autocommit_prefix)
-        #: A statement that limits the time of the write after it, in the same packet.
+        #: A statement that limits the time of a write. It is sent before each write, in the same
+        #: packet.
         self.limit: bytes | None = None
-        #: Savepoint statements that will be sent with the next statement.
+        #: Deferred savepoint statements, which are sent together with the next statement.
         self.pending: list[bytes] = []
-        #: Whether all statements of the transaction so far were plain reads.
+        #: Whether all statements of the transaction so far were plain reads, which change and lock
+        #: nothing.
         self.only_reads = True
-        #: True in a transaction from its beginning until a statement has checked that the schema
-        #: exists.
+        #: Whether the transaction has not checked yet that the schema exists. The first statement
+        #: does that.
         self.is_unguarded = False
-        #: Weak references to the cursors whose unread rows are on the server.
+        #: Weak references to the cursors that still have unread rows on the server.
         self.bound_cursors: list[weakref.ref[BoundCursor]] = []
 
     def __repr__(self) -> str:
@@ -128,7 +132,9 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
     # --- Methods that DatabaseWrapper and the driver's cursors call --------------------
 
     def cursor(self, name: str = "", *, binary: bool = False, **options: Any) -> Any:
-        """Return a cursor. If it has a name, its rows stay on the server until they are fetched."""
+        """Return a cursor. The rows of a cursor with a name stay on the server until they are
+        fetched.
+        """
         if name:
             cursor = self.named_cursor_class(self, name=name, **options)
         else:
@@ -138,7 +144,9 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
         return cursor
 
     def wait(self, generator: Any) -> Any:
-        """Raise an error. A cursor of the driver calls this method only if it has no session.
+        """Refuse to wait for the server: this object has no session to wait for.
+
+        A cursor of the driver calls this method only if it is closed or was not executed.
 
         :raises psycopg.InterfaceError: always.
         """
@@ -155,14 +163,16 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
 
     @property
     def pgconn(self) -> PGconn:
-        """The libpq connection of some session of the pool, for quoting values. Nothing may be sent on
-        it.
+        """The libpq connection of any session of the pool, with which the driver quotes values.
+        Nothing may be sent on it.
         """
         return (self.session or self.pool.any_session()).pgconn
 
     @property
     def info(self) -> psycopg.ConnectionInfo:
-        """The driver's facts about the held session, or about any session of the pool."""
+        """The driver's facts about the held session or, if none is held, about any session of the
+        pool.
+        """
         return psycopg.ConnectionInfo(self.pgconn)
 
     @property
@@ -189,8 +199,8 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
         self._end("commit")
 
     def rollback(self) -> None:
-        """Roll back the transaction. Send nothing if the session was lost, because the transaction
-        has ended with the session.
+        """Roll back the transaction. If its session was lost, send nothing: the server has already
+        rolled the transaction back.
         """
         if self.mode is SessionMode.LOST and not self.has_lost_state:
             self._forget_transaction()
@@ -200,8 +210,8 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
         self._end("rollback")
 
     def close(self) -> None:
-        """Close this connection. A session without state is returned to the pool; any other session is
-        closed.
+        """Close this connection. Its session goes back to the pool, or is closed if it has state,
+        such as an open transaction or a changed setting.
 
         Further calls do nothing.
         """
@@ -218,12 +228,12 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
                 self.pool.discard(session)
 
     def check(self) -> None:
-        """Check that the session of this connection can run a statement.
+        """Check that this connection can run a statement now.
 
-        If the connection holds no session, check that a session can be leased.
+        Pings the held session or, if none is held, a session that is leased for this check.
 
-        :raises psycopg.Error: the session is dead, its transaction has failed and must be rolled back,
-            or no session can be leased.
+        :raises psycopg.Error: the session is dead, its transaction has failed and must be rolled
+            back, or no session can be leased.
         """
         if self.mode >= SessionMode.LOST:
             raise self._lost_error()
@@ -261,15 +271,16 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or not hasattr(psycopg.Connection, name):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        # The caller may run statements or change the session's state with this attribute of the
-        # driver's connection. So keep one session until close(), and set its search path to the shard's
-        # schema for the whole session.
+        # The program may change the session's state by this attribute of the driver's connection.
+        # So pin the session: keep it until close(), and set its search path to the shard's schema
+        # for good.
         return getattr(self.pin(f"connection.{name}", own_path=True).raw, name)
 
     # --- Methods that cursors call for a statement --------------------------------------
 
     def begin_statement(self, kind: PostgreSQLKind) -> tuple[PostgreSQLNodeSession, list[bytes]]:
-        """Return the session for the next statement, and the statements to send before it.
+        """Return the session for the next statement, and a list of statements to send before it,
+        such as ``BEGIN``.
 
         If the connection holds no session, this method leases one.
         """
@@ -297,16 +308,19 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
             return session, self.pending[:]
         prefix = [self.begin]
         if not self.has_own_path and self.set_path is not None:
-            # Before SET TRANSACTION, the server accepts no query. So the query that checks whether the
-            # schema exists is then sent with the next statement. record_prefix() notes that it was.
+            # The server accepts no query before SET TRANSACTION. So in this case, only set the path
+            # now, and check with the next statement that the schema exists. record_prefix() notes
+            # when this was done.
             self.is_unguarded = True
             prefix.append(self.set_path_bare if sets_transaction else self.set_path)
         return session, [*prefix, *limits, *self.pending]
 
     def record_prefix(self, prefix: list[bytes], done: int) -> None:
-        """Record that the server has executed the first ``done`` statements of ``prefix``.
+        """Record what the first statements of ``prefix`` have done: checked the schema, or set
+        savepoints.
 
         :param prefix: the statements that :meth:`begin_statement` returned.
+        :param done: how many of them the server has executed.
         """
         pending = self.pending
         for statement in prefix[:done]:
@@ -316,8 +330,8 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
                 del pending[0]
 
     def limit_writes(self, seconds: float | None) -> None:
-        # The setting ends with the transaction that the server opens for the packet. The value 0
-        # stands for no limit.
+        # In autocommit, each packet is one transaction. The setting lasts until the end of it. Keep
+        # a shorter limit that the session has already (0 stands for no limit).
         self.limit = (
             None
             if seconds is None
@@ -339,8 +353,8 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
             self._end_prepared(how)
             return
         if session is not None and not session.is_usable:
-            # The session was lost earlier, but no method has recorded the loss. This happens, for
-            # example, when a cursor fetches rows.
+            # The session was lost earlier, but the loss was not recorded. For example, it was lost
+            # while a cursor fetched rows.
             exc = self._lose(psycopg.OperationalError("the connection was lost"))
             if how == "commit" or self.has_lost_state:
                 raise exc
@@ -350,8 +364,9 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
             try:
                 session.end_transaction(how)
             except BaseException as exc:
-                # If the server has refused COMMIT, for example because of a deferred constraint,
-                # the transaction has ended and the session is idle. Keep it then.
+                # If the server has only refused COMMIT, for example because of a deferred
+                # constraint, the transaction has ended and the session is idle. Keep the session in
+                # this case.
                 if not session.is_idle:
                     self._lose(exc)
                 raise
@@ -382,29 +397,30 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
                 cursor.expire()
 
     def defer(self, sql: str) -> bool:
-        """Defer one of Django's savepoint statements: store it until the next statement is sent.
+        """If ``sql`` is a savepoint statement of Django's that can wait, keep it until the next
+        statement is sent.
 
-        Return True if ``sql`` is deferred, and False if it must be sent now.
+        Return True if it is kept, and False if it must be sent now.
         """
         session = self.session
         if session is not None and session.has_failed:
-            # Drop the deferred RELEASE statements, because the transaction has failed, and the
-            # rollback that must follow undoes them.
+            # The transaction has failed, and must be rolled back. So the deferred RELEASE
+            # statements are not needed any more.
             self.pending.clear()
             return False
         if self.is_open and savepoint_statement(sql.strip()) is SavepointStatement.SAVEPOINT:
-            # Do not defer SAVEPOINT. The server parses a packet as a whole. If it could not parse
-            # the statement after it, the savepoint would not be set, and the whole transaction
-            # would be lost.
+            # Send SAVEPOINT now, in a packet of its own. The server parses a whole packet before it
+            # executes it. If it could not parse the next statement, the savepoint would not be set
+            # either, and the whole transaction would be lost.
             return False
         return savepoints.defer(sql, self.pending, may_release=self.is_open)
 
     def fail_transaction(self, prefix: list[bytes]) -> None:
         """Begin the transaction on the server, and make it fail.
 
-        Called if the server has refused a packet while parsing it, so that no transaction was
-        begun. With Django's own backend, such an error makes the transaction fail, and the server
-        refuses later statements until the rollback. This method has the same effect.
+        Called if the server could not parse a packet, and so has not executed its BEGIN either.
+        With Django's own backend, such an error makes the transaction fail: the server refuses
+        further statements until the rollback. This method brings about the same.
 
         :param prefix: the statements that were sent in the packet before the failed statement.
         """
@@ -418,7 +434,7 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
 
 
 def _driver_setting(name: str) -> property:
-    """Return a read-only property for the attribute ``name`` of the driver's connections."""
+    """Return a property for the attribute ``name`` of the driver's connections. It cannot be set."""
 
     def read(connection: PostgreSQLConnection) -> Any:
         return connection._isolation_level if name == "isolation_level" else None

@@ -1,4 +1,4 @@
-"""Django's class that creates test databases, for ordinary aliases."""
+"""Django's class that creates test databases, for aliases that are no shards."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from sharded_orm.backends.creation import IsolatedCacheCreation
 
 class DatabaseCreation(IsolatedCacheCreation, stock.DatabaseCreation):
     def _destroy_test_db(self, test_database_name: str, verbosity: int) -> None:
-        # Overrides the method of Django's PostgreSQL backend. A pooler keeps sessions open, and the
-        # server refuses to drop a database with open sessions. FORCE ends them.
+        # Overrides the method of Django's PostgreSQL backend. The server refuses to drop a database
+        # with open sessions, and a pooler keeps its sessions open. FORCE ends them.
         self.connection.close_pool()
         with self.connection._nodb_cursor() as cursor:
             force = " WITH (FORCE)" if cursor.connection.has_pooler else ""

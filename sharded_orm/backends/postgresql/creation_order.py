@@ -1,5 +1,5 @@
-"""Order the statements that create the objects of a schema so that each object comes after those it
-needs.
+"""Sort the statements that create the objects of a schema, so that each object is created after
+those that it uses.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from sharded_orm.backends.postgresql.definitions import (
 from sharded_orm.backends.postgresql.sql_quotes import quoted
 from sharded_orm.backends.snapshot import kind_of
 
-# Kinds of objects, in the order of their creation. Objects of the kinds on one line may need each
-# other: the names in their definitions decide their order.
+# Kinds of objects, in the order of their creation. Objects of the kinds in the same tuple may need
+# each other. Their order depends on which names are in their definitions.
 _STAGES = (
     ("collation", "type", "domain", "function", "procedure"),
     ("sequence",),
@@ -32,19 +32,19 @@ _STAGES = (
 _FUNCTIONS = ("function", "procedure", "late function")
 _INDEXED = re.compile(r' ON (?:ONLY )?("(?:[^"]|"")*"|[^\s"]+) USING ')
 _NAMES = re.compile(r'"(?:[^"]|"")*"|[^\W\d][\w$]*')
-# Matches the beginning of a function's body. The server does not check the body when it creates the
-# function, so objects that the body names may be created later.
+# Matches the beginning of a function's body. Objects that are named only in the body may be created
+# later, because the server does not check the body when it creates the function.
 _BODY = re.compile(r"^AS \$\w+\$", re.MULTILINE)
-# Matches constraints that are added after all tables and indexes. A foreign key may refer to a table
-# that is created later, and a NOT VALID constraint would become valid if it were created with its
-# table.
+# Matches constraints that are added after all tables and indexes. A foreign key may lead to a table
+# that is created later. A NOT VALID constraint that is created together with its table would become
+# valid.
 _ADDED_LATER = re.compile(r'CONSTRAINT "(?:[^"]|"")*" (?:FOREIGN KEY |.* NOT VALID$)')
 
 
 def statements(
     definitions: Mapping[str, str], missing: Iterable[str], schema: str
 ) -> Iterator[str]:
-    """Yield the SQL statements that create the objects ``missing``.
+    """Yield the SQL statements that create some objects of a schema, in an order that works.
 
     :param definitions: the definitions of all objects of the schema, keyed as in
         :class:`SchemaSnapshot`.
@@ -79,7 +79,9 @@ def statements(
 
 
 def unknown(definitions: Mapping[str, str]) -> list[str]:
-    """Return the names of those objects in ``definitions`` that no statement of this module can create."""
+    """Return the names of the objects in ``definitions`` that this module cannot create, because of
+    their kind.
+    """
     kinds = {kind for stage in _STAGES for kind in stage}
     return sorted(name for name, text in definitions.items() if kind_of(text) not in kinds)
 
@@ -99,10 +101,10 @@ def _stage_kind(name: str, definitions: Mapping[str, str]) -> str:
 
 
 def _by_dependency(names: list[str], definitions: Mapping[str, str]) -> list[str]:
-    """Return ``names`` in an order in which each object comes after the objects that it needs.
+    """Sort ``names`` so that each object comes after the objects that it uses.
 
-    An object counts as needing another object if its definition contains the other's name, even if
-    the name is in fact that of a column. Objects that seem to need each other keep their order.
+    An object counts as using another one if its definition contains the name of the other, even if
+    this is in fact the name of a column. Objects that seem to use each other keep their order.
     """
     by_identifier: dict[str, list[str]] = {}
     for name in names:

@@ -1,7 +1,8 @@
-"""Compose the statements that define the objects of a schema from the server's catalogs.
+"""Make the statements that define the objects of a schema, from rows of the server's catalogs.
 
-As on MySQL, each column and constraint of a table has its own line. Properties that ``CREATE TABLE``
-cannot express (comments, row security, …) follow as separate statements after a semicolon.
+As in MySQL's SHOW CREATE TABLE, each column and constraint of a table has a line of its own. What
+``CREATE TABLE`` cannot express (comments, row security, …) follows as separate statements after a
+semicolon.
 """
 
 from __future__ import annotations
@@ -14,28 +15,32 @@ from sharded_orm.backends.postgresql.catalog import CatalogRow
 from sharded_orm.backends.postgresql.sql_quotes import literal, quoted
 from sharded_orm.backends.snapshot import SchemaSnapshot, kind_of
 
-#: Replaces the name of the schema in definitions of functions that name their own schema.
+#: Stands for the name of the schema in the definition of a function that names its own schema. So
+#: equal functions in two schemas have equal definitions.
 SCHEMA = "$schema"
-#: Separates the statements of one definition. The definition of a function is never split.
+#: Separates the statements of one definition. (The definition of a function is one statement.)
 END = ";\n"
-#: Marks a function whose arguments or SQL body name a table, so that it is created after the tables.
+#: Appended to the definition of a function that names a table in its arguments or SQL body. Such a
+#: function must be created after the tables.
 USES_TABLES = "/* uses tables */"
-#: Marks an index that is not valid, because CREATE INDEX CONCURRENTLY has failed.
+#: Appended to the definition of an index that is not valid, because CREATE INDEX CONCURRENTLY has
+#: failed.
 INVALID = " /* not valid */"
-#: In the definition of a sequence, the column to which the sequence belongs follows this text.
+#: In the definition of a sequence: after this text follows the column to which the sequence
+#: belongs.
 OWNED_BY = "\nOWNED BY "
 
-# Matches a quoted name or a literal. A literal with backslashes has the prefix E.
+# Matches a quoted name or a text literal. A literal with backslash escapes begins with E.
 _QUOTED_TEXT = re.compile(
     r"""(?P<name>"(?:[^"]|"")*")|(?P<escaped>\bE'(?:[^']|'')*')|'(?:[^']|'')*'"""
 )
-# The beginning of the name of the function that generates timestamped ids, and a pattern for the number
-# of the shard in its body.
+# The name of the function that generates timestamped ids begins with _ID_FUNCTION. The pattern
+# matches the number of the shard in its body.
 _ID_FUNCTION = "sharded_orm_next_id_"
 _SHARD_NUMBER = re.compile(r"(?<=\n  shard CONSTANT bigint := )\d+(?=;\n)")
 
-# Some catalog rows are pieces of a table's definition. This dict maps the section of such a row to
-# the attribute of _Table that collects the pieces.
+# Rows of the catalog that are pieces of a table's definition: maps the section of the row to the
+# attribute of _Table that collects such pieces.
 _PIECES = {
     "table": "options",
     "column": "columns",
@@ -47,7 +52,7 @@ _TRIGGER_STATES = {"D": "DISABLE", "R": "ENABLE REPLICA", "A": "ENABLE ALWAYS"}
 
 @dataclass
 class _Table:
-    """The pieces of one table's definition, as pairs of a sort key and the SQL of the piece."""
+    """The pieces of one table's definition, each as a pair (text to sort by, SQL)."""
 
     options: list[tuple[str, str]] = field(default_factory=list)
     columns: list[tuple[str, str]] = field(default_factory=list)
@@ -65,9 +70,9 @@ class _Table:
 def compose(rows: Iterable[CatalogRow]) -> SchemaSnapshot:
     """Return the snapshot of a schema, made from ``rows`` of the catalog about this schema.
 
-    Schemas with equal objects have equal snapshots. So the snapshot has a placeholder for the name
-    of the schema in each function. In the function that generates timestamped ids, it has NULL for
-    the number of the shard.
+    Schemas with equal objects have equal snapshots. So what differs between shards is replaced: the
+    name of the schema in a function by a placeholder, and the number of the shard in the function
+    that generates timestamped ids by NULL.
     """
     tables: dict[str, _Table] = {}
     definitions: dict[str, str] = {}
@@ -91,12 +96,12 @@ def compose(rows: Iterable[CatalogRow]) -> SchemaSnapshot:
 
 
 def _object(section: str, name: str, text: str, detail: str) -> tuple[str, str]:
-    """Return the key of an object in the snapshot of its schema, and the object's definition."""
+    """Return the key of an object in the schema's snapshot, and the object's definition."""
     if section in ("function", "statistics"):
         text = _without_schema(text, name, detail)
         return f"{kind_of(text)} {name}", text
     if section == "other":
-        # No statement of this module can create the object. So its definition is only its name.
+        # This package cannot create such an object, so only its name is known.
         key = f"{name} {text.replace(f'{detail}.', '') if detail else text}"
         return key, key
     text = _in_lines(text)
@@ -118,9 +123,9 @@ def _object(section: str, name: str, text: str, detail: str) -> tuple[str, str]:
 
 
 def _in_lines(text: str) -> str:
-    """Return SQL of the same meaning without line ends inside quoted names and literals.
+    """Return equivalent SQL in which no quoted name or literal contains a line end.
 
-    Such a definition can be split into lines.
+    The SQL can then be split into lines.
     """
     return _QUOTED_TEXT.sub(_without_line_end, text) if "\n" in text else text
 
@@ -137,7 +142,8 @@ def _without_line_end(match: re.Match[str]) -> str:
 
 
 def _without_schema(text: str, name: str, schema: str) -> str:
-    """Return the definition of a function or of statistics without the name of its schema.
+    """Return the definition of a function, or of statistics, with its schema's name removed or
+    replaced.
 
     :param schema: the quoted name of the schema.
     """
@@ -152,15 +158,14 @@ def _without_schema(text: str, name: str, schema: str) -> str:
         pattern += rf'|(?<![\w$".\']){re.escape(plain)}(?=\s*\.\s*["\w])'
     tail = re.sub(pattern, quoted(SCHEMA), tail)
     path = re.compile(r"^ SET search_path TO .*$", re.MULTILINE)
-    # In SET search_path, the server prints the schema's name as a literal. Replace it by the
-    # placeholder for the name, too.
+    # In SET search_path, the server writes the name of the schema as a literal. Replace this, too.
     own, placeholder = (f"'{name.replace(chr(39), chr(39) * 2)}'" for name in (plain, SCHEMA))
     tail = path.sub(lambda line: line[0].replace(own, placeholder), tail)
     return text + tail
 
 
 def in_schema(definition: str, schema: str) -> str:
-    """Return a function's definition with ``schema`` in place of the placeholder :data:`SCHEMA`."""
+    """Return a function's definition for ``schema``: its name takes the place of :data:`SCHEMA`."""
     definition = definition.replace(quoted(SCHEMA), quoted(schema))
     return definition.replace(literal(SCHEMA), literal(schema))
 

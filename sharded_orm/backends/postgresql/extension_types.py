@@ -1,10 +1,10 @@
-"""Share the types of extensions between the shards, for ``django.contrib.postgres``.
+"""Let all shards share what ``django.contrib.postgres`` queries about types of extensions.
 
-``django.contrib.postgres`` queries the numbers of the types hstore and citext for each alias that
-connects. All schemas of a database have the same types, so this module queries them once per pool,
-not once for each of thousands of shards. The alias of a whole shard group refuses SQL, and needs no
-numbers: values pass through the sessions of its shards. Other aliases are treated as with Django's
-backend.
+For each alias that connects, ``django.contrib.postgres`` queries the numbers of the types hstore
+and citext. All schemas of a database have the same types. So this module queries them once per
+pool, not for each of thousands of shards. The alias of a whole shard group refuses SQL, and needs
+no numbers, because the sessions of its shards convert the values. For ordinary aliases, nothing
+changes.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from django.db import connections
 
 from sharded_orm.backends.group.alias import GroupAliasMixin
 
-#: The type numbers (oids) of all types with one name, and those of their array types. Several
-#: schemas can have a type of the same name.
+#: A pair: the numbers (oids) of all types with one name, and the numbers of their array types.
+#: There may be several, because each schema can have a type of this name.
 Oids = tuple[tuple[int, ...], tuple[int, ...]]
 
 _stock_type_oids = signals.get_type_oids
@@ -38,13 +38,14 @@ def _type_oids(connection_alias: str, type_name: str) -> Oids:
 
 
 def share_types() -> None:
-    """Let ``django.contrib.postgres`` query the numbers of extension types only once per pool, and
-    never for shard groups.
+    """Replace the function with which ``django.contrib.postgres`` queries the numbers of extension
+    types.
 
-    Further calls do nothing.
+    From then on, they are queried once per pool, and never for shard groups. Further calls do
+    nothing.
     """
     # django.contrib.postgres has no hook for this, so replace get_type_oids(), which its functions
-    # for hstore and citext call. Replacing its receiver of connection_created is not enough: the
-    # app's ready() calls these functions for each alias in use, even for groups, whenever
-    # INSTALLED_APPS is overridden.
+    # for hstore and citext call. It would not be enough to replace its receiver of
+    # connection_created: whenever INSTALLED_APPS is overridden, ready() of the app calls these
+    # functions for each alias in use, even for groups.
     signals.get_type_oids = _type_oids

@@ -159,8 +159,7 @@ class CommitHookMixin(_Wrapper):
         """Whether an error, such as a deadlock, may have undone earlier statements of the open
         transaction.
 
-        A program that ignores the error could commit the statements after it without those before
-        it.
+        A program that ignores the error could commit the other statements without these.
         """
         return False
 
@@ -214,33 +213,37 @@ class CommitHookMixin(_Wrapper):
         yield
 
     def hold_session(self) -> None:
-        """Reserve the transaction's session for this alias, even after the transaction has ended.
+        """Keep the transaction's session for this alias, even after the transaction has ended.
 
-        Without the reservation, another alias could lease the session. The reservation ends with
-        :meth:`release_session`.
+        Otherwise another alias could lease the session from the pool, and :meth:`discard_session`
+        could not close it any more. :meth:`release_session` ends the reservation.
         """
 
     def release_session(self) -> None:
-        """Undo :meth:`hold_session`, so that other aliases may use the session. Further calls do
-        nothing.
+        """Undo :meth:`hold_session`, so that other aliases may use the session again. Further calls
+        do nothing.
         """
 
     def discard_session(self) -> None:
-        """Close the session that :meth:`hold_session` reserved.
+        """Close the session that :meth:`hold_session` has kept.
 
-        The session stays open if closing it would lose other state of this connection.
+        The session stays open if other state of this connection would be lost with it.
         """
 
     def commit_outcome(self) -> CommitOutcome:
-        """Return the state of the transaction after COMMIT or another statement has raised an error."""
+        """Return what is known about the open transaction after COMMIT, or another statement, has
+        raised an error.
+        """
         raise NotImplementedError
 
     # ##### The end of a transaction that has written #####
 
     def write_transaction(self) -> Atomic:
-        """Return an atomic block in which to run one write, when the connection is in autocommit.
+        """Return an atomic block for a single write, to be used when the connection is in
+        autocommit.
 
-        :raises TransactionManagementError: this object is not the thread's connection of its alias.
+        :raises TransactionManagementError: this object is not the thread's connection of its alias,
+            but a copy of it.
         """
         if connections[self.alias] is not self:
             raise TransactionManagementError(
@@ -249,11 +252,11 @@ class CommitHookMixin(_Wrapper):
         return Atomic(self.alias, savepoint=False, durable=False)
 
     def announce_commit(self) -> None:
-        """Announce the transaction's writes to the cache, and call the watchers. Called immediately
-        before COMMIT.
+        """Announce the transaction's writes to the cache, and call ``before_commit()`` of the
+        watchers. Called immediately before COMMIT.
 
-        :raises CacheUnavailable: the cache does not answer. The transaction has been rolled back, as
-            after any error of a watcher.
+        :raises CacheUnavailable: the cache does not answer. The transaction has been rolled back.
+            It is rolled back, too, if a watcher raises an error.
         """
         listener = self.transaction_writes
         if listener is None and not self.commit_watchers:
@@ -264,16 +267,17 @@ class CommitHookMixin(_Wrapper):
             if listener is not None:
                 listener.announce()
         except BaseException as exc:
-            # Roll back here, because Atomic would do so only after a database error. If the
-            # transaction stayed open, it would be committed when autocommit is switched on.
+            # Roll back here, because Atomic does so only after a database error. Otherwise the
+            # transaction would stay open, and would be committed as soon as autocommit is switched
+            # on.
             try:
                 self._rollback()
             except Exception:
-                # Only log this error, because the caller receives the first error.
+                # Only log this second error, so that the caller gets the first one.
                 logger.debug("rolling back %r after %r", self.alias, exc, exc_info=True)
                 self.close()
-            # Drop the on_commit functions, as BaseDatabaseWrapper.rollback() does. Otherwise the next
-            # commit would call them.
+            # Drop the functions of transaction.on_commit(), as BaseDatabaseWrapper.rollback() does.
+            # Otherwise the next commit would call them.
             self.run_on_commit = []
             raise
 
@@ -305,8 +309,8 @@ class CommitHookMixin(_Wrapper):
             and listener.is_announced
             and self.commit_outcome() is CommitOutcome.UNKNOWN
         ):
-            # The connection may have been lost during a statement that commits implicitly. So the
-            # writes may still take effect, and their markers in the cache must stay.
+            # The connection may have been lost during a statement that commits implicitly. Then the
+            # writes may be committed, so leave their markers in the cache.
             self._leave_writes()
         if self.transaction_writes is None and not self.commit_watchers:
             super()._rollback()
@@ -317,8 +321,8 @@ class CommitHookMixin(_Wrapper):
                 self._conclude_writes()
             except BaseException:
                 if self.commit_outcome() is not CommitOutcome.OPEN:
-                    # The rollback has failed because the transaction has ended or the connection is
-                    # lost. COMMIT was never sent, so the writes cannot take effect.
+                    # The rollback has failed, because the transaction was over or the connection is
+                    # lost. COMMIT was never sent, so the writes were not committed.
                     self._conclude_writes()
                 raise
             finally:
@@ -326,15 +330,14 @@ class CommitHookMixin(_Wrapper):
         self.wrote = False
 
     def _savepoint(self, sid: str) -> None:
-        # Overrides BaseDatabaseWrapper._savepoint, to call the watchers, objects that are notified
-        # about the transaction.
+        # Overrides BaseDatabaseWrapper._savepoint, to tell the watchers of the transaction.
         super()._savepoint(sid)
         for watcher in self.commit_watchers:
             watcher.savepoint(sid)
 
     def _savepoint_rollback(self, sid: str) -> None:
-        # Overrides BaseDatabaseWrapper._savepoint_rollback, to call the watchers, objects that are
-        # notified about the transaction.
+        # Overrides BaseDatabaseWrapper._savepoint_rollback, to tell the watchers of the
+        # transaction.
         super()._savepoint_rollback(sid)
         for watcher in self.commit_watchers:
             watcher.savepoint_rolled_back(sid)
@@ -348,7 +351,8 @@ class CommitHookMixin(_Wrapper):
             except BaseException:
                 outcome = self.commit_outcome()
                 if outcome is CommitOutcome.OVER:
-                    # The transaction has ended, but it is unknown how. None tells the watchers so.
+                    # The transaction is over, but nobody knows whether it was committed. None tells
+                    # the watchers this.
                     self._tell_watchers(None)
                     self._conclude_writes()
                 elif outcome is CommitOutcome.UNKNOWN:
@@ -378,8 +382,8 @@ class CommitHookMixin(_Wrapper):
             watcher.ended(committed)
 
     def _close(self) -> None:
-        # Overrides BaseDatabaseWrapper._close. Closing the connection rolls back an open transaction,
-        # so report the end of the transaction.
+        # Overrides BaseDatabaseWrapper._close. The server rolls back an open transaction when its
+        # connection is closed, so report that the transaction is over.
         try:
             super()._close()
         finally:

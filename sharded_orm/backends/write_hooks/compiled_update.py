@@ -1,7 +1,8 @@
-"""Send UPDATEs whose SQL was compiled earlier.
+"""Send UPDATEs whose SQL was compiled earlier, without the cost of Django's compiler.
 
-These functions make the same checks as a compiler, but report no writes to the cache or to
-followers of a model. So they are only for rows that are not cached and not followed.
+The functions make the same checks as a compiler of this package. But they do not tell the cache, or
+other followers of a model, about the writes. So they may be used only for rows that are not cached
+and not followed.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from sharded_orm.backends.write_hooks.route_check import check_route
 
 
 def is_observed(connection: Any, model: Any) -> bool:
-    """Whether the rows of ``model`` are cached, or whether another part of the library follows writes
-    to them.
+    """Whether writes to ``model`` must be reported: its rows are cached, or another part of the
+    library follows its writes.
     """
     on_shard = getattr(connection, "shard", None) is not None
     return observer.cached_model_of(model) is not None or is_followed(model, on_shard=on_shard)
@@ -25,27 +26,27 @@ def is_observed(connection: Any, model: Any) -> bool:
 def check_write(connection: Any, table: str) -> None:
     """Check the shard keys of a write, before its statement is compiled and sent.
 
-    :param table: the table that is written.
-    :raises InexactShardKey: the database does not compare the shard keys of the table as exactly as
-        the router does.
-    :raises KeyMoved: a key of the write has moved to another shard. This is raised here only on
-        SQLite. On other databases, it is raised later, when the statement is sent.
+    :param table: the table to which the statement writes.
+    :raises InexactShardKey: the column of the shard key has a collation by which the database takes
+        two different keys for equal.
+    :raises KeyMoved: a key of the write has moved to another shard. Raised here only on SQLite. The
+        other databases raise it later, when the statement is sent.
     """
     shard = getattr(connection, "shard", None)
     if shard is None:
         return
-    # Check the text keys now, because the cache, which is notified of the write, may send queries
-    # before it runs the statement.
+    # Check text keys first, because the cache may send queries of its own before the statement is
+    # sent.
     key_guard.check(connection, (shard,), (table,))
     if connection.features.shards_are_files:
-        # Check here that the keys are still on this shard. The other backends check this when they
-        # have leased a session, but an SQLite file has no sessions.
+        # Check here that the keys are still on this shard. The other backends make this check when
+        # they lease a session, which SQLite does not do.
         check_route()
 
 
 def send(connection: Any, sql: str, parameters: tuple[Any, ...]) -> int:
-    """Send an UPDATE of rows that are not cached and not followed. Return the number of rows that
-    matched.
+    """Send an UPDATE of rows that are not cached and not followed. Return how many rows its
+    condition matched.
     """
     try:
         if getattr(connection, "shard", None) is not None and connection.write_rows is not None:

@@ -32,10 +32,11 @@ from sharded_orm.backends.write_hooks.followers import (
 
 
 class ReadMixin(SQLCompiler):
-    """The mixin for every compiler, because any statement may contain a SELECT.
+    """The mixin for all compilers, because any statement may contain a SELECT.
 
-    Before a statement is sent to a shard, this class checks the tables that the statement reads. The
-    router compares text shard keys exactly, so the database must compare them just as exactly.
+    Before a statement is sent to a shard, it checks the text columns of the shard keys of all
+    tables that the statement reads. The router takes ``a`` and ``A`` for two keys. So the database
+    must not take them for equal.
     """
 
     def get_from_clause(self) -> Any:
@@ -55,27 +56,28 @@ class ReadMixin(SQLCompiler):
 class WriteMixin(ReadMixin):
     """The mixin for the compilers of INSERT, UPDATE and DELETE.
 
-    It reports each write to the cache's observer, to the followers of the model (objects that act
-    on each write) and to the connection. In autocommit, it opens a transaction for a write to a
-    cached or followed model. If the model is not cached and has only one follower, the follower
-    decides whether a transaction is needed.
+    It reports each write to the cache, to the followers of the model (objects of other parts of the
+    library that are called for each write), and to the connection. In autocommit, it opens a
+    transaction for a write to a cached or followed model. But if the model is not cached and has
+    only one follower, this follower decides whether a transaction is needed.
     """
 
-    #: Whether the current statement of this compiler has already been reported, so that execute_sql()
-    #: must not report it again.
+    #: Whether execute_returning_sql() has already reported the statement, so that execute_sql(),
+    #: which Django calls in it, must not report the statement again.
     _is_reported = False
 
     def execute_sql(self, *args: Any, **kwargs: Any) -> Any:
-        # Overrides execute_sql of SQLCompiler, SQLInsertCompiler and SQLUpdateCompiler. Their arguments
-        # differ, so all arguments are passed on.
+        # Overrides execute_sql() of SQLCompiler, SQLInsertCompiler and SQLUpdateCompiler. Each has
+        # other arguments, so pass all of them on.
         execute = partial(super().execute_sql, *args, **kwargs)
         if self._is_reported:
             return execute()
         return self._report(execute, counted=ROW_COUNT in args or ROW_COUNT in kwargs.values())
 
     def execute_returning_sql(self, returning_fields: Any) -> list[Any]:
-        # Overrides SQLUpdateCompiler.execute_returning_sql (Django 6.0), with which save() updates a
-        # row. On a database without UPDATE … RETURNING, Django's method calls execute_sql().
+        # Overrides SQLUpdateCompiler.execute_returning_sql (Django 6.0), which save() uses to
+        # update a row. If the database has no UPDATE … RETURNING, Django's method calls
+        # execute_sql().
         rows: list[Any] = []
 
         def execute() -> int:
@@ -90,10 +92,12 @@ class WriteMixin(ReadMixin):
         return rows
 
     def _report(self, execute: Callable[[], Any], *, counted: bool) -> Any:
-        """Report the write, send its statement with ``execute``, and return the result.
+        """Report the write to the cache and to the followers, send its statement, and return the
+        result.
 
         :param execute: function that compiles and sends the statement.
-        :param counted: whether the result is the number of rows that matched.
+        :param counted: whether the result of ``execute`` is the number of rows that the statement
+            matched.
         """
         connection: Any = self.connection
         shard = getattr(connection, "shard", None)
@@ -121,10 +125,11 @@ class WriteMixin(ReadMixin):
                 connection.wrote = True
 
     def _session(self, followers: Sequence[WriteFollower]) -> AbstractContextManager[None]:
-        """Return a context manager that opens a transaction for the statement.
+        """Return a context manager in which to send the statement in autocommit. It opens a
+        transaction.
 
-        If ``followers`` has one element, and this follower needs no transaction, the context
-        manager only leases a session.
+        But if the only follower of the model needs no transaction, the context manager only leases
+        a session.
         """
         connection: Any = self.connection
         session: AbstractContextManager[None] | None = None
@@ -138,6 +143,6 @@ class WriteMixin(ReadMixin):
 
 @cache
 def with_hooks(compiler: type) -> type[SQLCompiler]:
-    """Return a subclass of Django's compiler class ``compiler`` with the hooks of this module."""
+    """Return a subclass of ``compiler``, a compiler class of Django, with the hooks of this module."""
     writes = issubclass(compiler, SQLInsertCompiler | SQLUpdateCompiler | SQLDeleteCompiler)
     return type(compiler.__name__, (WriteMixin if writes else ReadMixin, compiler), {})

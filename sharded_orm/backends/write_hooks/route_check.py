@@ -1,8 +1,10 @@
-"""The check that the rows of a write still belong on its shard, just before the write is sent.
+"""The check that the shard keys of a write are still on its shard, made just before the write is
+sent.
 
-While a key moves, its fence refuses writes of all sessions that were open at the switch. A session
-that is opened later may meet no fence. So each write leases its session first, and then checks
-whether its keys are still on this shard. The app provides the check.
+While a key moves, its fence refuses the writes of all sessions that were open when the key's shard
+was switched. Later, the fence is removed. A session that is opened after that would write to the
+old shard without an error. So each write first leases its session, and then checks whether its keys
+are still on the shard. The package's Django app sets the function that checks.
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ _check: Callable[[], None] | None = None
 
 
 def provide_check(check: Callable[[], None]) -> None:
-    """Set the function that :func:`check_route` calls. The package's Django app does so."""
+    """Set the function that :func:`check_route` calls. The package's Django app does so when it is
+    ready.
+    """
     global _check
     _check = check
 

@@ -1,7 +1,8 @@
-"""Types for the identity of a database session.
+"""The identity of a database session.
 
-Before a session commits changes of cached rows, a write marker with its identity is stored in the
-cache. So other processes can find out whether the session of a marker still exists.
+Before a transaction commits changes of cached rows, it stores a marker in the cache, which contains
+the identity of its session. If the process dies, other processes can find out that the session is
+gone, and that the marker is out of date.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import NamedTuple, Protocol
 class SessionID(NamedTuple):
     """The identity of a session of a database server.
 
-    All attributes are empty or 0 if the session has no identity, for example on SQLite.
+    If the session has no identity, for example on SQLite, the texts are empty and the number is 0.
 
     :param server: hash of the server's identity.
     :param account: hash of the account with which the session has logged in.
@@ -26,18 +27,20 @@ class SessionID(NamedTuple):
 
 
 class OpenSessions(NamedTuple):
-    """The numbers of open sessions on a server: those of this process, and those of all clients."""
+    """How many sessions are open on a server: those of this process, and those of all clients."""
 
-    #: Number of sessions that this process has open, in use or idle.
+    #: How many sessions this process has open: those in use and the idle ones.
     process: int
-    #: Number of sessions that this process has open and does not use now.
+    #: How many sessions this process has open without using them now.
     idle: int
-    #: Number of sessions that all clients together have open on the server.
+    #: How many sessions all clients together have open on the server.
     server: int
 
 
 class SessionIdentity(Protocol):
-    """A :class:`SessionID`, or an object of another layer that has the same attributes."""
+    """Has the attributes of a :class:`SessionID`. Other parts of the library have classes of their
+    own with these attributes.
+    """
 
     @property
     def server(self) -> str: ...
@@ -51,7 +54,7 @@ class SessionIdentity(Protocol):
 def short_hash(text: str) -> str:
     """Return a short hash of ``text``, which identifies a server or an account.
 
-    Each write marker in the cache contains such hashes. So they must be short, and must not reveal
-    the names of servers and accounts.
+    Each marker of a write in the cache contains two such hashes. They are short to save space, and
+    hashed so that the cache does not reveal the names of servers and accounts.
     """
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

@@ -1,7 +1,8 @@
-"""Record what the statements of one transaction have changed, except what a savepoint has undone.
+"""Record the changes by the statements of one transaction. Changes that a rollback to a savepoint
+has undone do not count.
 
-A :class:`~sharded_orm.backends.write_hooks.followers.WriteFollower` adds each statement that it follows
-to the :class:`StatementWatcher` of its transaction.
+A :class:`~sharded_orm.backends.write_hooks.followers.WriteFollower`, which is called for each write
+to a model, adds each statement to the :class:`StatementWatcher` of the transaction.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ from typing import Any, Generic, Self, TypeVar
 
 
 class StatementChange:
-    """The change that one statement has made. Subclasses add the details."""
+    """What one statement has changed. Subclasses add the details."""
 
-    #: Whether the object that follows the model's writes has completed its work for each changed row.
+    #: Whether the follower, the object that is called for the write, has done its work for each
+    #: changed row.
     is_complete = False
-    #: Whether the statement was undone, because a savepoint before it was rolled back.
+    #: Whether the transaction was rolled back to a savepoint before the statement, which has undone
+    #: the change.
     is_undone = False
 
 
@@ -22,8 +25,8 @@ C = TypeVar("C", bound=StatementChange)
 
 
 class StatementWatcher(Generic[C]):
-    """Base class of a :class:`~sharded_orm.backends.write_hooks.followers.CommitWatcher` that records
-    changes.
+    """Base class of a :class:`~sharded_orm.backends.write_hooks.followers.CommitWatcher` that
+    records the changes of its transaction.
 
     A subclass adds ``before_commit()`` and ``ended()``.
 
@@ -33,13 +36,14 @@ class StatementWatcher(Generic[C]):
     def __init__(self, connection: Any) -> None:
         self._connection = connection
         self._changes: list[C] = []
-        #: Id of each savepoint -> the number of changes at the time when it was set.
+        #: Maps the id of each savepoint to the number of changes that were recorded before it was
+        #: set.
         self._savepoints: dict[str, int] = {}
 
     @classmethod
     def of(cls, connection: Any) -> Self:
-        """Return the object of this class that watches the open transaction of ``connection``. If
-        there is none, add one.
+        """Return the watcher of this class for the open transaction of ``connection``. Create it if
+        there is none yet.
         """
         for watcher in connection.commit_watchers:
             if isinstance(watcher, cls):
@@ -49,21 +53,23 @@ class StatementWatcher(Generic[C]):
         return own
 
     def incomplete(self) -> list[C]:
-        """Return the changes that would be committed although their work is not complete."""
+        """Return the changes that a COMMIT would store now although the follower has not done all
+        work for them.
+        """
         return [
             change for change in self._changes if not change.is_complete and not change.is_undone
         ]
 
     def may_commit(self) -> None:
-        """Called before a statement that may commit implicitly. Does nothing; a subclass may override
-        it.
+        """Called before a statement that may commit implicitly. Does nothing here; a subclass may
+        override it.
         """
 
     def savepoint(self, sid: str) -> None:
         self._savepoints[sid] = len(self._changes)
 
     def savepoint_rolled_back(self, sid: str) -> None:
-        # If the savepoint is unknown, it was set before this object was created. So the rollback
-        # undoes all changes that this object has recorded.
+        # A savepoint that this object does not know was set before this object was created. So the
+        # rollback undoes all changes that this object has recorded.
         for change in self._changes[self._savepoints.get(sid, 0) :]:
             change.is_undone = True

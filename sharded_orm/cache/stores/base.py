@@ -1,4 +1,4 @@
-"""The interface of a cache server, which the classes for memcached, Redis and local memory share."""
+"""The interface of a cache server. The classes for memcached, Redis and local memory implement it."""
 
 from __future__ import annotations
 
@@ -6,32 +6,34 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-#: A server's permission to store an entry. It becomes void when the entry is deleted.
+#: A server's permission to store an entry. It becomes void when the entry is deleted, so that a
+#: reader cannot store an old row after a write.
 Lease = Any
 
-#: The largest size in bytes of a stored value: memcached's limit (1 MiB), less some room for the
-#: entry's name and header.
+#: The largest size in bytes of a stored value. memcached allows 1 MiB, which includes the entry's
+#: name and header.
 MAX_VALUE = 1_000_000
-#: Seconds after which a lease (a reader's permission to store an entry) expires. Until then, no
+#: A lease (a reader's permission to store an entry) expires after this many seconds. Until then, no
 #: other reader can store the entry.
 LEASE_SECONDS = 5
 
 
 class ServerDown(Exception):
-    """A cache server gave no valid answer in time, or is not called because of an earlier failure.
+    """A cache server has given no valid answer in time. Or it was not called, because an earlier
+    call has just failed.
 
-    The library handles this error: readers query the database, and ``ON_CACHE_FAILURE`` decides
-    what writers do.
+    The library handles this error. Readers query the database instead. For writers, the setting
+    ``ON_CACHE_FAILURE`` decides.
     """
 
 
 class FoundEntry(NamedTuple):
-    """An entry of a cache server, as a reader found it.
+    """An entry of a cache server, as a reader has found it.
 
-    A missing object is leased to one reader, which stores it; meanwhile other readers query the
-    database and store nothing. A reader that stores nothing gives the lease back
-    (:meth:`CacheServer.release`). If it dies, the lease ends after :data:`LEASE_SECONDS`. The lease
-    also allows the reader to replace an entry that is no longer valid.
+    If an object (a cached row) is missing, one reader gets the lease, the permission to store it.
+    Meanwhile, other readers query the database and store nothing. A reader that does not use its
+    lease gives it back (:meth:`CacheServer.release`). If the reader dies, the lease ends after
+    :data:`LEASE_SECONDS`. With a lease, a reader may also replace an entry that is no longer valid.
 
     :param value: the bytes of the entry; None if the entry is missing or leased to another reader.
     :param lease: the permission to store this entry; None (the default) if the reader has none.
@@ -41,17 +43,17 @@ class FoundEntry(NamedTuple):
     lease: Lease | None = None
 
 
-#: The result of :meth:`CacheServer.read`: the values of the guards, the objects, and the values of the
-#: entries to be read again.
+#: The result of :meth:`CacheServer.read`: the values of the entries that were read first, the
+#: objects, and the values of the entries that were read last.
 Reply = tuple[list[bytes | None], list[FoundEntry], list[bytes | None]]
 
 
 class CacheEntry(NamedTuple):
     """An entry to store.
 
-    :param value: the bytes of the entry, at least one. The first byte must not be NUL, because
-        the placeholders of leased entries begin with NUL.
-    :param lease: the permission to store an object; None (the default) for a list, which needs no
+    :param value: the bytes of the entry, at least one. The first byte must not be NUL, because a
+        leased entry has a placeholder that begins with NUL.
+    :param lease: the permission to store an object. None (the default) for a list, which needs no
         permission.
     """
 
@@ -61,50 +63,53 @@ class CacheEntry(NamedTuple):
 
 
 class CacheServer(ABC):
-    """One cache server. Thread-safe; forked children may use the object, too.
+    """One cache server. Thread-safe; a forked child may go on using the object, too.
 
-    A call costs one round trip, except where a method says otherwise, or if hundreds of names are
-    read at once. A round trip ends within the timeout of the server.
+    A call costs one round trip, unless its method says otherwise or hundreds of names are read at
+    once. A round trip ends within the timeout of the server.
 
     Every method except :meth:`close` may raise :exc:`ServerDown`. The server may then have executed
-    all, a part or nothing of the call, and may still execute it later. For some seconds after a
-    failure, calls raise this error at once without being sent. Then one call is sent as a trial.
+    all of the call, a part of it or nothing, and may still execute it later. For some seconds after
+    a failure, all calls raise this error at once without being sent. Then one call is sent as a
+    trial.
 
-    Any call may be executed twice: if an idle connection turns out to be dead, the call is repeated
-    on a new connection.
+    Any call may be executed twice: if an idle connection turns out to be dead, the call is sent
+    again on a new connection.
 
-    Names of entries are those of :mod:`sharded_orm.cache.keys`: printable ASCII without spaces.
+    The names of entries are those of :mod:`sharded_orm.cache.keys`: printable ASCII without spaces.
     """
 
     #: The name of the server for messages and logs, without credentials.
     name: str
-    #: The number of round trips to the server that were made with this object.
+    #: How many round trips this object has made to the server.
     round_trips: int = 0
 
     @abstractmethod
     def read(
         self, names: Sequence[str], objects: Sequence[str] = (), again: Sequence[str] = ()
     ) -> Reply:
-        """Read cache entries in three groups, one group after the other.
+        """Read cache entries in three steps, in this order: ``names``, ``objects``, ``again``.
 
-        Some servers (memcached) give leases (permissions to store) when objects are read: one for
-        each object that is not leased to another reader.
+        Usually ``names`` and ``again`` are guards. If they have the same values before and after
+        the objects, nothing was written in between. Some servers (memcached) give leases
+        (permissions to store) when objects are read: one for each object that no other reader has
+        leased.
 
         :param names: names of the entries to read first.
         :param objects: names of objects (cached rows), which are read second.
-        :param again: names of the entries to read last. They may repeat some of ``names``, to see
-            whether these have changed meanwhile.
-        :returns: the values of the first group, the entries of the objects, and the values of the
-            last group. The value of a missing entry is None.
+        :param again: names of the entries to read last. They may repeat some of ``names``.
+        :returns: the values of ``names``, the entries of ``objects``, and the values of ``again``.
+            The value of a missing entry is None.
         """
 
     def read_again(
         self, names: Sequence[str], name: str, values: tuple[bytes, ...], value: bytes
     ) -> Reply | None:
-        """Read a few entries and one object, whose values the caller knows from an earlier read.
+        """Read a few entries and one object, which the caller expects to have the values of an
+        earlier read.
 
-        Return None if all of them still have these values; otherwise what :meth:`read` returns. So the
-        answer need not be parsed in the usual case.
+        Return None if all of them still have these values; otherwise return what :meth:`read`
+        returns. None is the usual case, and saves parsing the answer.
 
         :param names: names of the entries, one or two guards.
         :param name: the name of the object.
@@ -118,49 +123,49 @@ class CacheServer(ABC):
     def lease(self, objects: Sequence[str], entries: Sequence[FoundEntry]) -> list[Lease | None]:
         """Take leases, the permissions to store objects.
 
-        On some servers (memcached), :meth:`read` has taken the leases already. Then this method
+        On some servers (memcached), :meth:`read` has taken the leases already. There, this method
         returns them without a round trip.
 
         :param objects: the names of the objects.
-        :param entries: what :meth:`read` returned for these objects.
-        :returns: a lease for each object; None if the object is leased to another reader, or has
-            changed since it was read.
+        :param entries: what :meth:`read` has returned for these objects.
+        :returns: a lease for each object; None if another reader has leased the object, or if the
+            object has changed since it was read.
         """
 
     @abstractmethod
     def release(self, objects: Mapping[str, FoundEntry]) -> None:
-        """Give leases back that were not used to store an object, so that other readers can take
-        them.
+        """Give back leases with which no object was stored, so that other readers can take them.
 
-        A lease that is void by now is left alone. If the call fails, the lease ends after
+        A lease that has become void is ignored. If the call fails, the lease ends after
         :data:`LEASE_SECONDS`. This method may return before the server has answered.
 
-        :param objects: what :meth:`read` returned for an object, with the lease of :meth:`lease`,
-            by the object's name.
+        :param objects: maps the name of each object to what :meth:`read` has returned for it, with
+            the lease of :meth:`lease`.
         """
 
     @abstractmethod
     def fill(
         self, entries: Sequence[CacheEntry], ttl: float, again: Sequence[str] = ()
     ) -> tuple[list[bool], list[bytes | None]]:
-        """Store ``entries`` for ``ttl`` seconds, then read guards.
+        """Store ``entries`` for ``ttl`` seconds, then read the guards on which the entries depend.
 
-        A *guard* is an entry that says whether other entries are valid. The guards that are read
-        live for another ``2 * ttl`` seconds, so that they outlive the stored entries.
+        A *guard* is an entry that says whether other entries are valid. Reading prolongs the life
+        of these guards to ``2 * ttl`` seconds from now on, so that they outlive the stored entries.
 
         :param again: the names of the guards to read.
         :returns: two lists. The first one says for each of ``entries`` whether it was stored. The
-            second one has the values of the guards. An entry is not stored if its lease is void,
-            or if its value is too large for the server.
+            second one has the values of the guards. An entry is not stored if its lease is void, or
+            if its value is too large for the server.
         """
 
     @abstractmethod
     def mark(self, records: Sequence[tuple[str, bytes]], header: bytes, ttl: float) -> list[int]:
-        """Append a line to each of several guards: entries that say whether other entries are valid.
+        """Append a line to each of several guards. (A guard is an entry that says whether other
+        entries are valid.)
 
-        First create guards that are missing, with ``header`` as their value.
+        A guard that is missing is first created, with ``header`` as its value.
 
-        :param records: names of guards, each with the line to append.
+        :param records: pairs (name of a guard, line to append).
         :param header: the first line of a guard that is created.
         :param ttl: seconds that each guard lives from now on.
         :returns: the size of each guard in bytes, in the order of ``records``.
@@ -175,39 +180,40 @@ class CacheServer(ABC):
     ) -> None:
         """Delete objects (cached rows), then append a line to each of several guards.
 
-        The deletion of an object also makes void the leases (permissions to store) that readers
-        have for it.
+        Deleting an object also makes the leases (permissions to store) void that readers have for
+        it.
 
         :param objects: the names of the objects.
-        :param records: names of guards, each with the line to append. A guard that is missing is
-            not created.
+        :param records: pairs (name of a guard, line to append). A guard that is missing is not
+            created.
         :param lost: if given, this method may return before the server has answered. The answer is
-            then read before the next packet of the same connection. If the server has not confirmed
-            the whole call, ``lost`` is called, perhaps in another thread. It must not raise errors.
-            It is not called if this method itself raises an error. Default: wait for the answer.
+            then read before the next packet of the same connection. If it does not confirm the
+            whole call, ``lost`` is called, perhaps in another thread. The function must not raise
+            errors. It is not called if this method itself raises an error. Default: wait for the
+            answer.
         """
 
     @abstractmethod
     def add(self, guards: Sequence[tuple[str, bytes]], ttl: float) -> list[bytes]:
-        """Create those of several guards that are missing. Existing guards keep their values.
+        """Create the guards that are missing. Existing guards keep their values.
 
         A *guard* is an entry that says whether other entries are valid.
 
-        :param guards: the name of each guard, and the value to create it with if it is missing.
+        :param guards: pairs (name of a guard, value with which to create it).
         :param ttl: seconds that each guard lives from now on.
         :returns: the value that each guard has afterwards, in the order of ``guards``.
         """
 
     @abstractmethod
     def replace(self, name: str, seen: bytes, new: bytes, ttl: float) -> bool:
-        """Replace the value of an entry if no one else has changed it.
+        """Replace the value of an entry, unless somebody else has changed it since it was read.
 
         Costs at most two round trips.
 
-        :param seen: the value that the entry must still have.
+        :param seen: the value that was read. Only if the entry still has it, the value is replaced.
         :param new: the new value.
         :param ttl: seconds that the new value lives.
-        :returns: True if the value was replaced; False if the entry has a different value or is
+        :returns: True if the value was replaced; False if the entry has another value or is
             missing.
         """
 
@@ -215,12 +221,12 @@ class CacheServer(ABC):
     def count(self, deltas: Mapping[str, int]) -> None:
         """Add numbers to counters. A missing counter counts as 0.
 
-        :param deltas: the numbers to add, keyed by the counters' names.
+        :param deltas: maps the name of each counter to the number to add.
         """
 
     @abstractmethod
     def counters(self, names: Sequence[str]) -> list[int]:
-        """Return the values of the counters ``names``; 0 for a counter that is missing."""
+        """Return the value of each counter in ``names``; 0 for a counter that is missing."""
 
     def reset_counters(self, names: Sequence[str]) -> None:
         """Set counters to 0, by deleting them."""
@@ -228,7 +234,9 @@ class CacheServer(ABC):
 
     @abstractmethod
     def info(self) -> dict[str, Any]:
-        """Return statistics (version, bytes, evictions, …) under the names that the server uses."""
+        """Return the server's statistics (version, bytes, evictions, …), under the server's own
+        names.
+        """
 
     @abstractmethod
     def close(self) -> None:

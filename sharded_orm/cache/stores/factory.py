@@ -42,7 +42,7 @@ _local_lock = threading.Lock()
 def problem(alias: str) -> str | None:
     """Return the reason why an alias of ``CACHES`` cannot be used; None if it can be used.
 
-    The reason is a part of a sentence, without a full stop.
+    The reason completes a sentence such as "The alias cannot be used: …", so it has no full stop.
     """
     if alias not in settings.CACHES:
         return f"CACHES has {', '.join(map(repr, sorted(settings.CACHES)))} only"
@@ -106,9 +106,9 @@ def name_prefix(*aliases: str) -> str:
     """Return the prefix with which the names of all cache entries must begin, so that several
     projects can share a server.
 
-    It is made of ``KEY_PREFIX`` and ``VERSION`` of the ``aliases`` in ``CACHES``, and empty if
-    these settings have their defaults. The caller must add it before names are shortened to the
-    length that servers allow, because the server objects do not.
+    The prefix is made of ``KEY_PREFIX`` and ``VERSION`` of the ``aliases`` in ``CACHES``. It is
+    empty if these settings have their defaults. The server objects do not add the prefix. The
+    caller must add it to a name before the name is shortened to the length that servers allow.
     """
     parts = []
     for alias in aliases:

@@ -46,8 +46,8 @@ class LocalServer(CacheServer):
     ) -> None:
         """
         :param name: the name of the server in messages.
-        :param max_entries: the largest number of entries. If there would be more, the least
-            recently used entries are evicted.
+        :param max_entries: the largest number of entries. When more are stored, the least recently
+            used entries are removed.
         :param clock: returns monotonic time in seconds, for the expiry of entries.
         """
         self.name = f"memory {name}"

@@ -1,8 +1,9 @@
 """The SQL panel of django-debug-toolbar, with the statements of shards.
 
-The toolbar's own panel patches the connection objects over which Django iterates, and shards are not
-among these. This panel also installs an ``execute_wrapper`` on each group, a set of shards. The wrapper
-is called for every statement of the group's shards, whether their connection is open already or not.
+The toolbar's own panel only sees the connections in ``django.db.connections.all()``, and shards are
+not among them. So this panel also installs an ``execute_wrapper`` on each shard group. The wrapper
+is called for every statement on a shard of the group, even if the connection to the shard is opened
+later.
 """
 
 from __future__ import annotations
@@ -137,12 +138,11 @@ class _Statement(NormalCursorMixin, CursorWrapper):  # type: ignore[misc]  # the
 
 
 class _NodeConnection:
-    """Stands in for the connection object of a group while a statement for many shards is
-    described.
+    """A substitute for the connection object of a shard group, for a statement on many shards.
 
-    On PostgreSQL, the toolbar reads the state of the transaction from the driver's connection. A
-    group has no driver connection, so this object has the driver's connection of the cursor on the
-    node.
+    To describe a statement on PostgreSQL, the toolbar reads the state of the transaction from the
+    driver's connection. The connection object of a group has none. So this object has the driver's
+    connection to the node that runs the statement.
     """
 
     shard = None

@@ -1,7 +1,7 @@
 """Read-only pages of entities in the admin. To change properties, use ``store.put()``.
 
-Importing the module registers each store that an installed app declares, unless the project has
-registered it.
+When this module is imported, it registers an admin page for each store of the project, except those
+for which the project has registered one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sharded_orm.admin import ShardedModelAdmin
 from sharded_orm.contrib.entities.properties import decode
 from sharded_orm.contrib.entities.store import DataStore, stores
 
-#: The number of characters of the properties that a list shows.
+#: In a list of entities, the properties of an entity are cut off after this number of characters.
 _SUMMARY = 120
 
 

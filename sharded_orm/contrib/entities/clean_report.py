@@ -1,4 +1,4 @@
-"""The report of a cleaner, which repairs index rows of entities: the work it has done, and problems."""
+"""The report of a cleaner: the index rows of entities that it has repaired, and its problems."""
 
 from __future__ import annotations
 

@@ -60,10 +60,10 @@ def clean_marked(
     min_age: float = FOLLOW_TIME,
     stopping: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Repair the index rows of marked entities (whose rows may be wrong), on all shards of all
-    stores.
+    """Repair the index rows of marked entities, on all shards of all stores.
 
-    Leaves out shards that do not answer, and shards on which another cleaner repairs many entities.
+    An entity is marked while its index rows may be wrong. A shard is skipped if it does not answer,
+    or if another cleaner is repairing many entities there.
 
     Cost for each store: one query per node (a database server), one per shard with marked entities,
     and a few statements per index shard with repaired rows.
@@ -129,9 +129,11 @@ def _clean_backlog(
 def clean_batch(
     store: DataStore, entities: Mapping[str, Sequence[StoredEntity]], report: CleanReport
 ) -> None:
-    """Repair the index rows of marked ``entities``, then remove the marks.
+    """Repair the index rows of ``entities``, then remove their marks.
 
-    :param entities: lists of entities, by the alias of their shard.
+    An entity is marked while its index rows may be wrong.
+
+    :param entities: maps the alias of a shard to entities of this shard.
     """
     of_all_shards = [*chain.from_iterable(entities.values())]
     if not of_all_shards:
@@ -217,9 +219,10 @@ def clean_once(report: CleanReport, stopping: Callable[[], bool]) -> None:
 
 
 def _marked_shards(store: DataStore, min_age: float, report: CleanReport) -> list[str]:
-    """Return the aliases of shards that may have marked entities; shards with the newest marks first.
+    """Return the aliases of the shards that may have marked entities, newest marks first.
 
-    One query of each node (a database server).
+    An entity is marked while its index rows may be wrong. Costs one query of each node (a database
+    server).
     """
     newest: list[Any] = []
     with report.shard(store.group), unbound():
@@ -294,11 +297,11 @@ class ContinuousCleaner:
         self._failed: list[WholePart] = []
 
     def round(self) -> CleanReport:
-        """Clean marked entities. In the remaining time of the interval, continue the pass over all
-        entities.
+        """Clean marked entities; then compare other entities until the interval is over.
 
-        The pass makes at least one step in each round, even if no time remains. Otherwise it would
-        never end when there are always many marked entities.
+        The second part continues the pass over all entities, marked or not. This pass makes at
+        least one step in each round, even if no time remains. Otherwise it would never end if there
+        are always many marked entities.
 
         :returns: the work that was done since the last call.
         """
@@ -333,6 +336,6 @@ class ContinuousCleaner:
         return self._failed if now >= self._next_retry else []
 
     def close(self) -> None:
-        """Release the lease of the shard that the pass over all entities has reached."""
+        """End the pass over all entities, and release the lease that it holds."""
         if self._whole is not None:
             self._whole.close()

@@ -54,15 +54,16 @@ class Entity(dict[str, Any]):
     ) -> None:
         super().__init__(properties, **more)
         self.id: uuid.UUID = uuid.uuid4() if id is None else as_uuid(id)
-        #: The number of the entity's last change, which grows with each change. 0 until the entity
-        #: is stored.
+        #: The version number of the entity. It grows with each change. 0 until the entity is
+        #: stored.
         self.version = 0
         #: The time when the entity was stored last.
         self.updated: datetime | None = None
-        #: A number that grows with the time at which entities were stored first. None until the
-        #: entity is stored.
+        #: A number by which entities can be sorted: an entity that was stored later has a higher
+        #: one. None until the entity is stored.
         self.added_id: int | None = None
-        # The values of the properties that the store declares, as they are stored.
+        # The declared properties as they were stored last. put() compares them with the present
+        # ones, to find the index rows that change.
         self._stored: Mapping[str, Any] = {}
 
     def __repr__(self) -> str:

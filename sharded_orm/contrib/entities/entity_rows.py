@@ -1,4 +1,7 @@
-"""Reads rows of entities by their ids and shard keys, by SQL that is compiled once where possible."""
+"""Reads rows of entities by their ids and shard keys.
+
+Where possible, the queries have a form that is compiled only once.
+"""
 
 from __future__ import annotations
 

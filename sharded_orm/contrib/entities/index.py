@@ -138,7 +138,7 @@ class Index:
             raise InvalidStore(f"Index {self.label!r}: " + "; ".join(problems))
 
     def _namesakes(self) -> Iterator[str]:
-        """Yield sentences about other stores and indexes that would have the same table name."""
+        """Yield a sentence about each other store whose index would have the same table."""
         from sharded_orm.contrib.entities.store import stores
 
         app = self.store.model._meta.app_label
@@ -172,7 +172,7 @@ class Index:
         """Return a page of entities with these properties, in the order of the index (FriendFeed,
         FF5).
 
-        The page shows the entities as they are when they are read, each once. A new entity may be
+        Each entity is in the page at most once, with its present properties. A new entity may be
         missing for a moment, until its index row is written.
 
         :param limit: the number of entities, from 1 to 1000. The page has fewer only if the index
@@ -258,7 +258,11 @@ class Index:
     def _read(
         self, equal: Mapping[str, Any], position: tuple[Any, ...] | None, size: int
     ) -> list[tuple[tuple[Any, ...], Any]]:
-        """Return rows of the index, each with the shard key of its entity."""
+        """Return the next ``size`` rows of the index after ``position``.
+
+        Each item is a pair: the row (values of the properties, and the id of the entity), and the
+        shard key of the entity.
+        """
         rest = len(equal)
         names = (*self.names, "entity_id")
         descending = (*self.descending, self.descending[-1])

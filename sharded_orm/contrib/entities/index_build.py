@@ -184,7 +184,10 @@ def _write(index: Index, report: BuildReport, found: CleanReport) -> Iterator[in
 
 
 def _verify(index: Index, report: BuildReport, found: CleanReport) -> Iterator[int]:
-    """Mark the entities that lack index rows, and remove stale rows. Yield the number of marked entities."""
+    """Mark the entities that lack rows of the index, and remove stale rows of the index.
+
+    Yield the number of newly marked entities after each batch.
+    """
     store, moving = index.store, MovingKeys(index.store.group)
     for shard in runtime.group(store.group).shards():
         with found.shard(shard.alias):

@@ -1,4 +1,4 @@
-"""Repairs rows of indexes: writes rows that entities lack, and removes rows that are left over."""
+"""Repairs rows of indexes: writes missing rows, and removes rows that no entity needs any more."""
 
 from __future__ import annotations
 

@@ -46,10 +46,11 @@ ROWS = 100
 
 @dataclass(frozen=True)
 class IndexRow:
-    """A row of an index.
+    """A row of an index: it says that an entity has certain values.
 
-    :param values: the values of the index's properties.
+    :param values: the values of the index's properties, in their order.
     :param key: the shard key of the entity.
+    :param version: the version of the entity at the last write of this row.
     """
 
     values: tuple[Any, ...]
@@ -96,7 +97,10 @@ def follow(rows: Sequence[tuple[Index, IndexRow]], marked_at: float) -> None:
 
 
 def insert(index: Index, row: IndexRow) -> None:
-    """Insert ``row``, or raise its version if it is stored already. One or two statements."""
+    """Insert ``row``. If it is stored already with a lower version, raise the stored version.
+
+    Costs one or two statements.
+    """
     with unbound():
         # An earlier version of the entity may have had the same row, and the row may still be
         # stored. Then raise the row's version, because a cleaner removes rows of earlier versions.
@@ -164,7 +168,9 @@ def remove(index: Index, values: tuple[Any, ...], entity_id: UUID, *, up_to: int
 
 
 def remove_rows(index: Index, rows: Iterable[IndexRow]) -> int:
-    """Remove ``rows``, except those whose version is higher by now. Return the number of removed rows.
+    """Remove ``rows``, except those whose version has grown since they were read.
+
+    Return the number of removed rows.
 
     Costs one statement for 100 rows.
 
@@ -302,7 +308,10 @@ def rows_from(index: Index, rows: Any) -> list[IndexRow]:
 
 
 def remove_all(index: Index, alias: str, rows: Sequence[IndexRow]) -> int:
-    """Remove all rows of the entities in ``rows`` on a shard, whatever their versions are. One statement."""
+    """Remove all rows that the entities of ``rows`` have on a shard, whatever their versions are.
+
+    Used when an index is dropped. One statement.
+    """
     manager: Any = index.model._default_manager
     with unbound():
         same = manager.using(alias).filter(entity_id__in={row.entity_id for row in rows})

@@ -68,10 +68,10 @@ def read_state(index: Index) -> str:
 
 
 def is_written(index: Index) -> bool:
-    """Whether writers write rows of ``index``.
+    """Whether writers must write rows of ``index``.
 
-    If the global database does not answer, use the state that this process has read last. If it has
-    read none, return True.
+    If the global database does not answer, the last state that this process has read decides. If
+    the process has not read a state yet, the answer is True.
     """
     try:
         return state_of(index) != DROPPED

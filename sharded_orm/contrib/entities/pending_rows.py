@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sharded_orm.contrib.entities.index import Index
 
 
-#: The length of the last line of a text to which late rows were appended. This line is random. So if
+#: The length of the last line of a text to which late rows were appended. The line is random. So if
 #: the end of a text has not changed since it was read, no late rows were appended.
 _END = 26
 #: Writers add nothing to a text that has this many characters. MariaDB would replace a text that is

@@ -86,7 +86,7 @@ def write_reserved(
     """Reserve the rows of an entity in unique indexes, then call ``write``, which writes the
     entity.
 
-    :param rows: pairs of a unique index and the entity's row in it.
+    :param rows: pairs (unique index, row of the entity in this index).
     :param write: writes the entity of ``store``. It is called again if the transaction was rolled
         back.
     :raises UniqueValueTaken: another entity has the values of one of ``rows``.
@@ -124,10 +124,10 @@ def _write_reserved(
 
 
 class _ReservationLost(Exception):
-    """A reserved row of a unique index was removed before the entity that needs it was written.
+    """A row of a unique index was removed again before its entity was written.
 
-    The row was removed by a writer of another entity, or by ``clean_once()``, which removes index rows
-    that no entity needs. The caller may reserve the values again.
+    A writer of another entity has removed it, or the cleaner, because no entity had the values yet.
+    The caller may reserve the values again.
     """
 
 
@@ -141,8 +141,9 @@ def _confirm(index: Index, row: IndexRow) -> bool:
     rows = same_rows(index, row.values, row.entity_id)
     if _locks_rows(_alias_of_row(index, row)):
         return bool(rows.update(version=F("version")))
-    # On SQLite, only read the row. Locking it would lock the whole shard, so two writers that each
-    # need the other's shard would run into a deadlock.
+    # SQLite has no row locks: a lock would be on the whole shard. Two writers, each with a
+    # transaction on the shard that the other one needs, would run into a deadlock. So only read the
+    # row.
     return bool(rows.exists())
 
 
@@ -152,8 +153,9 @@ def take_away(index: Index, row: IndexRow) -> bool:
     Another writer may have reserved the values for the entity just now. It will notice that the row
     is missing, and reserve them again.
 
-    :returns: True if the entity does not have the values. False if it has them, or if the caller's
-        own open transaction takes them from it: this transaction may be rolled back.
+    :returns: True if the entity does not have the values. False if it has them, or if the row must
+        stay for another reason: the body of the entity is damaged, or the caller has a transaction
+        open on one of the two shards, which may be rolled back.
     """
     return _repeated(index.store.group, partial(_take_away, index, row))
 
@@ -212,9 +214,7 @@ def _locks_rows(alias: str) -> bool:
 
 
 def _commits_apart(alias: str, other: str) -> bool:
-    """Whether the caller has a transaction open on ``alias`` that may commit without one on
-    ``other``.
-    """
+    """Whether the caller has a transaction on ``alias`` that commits separately from ``other``."""
     connection: Any = connections[alias]
     # Read ``atomic_blocks`` before ``get_autocommit()``: reading it makes the connection join an
     # open transaction of its shard group.

@@ -1,4 +1,7 @@
-"""Leases of cleaners, which prevent double work. Two cleaners of the same shard would do no harm."""
+"""Leases, by which a cleaner keeps other cleaners from doing the same work.
+
+They only save work. Two cleaners on the same shard would do no harm.
+"""
 
 from __future__ import annotations
 

@@ -338,7 +338,7 @@ class DataStore:
         if former:
             changes.update(marked_at=now, pending=with_rows(former))
         # Compare the time as well as the version. If this entity was put in a transaction that was
-        # rolled back, another writer may have stored a different entity with the same version.
+        # rolled back, another writer may have stored other properties with the same version.
         rows = self._rows(entity.id, entity._stored)
         rows = rows.filter(version=entity.version, updated=entity.updated)
         if not (rows.filter(has_room()) if former else rows).update(**changes):
@@ -404,8 +404,8 @@ class DataStore:
     def edit(self, id: UUID | str, **key: Any) -> Iterator[Entity]:
         """Return a context manager that yields an entity to be changed, and stores it at the end.
 
-        The entity's row is locked until the end of the block, so no concurrent update is lost or
-        makes this one fail. If the block raises an error, nothing is written.
+        The entity's row is locked until the end of the block, so nobody else can change the entity
+        in between. If the block raises an error, nothing is written.
 
         :param key: the property ``shard_on`` with its value, such as ``user_id=7``; nothing if the
             store has no ``shard_on``.
@@ -470,10 +470,9 @@ class DataStore:
 
     @contextmanager
     def locked_values(self, id: UUID, key: Any) -> Iterator[Entity | EntityDamaged | None]:
-        """Return a context manager that locks an entity, and yields the entity; None if there is
-        none.
+        """Return a context manager that locks an entity, and yields it; None if there is no entity.
 
-        During the block, no other transaction that has written or inserted the entity is open.
+        It waits for open transactions that have written the entity, and keeps new ones out.
 
         :param key: the shard key of the entity.
         """

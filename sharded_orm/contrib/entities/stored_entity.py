@@ -1,4 +1,4 @@
-"""Reads the parts of entities that indexes need, shard by shard."""
+"""Reads from one shard those columns of entities that are needed to compute index rows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BATCH = 900
 
 @dataclass(frozen=True)
 class StoredEntity:
-    """The parts of an entity that indexes need, as they were read from its shard.
+    """What a cleaner needs of an entity to compute its index rows, as it was read from a shard.
 
     :param key: the shard key of the entity.
     :param stored: the declared properties of the entity; empty if it was deleted.
@@ -52,7 +52,7 @@ def columns_of(store: DataStore) -> tuple[str, ...]:
 def stored_entities(
     store: DataStore, rows: Sequence[tuple[Any, ...]], report: CleanReport
 ) -> list[StoredEntity]:
-    """Return the entities in ``rows``. Those that cannot be read are added to the report instead.
+    """Convert rows to entities. If a row is damaged, add it to the report instead.
 
     :param rows: values of the columns in :func:`columns_of`, perhaps followed by values of further
         columns.

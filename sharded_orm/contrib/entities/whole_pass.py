@@ -127,7 +127,7 @@ def stale_rows(index: Index, rows: Sequence[IndexRow]) -> list[IndexRow]:
 def mark_lacking(
     store: DataStore, indexes: Sequence[Index], rows: Any, report: CleanReport
 ) -> Iterator[int]:
-    """Mark entities that lack index rows, so that the cleaner writes the rows.
+    """Mark entities that lack index rows. The cleaner writes the rows of marked entities later.
 
     Yield the number of newly marked entities of each batch.
 
@@ -149,8 +149,8 @@ def mark_lacking(
         for entity in entities:
             if entity.id in lacking:
                 with unbound():
-                    # Do not mark an entity that was changed since it was read: its writer has
-                    # marked it.
+                    # Do not mark an entity that was changed since it was read. It may need other
+                    # index rows now; a write that changes index rows marks the entity itself.
                     row = store.row_of(entity.pk, entity.key).filter(version=entity.version)
                     marked += row.filter(marked_at=None).update(marked_at=timezone.now())
         yield marked

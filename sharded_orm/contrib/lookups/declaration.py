@@ -22,11 +22,11 @@ from sharded_orm.models.fields.generated_id import EmbeddedShardMixin
 from sharded_orm.models.sharding.options import ShardOptions, shard_options, target_field
 from sharded_orm.routing.modulo import ModuloStrategy
 
-#: The largest number of characters of a value in a lookup, and of the shard key stored with it.
+#: The columns of entries hold values and shard keys as text, of at most this many characters.
 MAX_VALUE, MAX_KEY = 255, 100
 
-# Methods of a field that change the stored value. If a project's field class overrides one of them,
-# the lookup may store a different value than the column.
+# Methods by which a field class can change the value on its way to the database. A lookup does not
+# call all of them. So a field class of the project that overrides one of them cannot have a lookup.
 _CONVERSIONS = (
     "pre_save", "get_prep_value", "get_db_prep_value", "get_db_prep_save", "from_db_value",
     "get_placeholder",
@@ -35,7 +35,7 @@ _CONVERSIONS = (
 
 @dataclass(frozen=True)
 class ModelLookup:
-    """The lookup of a concrete model by one of its fields."""
+    """A lookup of one model: rows are found by the value of ``field``, without their shard key."""
 
     model: Any
     field: Any
@@ -56,12 +56,19 @@ class ModelLookup:
 
     @cached_property
     def table(self) -> ShardOptions | None:
-        """The ``ShardMeta`` of the model that stores the lookup's entries; None for the global database."""
+        """The ``ShardMeta`` of the project's model that stores the entries of the lookup.
+
+        None if they are in the global database.
+        """
         return None if self.table_name is None else table_options(self.table_name)
 
     @cached_property
     def problem(self) -> str | None:
-        """Why the model cannot have this lookup, as the predicate of a sentence; None if it can."""
+        """The reason why the model cannot have this lookup; None if it can.
+
+        The reason completes a sentence that begins with "The lookup", such as "needs a primary key
+        of one column".
+        """
         meta = self.model._meta
         if self.options.key_is_generated:
             return "needs a shard key that is known before the insert, not a generated one"
@@ -106,7 +113,7 @@ class ModelLookup:
         """Return the text that the lookup stores for ``value``.
 
         :param value: a value of the field, prepared for the database.
-        :raises LookupRefused: the row might store a different value than the lookup.
+        :raises LookupRefused: the value is too long, or of a type that the column may change.
         """
         return _text(self.field, value, f"{self.model.__name__}.{self.field.name}", MAX_VALUE)
 
@@ -114,17 +121,18 @@ class ModelLookup:
         return _text(self.key, key, f"{self.model.__name__}.{self.key.name}", MAX_KEY)
 
     def key_of_text(self, text: str) -> Any:
-        """Return the shard key that an entry stores as ``text``, in the form in which the column of
-        the shard key stores it.
+        """Return the shard key that an entry stores as ``text``, such as 7 for "7".
+
+        The result has the type that the column of the shard key stores.
         """
         field = target_field(self.key)
         return field.get_prep_value(field.to_python(text))
 
     def slot(self, pk: Any, key_text: str) -> str:
-        """Return a text that distinguishes the row's entry in the lookup from other rows' entries
-        with the same value.
+        """Return the text that tells apart the entries of several rows with the same value.
 
-        The text is empty if the lookup is unique, because there is only one entry for each value.
+        It is a digest of the primary key and the shard key of the row. In a unique lookup it is
+        empty, because a value has only one entry there.
         """
         if self.unique:
             return ""
@@ -186,9 +194,10 @@ def _text(field: Any, value: Any, name: str, most: int) -> str:
 
 
 def plain_value(lookup_field: Any, value: Any) -> Any:
-    """Return a value of an INSERT or UPDATE as the database stores it; None for NULL.
+    """Return the value that an INSERT or UPDATE sets, as the database stores it; None for NULL.
 
-    :raises LookupRefused: only the database can compute the value.
+    :raises LookupRefused: the value is an expression such as ``F("name")``, which only the database
+        can compute.
     """
     if type(value) is Value:
         value = value.value
@@ -207,13 +216,16 @@ def plain_value(lookup_field: Any, value: Any) -> Any:
 
 
 def declared(model: Any) -> list[Lookup]:
-    """Return the :class:`Lookup` objects in the model's ``ShardMeta.lookups``, unchecked."""
+    """Return the :class:`Lookup` objects in the model's ``ShardMeta.lookups``.
+
+    They may be wrong, for example name a field that does not exist: system checks report that.
+    """
     names = getattr(getattr(model, "ShardMeta", None), "lookups", None) or ()
     return [Lookup(each) if isinstance(each, str) else each for each in names]
 
 
 def lookups_of(model: Any) -> tuple[ModelLookup, ...]:
-    """Return the lookups of a model's own fields; empty if it has none. Sends no query.
+    """Return the lookups by fields of the model's own table; empty if it has none. Sends no query.
 
     :param model: a model, perhaps a proxy or the historical model of a migration.
     """
@@ -255,7 +267,10 @@ def own_field(model: Any, lookup: Any) -> Any:
 
 
 def declared_inexact(lookup: ModelLookup, collations: Any) -> str | None:
-    """Return the collation of the lookup's text field if it treats different texts as equal, else None."""
+    """Return the declared collation of the lookup's text field; None if it is exact.
+
+    A collation is not exact if it treats different texts, such as "a" and "A", as equal.
+    """
     target = target_field(lookup.field)
     if not isinstance(target, models.CharField) or isinstance(target, ExactCharField):
         return None

@@ -1,11 +1,14 @@
-"""Reads and writes entries, the rows of lookups that name the shard key of a value.
+"""Reads and writes entries: the rows of a lookup, each with a value and a shard key.
 
-Each statement is committed at once, on a separate connection. So a rollback of the caller does not
-undo it, and a read sees all committed entries, even new ones. Inside Django's ``TestCase``, the
-statements are a part of the test's transaction.
+For example, the entry ``(email "a@example.org", key 7)`` says that the row with this address is on
+the shard of the key 7.
 
-The entries of a lookup are in one table of the global database, or in a table of the project, which
-is on all shards of a group. Their value then determines their shard.
+Each statement on entries is committed at once, on a separate connection. So it stays even if the
+caller's transaction is rolled back, and a read sees the entries that others have just committed.
+Inside Django's ``TestCase``, the statements are a part of the test's transaction.
+
+The entries of a lookup are in one table of the global database, or in a table of the project on the
+shards of a group. In the second case, the value of an entry determines the entry's shard.
 """
 
 from __future__ import annotations
@@ -28,11 +31,11 @@ from sharded_orm.contrib.lookups.entry_statements import EntryStatements
 from sharded_orm.contrib.lookups.exceptions import LookupRefused
 from sharded_orm.contrib.lookups.models import LookupEntry
 
-#: The most entries that one statement writes, and the most values in the condition of a query. The
-#: numbers are low because old versions of SQLite accept only 999 parameters.
+#: ``BATCH`` is the most entries that one statement writes; ``MAX_VALUES`` is the most values that
+#: one query looks for. They are low because old versions of SQLite accept only 999 parameters.
 BATCH, MAX_VALUES = 100, 500
-#: For a value with fewer entries than this, queries do without DISTINCT, which would take a fifth
-#: of their time. This process then removes repeated shard keys from the result.
+#: If a value has fewer entries than this, Python removes repeated shard keys from the result. The
+#: query then needs no DISTINCT, which would take a fifth of its time.
 FEW_ENTRIES = 20
 _connections = AutonomousConnections()
 R = TypeVar("R")
@@ -56,9 +59,10 @@ GLOBAL_TABLE: Final = EntryTable(DEFAULT_DB_ALIAS, LookupEntry._meta.db_table)
 
 
 class Place(NamedTuple):
-    """The columns that identify an entry in the table of a lookup (``ShardMeta.lookups``).
+    """What identifies an entry: its lookup, its value, and the slot.
 
-    :class:`.tables.EntryColumns` describes them.
+    The slot tells apart the entries of several rows with the same value. See
+    :class:`.tables.EntryColumns`.
     """
 
     lookup: str
@@ -78,16 +82,16 @@ class StoredEntry(NamedTuple):
 
 
 def writer_text(session: Any) -> str:
-    """Return the text that entries of lookups store for the database session that has written them.
+    """Return the text by which entries name the database session that has written them.
 
-    Returns "" if the database, such as SQLite, does not identify sessions.
+    The text is empty if the database, such as SQLite, does not number its sessions.
     """
     server, account, number = session
     return f"{server} {account} {number}" if number else ""
 
 
 def writer_session(text: str) -> SessionID:
-    """Return the database session that ``text`` names; :func:`writer_text` has made the text."""
+    """Return the database session that ``text`` names. The reverse of :func:`writer_text`."""
     if not text:
         return SessionID()
     server, account, number = text.split(" ")
@@ -95,7 +99,7 @@ def writer_session(text: str) -> SessionID:
 
 
 def table_of(lookup: str, value: str) -> EntryTable:
-    """Return the table that has the entries of a value in a lookup.
+    """Return the table in which a lookup has the entries of ``value``.
 
     :param lookup: the name of the lookup.
     """
@@ -134,17 +138,20 @@ def tables_of_model(model: str) -> list[EntryTable]:
 
 
 def is_committed_at_once() -> bool:
-    """Whether each statement on entries is committed at once. False inside Django's ``TestCase``.
+    """Whether each statement on entries is committed at once, on a separate connection.
 
-    Sends no query.
+    False inside Django's ``TestCase``, where it is a part of the test's transaction. Sends no
+    query.
     """
     return not is_in_test_case(DEFAULT_DB_ALIAS)
 
 
 def refuse_own_lock(table: EntryTable) -> None:
-    """Refuse to write entries if the statement would wait forever for a transaction of this thread.
+    """Raise an error if a write of entries would wait forever for this thread's own transaction.
 
-    That happens on a database with one writer at a time, such as an SQLite file. Sends no query.
+    An SQLite file has one writer at a time. If this thread has a transaction open on the file with
+    the entries, a write on another connection waits for the end of the transaction, and the thread
+    waits for the write. Sends no query.
 
     :raises LookupRefused: this thread has a transaction open on such a database.
     """
@@ -158,21 +165,21 @@ def refuse_own_lock(table: EntryTable) -> None:
 
 
 def blocking_transaction(alias: str) -> Any:
-    """Return this thread's connection object if its open transaction could block other connections.
+    """Return this thread's connection if its open transaction may block all other writers.
 
-    That is so on databases with one writer at a time, such as SQLite. Returns None for other
-    databases.
+    This can only happen on a database with one writer at a time, such as SQLite. Return None for
+    other databases, or if no transaction is open.
 
-    The connection is returned even if its transaction has not written yet and holds no lock.
-    Otherwise an error would depend on what the program has written before.
+    A transaction that has not written yet holds no lock, but its connection is returned as well.
+    Otherwise the same code would fail or not, depending on what the program has written before.
     """
     if not _has_one_writer(alias) or is_in_test_case(alias):
         return None
     connection: Any = connections[alias]
     if connection.in_atomic_block:
         return connection
-    # A connection object that is not connected has no transaction. get_autocommit() is not called on
-    # it, because the call would connect it.
+    # Without a connection to the database, there is no transaction. Do not call get_autocommit()
+    # then, because it would connect.
     is_connected = connection.connection is not None
     return connection if is_connected and not connection.get_autocommit() else None
 
@@ -185,17 +192,17 @@ def _has_one_writer(alias: str) -> bool:
 def add(
     places: Sequence[Place], keys: Sequence[str], token: str, writer: str, *, is_open: bool = True
 ) -> list[int]:
-    """Insert entries that do not exist yet. One statement per table and :data:`BATCH` entries.
+    """Insert entries for the rows that one statement writes. Existing entries stay as they are.
 
-    A change is one statement that writes rows with lookups.
+    Costs one statement per table and :data:`BATCH` entries, and one more query if some of the
+    entries exist already.
 
     :param places: the identities of the entries.
-    :param keys: the shard key of each entry.
-    :param token: the name of the change that writes the entries.
-    :param writer: the database session of the change.
-    :param is_open: whether the transaction of the change may still be open.
-    :returns: the positions in ``places`` of the entries that exist already, and are left as they
-        are. One more query is sent if there are such entries.
+    :param keys: the shard key for each of ``places``.
+    :param token: the random name of the statement that writes the rows.
+    :param writer: the text for the database session of this statement.
+    :param is_open: whether the transaction of this statement may still be open.
+    :returns: the positions in ``places`` of the entries that exist already.
     """
     taken: list[int] = []
     now = time.time()
@@ -221,15 +228,17 @@ def take(
     *,
     is_open: bool = True,
 ) -> bool:
-    """Assign an existing entry to the change ``token``, and return whether the entry was there.
+    """Take over an existing entry for a row that a statement writes. Return whether this was done.
 
-    A change is one statement that writes rows with lookups. The entry gets its token, the shard key
-    of the row, and the session that writes it.
+    For example, the entry is left over from a row that was deleted. It gets a new shard key, token
+    and writer.
 
-    :param key: the new shard key of the entry.
-    :param writer: the database session of the change.
-    :param former: the entry as it was read: it is assigned only if it has not changed since. None:
-        it is assigned in any case.
+    :param key: the shard key of the new row.
+    :param token: the random name of the statement that writes the row.
+    :param writer: the text for the database session of this statement.
+    :param former: the entry as it was read. If it has changed since, it is not taken over. With
+        None (the default), it is taken over in any case.
+    :param is_open: whether the transaction of the statement may still be open.
     """
     table = table_of(place.lookup, place.value)
     params = [key, token, is_open, writer, time.time(), *place]
@@ -239,9 +248,10 @@ def take(
 
 
 def mark(places: Iterable[Place], token: str, writer: str) -> None:
-    """Mark the entries of values that rows lose by a statement, with the ``token`` of that statement.
+    """Mark entries of old values, which rows lose by an UPDATE or DELETE.
 
-    The entries are kept until the transaction of the statement ends, because it may be rolled back.
+    The entries get the ``token`` of the statement, by which they are found and removed after the
+    commit. Until then they stay, because the transaction may be rolled back.
     """
     now = time.time()
     groups: defaultdict[tuple[EntryTable, str], list[Place]] = defaultdict(list)
@@ -255,21 +265,25 @@ def mark(places: Iterable[Place], token: str, writer: str) -> None:
 
 
 def remove(table: EntryTable, tokens: Sequence[str]) -> None:
-    """Remove the entries that were last written by the changes (statements) with these ``tokens``.
+    """Remove the entries that were last written by one of several statements.
 
-    One statement per :data:`BATCH` tokens.
+    Costs one SQL statement per :data:`BATCH` tokens.
+
+    :param tokens: the tokens of the statements. Each entry holds the token of the statement that
+        has written it.
     """
     for some in _batches(tokens, BATCH):
         _run(table, _statements(table).remove(len(some)), some)
 
 
 def remove_places(table: EntryTable, places: Sequence[Place], token: str) -> None:
-    """Remove the entries at ``places`` that were last written by the change with ``token``.
+    """Remove the entries at ``places``, except those that another statement has written since.
 
-    Sends one statement per lookup and :data:`BATCH` entries.
+    Costs one statement per lookup and :data:`BATCH` entries.
 
-    :param token: the token of the change, a statement that writes rows with lookups.
     :param places: the identities of the entries.
+    :param token: the token that the entries must still have: the name of the statement that wrote
+        them last.
     """
     by_lookup: defaultdict[str, list[str]] = defaultdict(list)
     for place in places:
@@ -295,17 +309,19 @@ def entry_at(place: Place) -> StoredEntry | None:
 
 
 def of_tokens(table: EntryTable, tokens: Sequence[str]) -> Iterator[StoredEntry]:
-    """Yield the entries whose last writer is one of the given changes.
+    """Yield the entries that were last written by one of several statements.
 
-    :param tokens: the tokens of the changes. A change is a statement, and each of its entries holds
-        its token.
+    :param tokens: the tokens of the statements. Each entry holds the token of the statement that
+        has written it.
     """
     for some in _batches(tokens, BATCH):
         yield from _read(table, _statements(table).of_tokens(len(some)), some)
 
 
 def renew(table: EntryTable, tokens: Sequence[str]) -> None:
-    """Record in the entries of some statements that their transactions are still open.
+    """Set the time of the entries of some statements to now, because their transactions still run.
+
+    On some databases, others may take over the entries of a transaction that seems too old.
 
     :param tokens: the tokens of the statements. Each entry holds the token of the statement that
         has written it.
@@ -349,9 +365,10 @@ def keys_of_values(lookup: str, values: Sequence[str]) -> list[str] | None:
 def after(
     table: EntryTable, lookup: str, last: int, limit: int
 ) -> Iterator[tuple[int, StoredEntry]]:
-    """Yield up to ``limit`` pairs of an entry's id and the entry, in the order of the ids.
+    """Yield the next entries of a lookup in one table, as pairs (id of the row, entry).
 
-    :param last: the largest id that was read before; 0 at first.
+    :param last: the id at which the previous call has ended; 0 at first.
+    :param limit: the largest number of pairs.
     """
     for number, *row in _rows(table, _statements(table).after(limit), (lookup, last)):
         yield int(number), _entry(row)
@@ -366,7 +383,10 @@ def count_of(lookup: str) -> int:
 
 
 def remove_entry(entry: StoredEntry) -> bool:
-    """Remove an entry if it has not changed since it was read, and return whether it was removed."""
+    """Remove an entry, unless another process has changed it since it was read.
+
+    Return whether the entry was removed.
+    """
     table = table_of(entry.place.lookup, entry.place.value)
     params = (*entry.place, entry.token, entry.written_at)
     return bool(_run(table, _statements(table).remove_entry(), params))

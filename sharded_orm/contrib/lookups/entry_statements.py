@@ -1,4 +1,7 @@
-"""The SQL statements on entries of lookups, composed once per kind of database and number of rows."""
+"""The SQL statements that read and write entries of lookups.
+
+The text of a statement depends on the kind of database and the number of rows.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +32,8 @@ class EntryStatements:
         self._table = ops.quote_name(table)
         self._columns = ", ".join(quoted.values())
         self._row = " AND ".join(f"{quoted[name]} = %s" for name in COLUMNS[:3])
-        # An entry counts as unchanged only if its time is the same, too: a transaction that renews
-        # its entries changes only the time.
+        # To see whether an entry has changed, compare the time as well as the token: a transaction
+        # that is open for long renews its entries, which changes only the time.
         self._unchanged = f"{self._row} AND {quoted['token']} = %s AND {quoted['written_at']} = %s"
         self._insert = (
             ops.insert_statement(on_conflict=OnConflict.IGNORE),

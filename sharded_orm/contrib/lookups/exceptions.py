@@ -15,17 +15,17 @@ class LookupValueTaken(ShardedOrmError, IntegrityError):
 
 
 class LookupRefused(ShardedOrmError, RuntimeError):
-    """The entries of a lookup cannot be kept equal to the rows that a write changes.
+    """A write would leave rows without correct entries in a lookup.
 
-    The write was refused, or its transaction was rolled back.
+    For example, an ``update()`` sets a field with a lookup to an expression, so the new values are
+    not known. The write was refused, or its transaction was rolled back.
     """
 
 
 class LookupExpired(ShardedOrmError, OperationalError):
-    """A transaction was rolled back: it stayed open too long after it had written rows with
-    lookups.
+    """A transaction with rows that have lookups was open for too long, and was rolled back.
 
-    Meanwhile, other transactions have reserved the values of these rows. This happens only on
-    databases, such as SQLite, that cannot report whether another transaction's session still
-    exists.
+    After some minutes, other transactions have taken it for dead, and have taken over the values of
+    its rows. This happens only on databases, such as SQLite, that cannot report whether the session
+    of another transaction still exists.
     """

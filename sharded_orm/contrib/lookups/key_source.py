@@ -1,4 +1,4 @@
-"""Finds the shard keys of the rows that a query selects, by the entries of lookups."""
+"""Finds the shards of a query that has no shard key, but a condition on a field with a lookup."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ MAX_REMEMBERED = 10_000
 
 @dataclass(frozen=True)
 class EntryGuess:
-    """The shard key that this process remembers for a value of a unique lookup. It may be out of date.
+    """The shard key that this process remembers for a value of a unique lookup.
+
+    It may be out of date, because another process may have moved the value to another row.
 
     Implements :class:`~sharded_orm.models.sharding.key_sources.KeyGuess`.
     """
@@ -31,13 +33,13 @@ class EntryGuess:
 
 
 class EntryKeySource:
-    """Finds shard keys in the entries of lookups. Thread-safe.
+    """Finds the shard keys that lookups store for values of a field. Thread-safe.
 
     Implements :class:`~sharded_orm.models.sharding.key_sources.KeySource`. Costs one query, two for
     one value with many entries, or none if the column has no lookup.
 
-    Returns None for more than 500 values, or if the entries are on several shards. Several queries
-    would be needed then, and a row that changes its value between two of them could be missed.
+    Finds nothing (None) for more than 500 values, or if the entries are on several shards. This
+    would take several queries. A row could change its value between two of them, and be missed.
     """
 
     def __init__(self) -> None:
@@ -56,8 +58,8 @@ class EntryKeySource:
             except LookupRefused:
                 if not isinstance(value, str) or str(value) != value:
                     return None
-                # A text that is too long for the lookup is skipped: no row has it, because the
-                # write of such a row is refused.
+                # Skip a text that is too long for the lookup. No row has it, because a write of
+                # such a text is refused.
         if len(texts) > entries.MAX_VALUES:
             return None
         key_texts = entries.keys_of_values(lookup.name, texts)
@@ -66,8 +68,8 @@ class EntryKeySource:
         keys = [lookup.key_of_text(text) for text in key_texts]
         if lookup.unique and len(texts) == len(keys) == 1:
             if len(self._remembered) >= MAX_REMEMBERED:
-                # The dict is changed without a lock, because a fork could copy the lock while
-                # another thread holds it.
+                # Use no lock here: another thread could hold it during a fork, and it would then
+                # stay locked in the child.
                 self._remembered.clear()
             self._remembered[lookup.name, texts[0]] = keys[0]
         return keys

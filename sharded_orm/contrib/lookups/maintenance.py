@@ -1,7 +1,9 @@
-"""Builds, compares and repairs lookups. If entries and rows differ, the rows are right (FriendFeed, FF4).
+"""Builds lookups, compares their entries with the rows, and repairs them.
 
-All functions of this module may run while the site writes, may run several times, and may be killed
-at any point. No step removes an entry that a row needs. Superfluous entries may stay.
+If an entry and a row differ, the row counts as right, and the entry is repaired (FriendFeed, FF4).
+
+All functions may run while the site writes. They may be killed at any point, and run again. No step
+removes an entry that a row needs. Entries that no row needs may stay, and do no harm.
 """
 
 from __future__ import annotations
@@ -47,9 +49,10 @@ class LookupDifferences:
     entries: int = 0
     #: Rows without an entry. A query by the lookup misses them.
     missing: int = 0
-    #: Entries without a row, whose transactions have ended. Queries are not affected.
+    #: Entries that no row needs, and whose transactions have ended. They do not change the results
+    #: of queries.
     surplus: int = 0
-    #: Rows with a value of a unique lookup that another row has as well.
+    #: Rows whose value another row has as well, although the lookup is unique.
     duplicates: int = 0
     repaired: int = 0
     examples: list[str] = field(default_factory=list)
@@ -98,11 +101,11 @@ def statuses() -> list[LookupStatus]:
 
 
 def build(lookup: ModelLookup) -> LookupDifferences:
-    """Write the entries of all rows, then let queries rely on the lookup.
+    """Write an entry for each existing row, and then let queries use the lookup.
 
-    Call this after every process that writes the model has declared the lookup, because other
-    processes write rows without entries. Reads each row once. If a row is left without its entry,
-    queries still do not rely on the lookup.
+    First deploy the declaration of the lookup to every process that writes the model. Other
+    processes write rows without entries. If an entry cannot be written, queries do not use the
+    lookup. Reads each row once.
 
     :raises LookupRefused: a column treats different texts as equal, or queries rely on entries of
         this lookup in a table that is not the declared table.
@@ -178,9 +181,7 @@ def _shards(lookup: ModelLookup) -> Iterator[Any]:
 
 
 def _pages(lookup: ModelLookup, alias: str | None, **conditions: Any) -> Iterator[list[Any]]:
-    """Yield batches of the rows whose field is not NULL: the primary key, shard key and value of
-    each row.
-    """
+    """Yield the rows whose field is not NULL, in batches of (primary key, shard key, value)."""
     after: dict[str, Any] = {}
     while rows := list(_rows_of(lookup, alias, **conditions, **after).order_by("pk")[:BATCH]):
         after = {"pk__gt": rows[-1][0]}
@@ -188,11 +189,10 @@ def _pages(lookup: ModelLookup, alias: str | None, **conditions: Any) -> Iterato
 
 
 def _rows_of(lookup: ModelLookup, alias: str | None, **conditions: Any) -> Any:
-    """Return a queryset of the primary key, shard key and value of rows on the shard ``alias``.
+    """Return a queryset of (primary key, shard key, value) of the rows whose value is not NULL.
 
-    Rows whose value is NULL are left out.
-
-    If ``alias`` is None, the conditions must contain the shard key.
+    :param alias: the alias of the shard to read. If it is None, ``conditions`` must contain the
+        shard key, which decides on the shard.
     """
     rows: Any = ShardedQuerySet(lookup.model, using=alias).uncached()
     value = lookup.field.attname
@@ -214,10 +214,10 @@ def _compare_rows(lookup: ModelLookup, differences: LookupDifferences, *, repair
 
 
 def _moves_of(lookup: ModelLookup, since: int | None) -> MoveList | None:
-    """Return the moves of keys between shards that are under way, or that have ended later than the
-    move with the number ``since``.
+    """Return the moves of shard keys from one shard to another that matter for a comparison.
 
-    Returns None if keys of the group do not move.
+    These are the moves that are running, and those that have ended after the move with the number
+    ``since``. Return None if the keys of the group can never move.
     """
     strategy = runtime.strategy(lookup.options.group)
     if not isinstance(strategy, DirectoryStrategy) or not strategy.moves_keys:
@@ -228,11 +228,10 @@ def _moves_of(lookup: ModelLookup, since: int | None) -> MoveList | None:
 def _compare_moved_rows(
     lookup: ModelLookup, differences: LookupDifferences, before: MoveList, *, repair: bool
 ) -> None:
-    """Compare rows and entries of all keys that have moved between shards since ``before`` was
-    read.
+    """Compare rows and entries of the shard keys that have moved since ``before`` was read.
 
-    The walk over the shards may have missed their rows: a key may have moved to a shard that had
-    been read already.
+    The comparison reads one shard after the other. It misses the rows of a key that moves from a
+    shard that was not read yet to one that was read already. So these rows are compared afterwards.
     """
     group, done = lookup.options.group, set[Any]()
     moves: MoveList | None = before
@@ -282,7 +281,7 @@ def _compare_batch(
         entry = stored.get(place)
         what = f"{lookup.field.name}={place.value!r} of the row pk={row[0]!r}, key {key!r}"
         if lookup.unique and (place in first or _is_of_other_row(lookup, row, entry, key)):
-            # The row is no duplicate if it has lost the value since it was read.
+            # The row may have lost the value since it was read. Then it is no duplicate.
             if not _still_has(lookup, alias, row):
                 continue
             differences.duplicates += 1
@@ -290,8 +289,9 @@ def _compare_batch(
             continue
         first[place] = row
         own = entry if entry is not None and entry.key == key else None
-        # Skip a correct entry. But if a transaction that may still be open has written it, a
-        # rollback could remove it, so write it again.
+        # Skip an entry that is correct, unless its transaction may still be open. A rollback of
+        # this transaction would remove the entry, although the row needs it. So write such an entry
+        # again.
         if own is not None and not (repair and own.is_open):
             continue
         if not _still_has(lookup, alias, row):
@@ -337,11 +337,15 @@ def _still_has(lookup: ModelLookup, alias: str | None, row: Sequence[Any]) -> bo
 
 
 def _write(lookup: ModelLookup, place: Place, key: str, entry: StoredEntry | None) -> bool:
-    """Write the entry of a committed row in such a way that no open transaction removes it.
+    """Write the entry of a committed row, with a new token.
+
+    An open transaction that has written the entry before removes it only by the old token. So it
+    cannot remove the new entry.
 
     :param place: the columns that identify the entry.
     :param entry: the entry as it was read; None if there was none.
-    :returns: whether the entry is stored.
+    :returns: whether the entry is stored. False, for example, if another row or an open transaction
+        has the value.
     """
     for _ in range(ATTEMPTS):
         if entry is None:
@@ -375,8 +379,8 @@ def _compare_entries_in(
         for entry in _without_row(lookup, [entry for _, entry in batch]):
             if not is_transaction_over(lookup, entry):
                 continue
-            # The transaction of the entry has ended, so it cannot commit the row any more. But it
-            # may have committed the row after the first query. So query the row again.
+            # Look for the row again. The transaction of the entry may have committed it after the
+            # first query. It has ended now, so it cannot commit the row after this query.
             if not has_row(lookup, entry):
                 differences.surplus += 1
                 differences.example(

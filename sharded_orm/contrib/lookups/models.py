@@ -24,7 +24,10 @@ class LookupEntry(EntryColumns):
 
 
 class LookupState(models.Model):
-    """Whether queries may rely on a lookup, because each row has its entry."""
+    """The state of a lookup.
+
+    If ``served_since`` is set, all rows have their entries, and queries may use the lookup.
+    """
 
     lookup: models.CharField[str, str] = ExactCharField(max_length=200, primary_key=True)
     served_since: models.DateTimeField[datetime | None, datetime | None] = models.DateTimeField(

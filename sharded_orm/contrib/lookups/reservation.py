@@ -1,4 +1,8 @@
-"""Reserves the values of new rows: writes entries of lookups, which are committed before the rows."""
+"""Reserves values in lookups for rows that a transaction writes.
+
+A reservation is an entry that is committed before the row. So each committed row has its entry, and
+two transactions cannot both get the same value of a unique lookup.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +34,8 @@ from sharded_orm.models.sharding.bound_key import unbound
 
 R = TypeVar("R")
 
-#: The number of attempts to take an entry over while others change it at the same time.
+#: How often a process tries to take over an entry, if others change the entry between its read and
+#: its write.
 ATTEMPTS = 5
 
 
@@ -40,12 +45,12 @@ def reserve(
     change: EntryChange,
     rows: Mapping[Place, tuple[ModelLookup, str]],
 ) -> None:
-    """Write the lookups' entries of rows that a transaction has written. One statement per 100
-    entries.
+    """Write the entries of the rows that a statement writes. One statement per 100 entries.
 
     :param connection: the connection object of the rows' shard.
+    :param watcher: the record of the transaction.
     :param change: the record of the statement that writes the rows.
-    :param rows: for each entry, its lookup and the shard key of its row.
+    :param rows: maps the identity of each entry to a pair (lookup, text of the row's shard key).
     :raises LookupValueTaken: another row has the value of a unique lookup, or an open transaction
         may write such a row.
     :raises LookupRefused: the table in the lookup's declaration was changed, and queries still rely
@@ -57,7 +62,8 @@ def reserve(
         lookup for lookup in {lookup for lookup, _ in rows.values()} if not is_served(lookup)
     ]
     refuse_other_table(waiting)
-    # All processes write entries in the same order, so that no two of them run into a deadlock.
+    # Sort the entries. If all processes write entries in the same order, no two of them can run
+    # into a deadlock.
     places = sorted(rows)
     change.note_tables(places)
     change.has_fresh, change.places = True, places
@@ -82,11 +88,12 @@ def reserve(
 def _refuse_values_of_rows_without_entries(
     connection: Any, rows: Mapping[Place, tuple[ModelLookup, str]]
 ) -> None:
-    """Refuse values of a unique lookup that other rows have, while the lookup is not built yet.
+    """Raise an error if another row has a value of a unique lookup that is not built yet.
 
-    Such rows may have no entries, so each shard is searched. The entries of the new rows are
-    committed first, so a later transaction with the same value finds them. Costs one query on each
-    shard for 500 values; none once the lookup is built.
+    Until a lookup is built, older rows may have no entries. So search all shards for rows with the
+    values. The entries of the new rows are committed before this search. So if two transactions
+    write the same value at the same time, at least one of them finds the other. Costs one query on
+    each shard for 500 values, or none if the lookup is built.
     """
     places_by_lookup: dict[ModelLookup, list[Place]] = {}
     for place, (lookup, _) in rows.items():
@@ -104,10 +111,10 @@ def _refuse_values_of_rows_without_entries(
 
 
 def _values_of_rows(connection: Any, lookup: ModelLookup, values: Sequence[str]) -> set[str]:
-    """Return those of ``values`` that stored rows have already.
+    """Return those of ``values`` that other rows have already, on any shard.
 
-    The rows that this connection's open transaction has written do not count: one row for each
-    value, on this connection's shard.
+    The open transaction of this connection has written one row for each value. These rows do not
+    count, so a value is returned only if two rows on this shard have it, or one on another shard.
     """
     conditions = {
         f"{lookup.field.attname}__in": [lookup.field.to_python(value) for value in values]
@@ -136,8 +143,9 @@ def _values_of_rows(connection: Any, lookup: ModelLookup, values: Sequence[str])
 
 
 def _take_over(change: EntryChange, watcher: TransactionEntries, place: Place, key: str) -> None:
-    # Take over the existing entry. In a lookup that is not unique, each entry belongs to exactly
-    # one row. So this row had the value before.
+    # Take over the existing entry without looking for its owner. In a lookup that is not unique,
+    # each entry belongs to one row, so it must be an older entry of this row: the row had the value
+    # before.
     for _ in range(ATTEMPTS):
         if entries.take(place, key, change.taken, watcher.writer):
             change.tokens_by_place[place] = change.taken
@@ -148,7 +156,7 @@ def _take_over(change: EntryChange, watcher: TransactionEntries, place: Place, k
 
 
 def _insert_entry(change: EntryChange, watcher: TransactionEntries, place: Place, key: str) -> bool:
-    """Insert an entry at ``place``. Return False if ``place`` has an entry already.
+    """Insert an entry. Return False if an entry with the same identity exists already.
 
     :param place: the columns that identify the entry in the table of the lookup.
     """
@@ -188,8 +196,8 @@ def _take_over_if_free(
                 raise value_taken(
                     lookup, place, "a row has it, or an open transaction may give it to one"
                 )
-            # Query only now, after it is known that the entry's transaction has ended: it cannot
-            # commit a row with the value any more.
+            # Look for a row only now, when it is certain that the entry's transaction has ended.
+            # Before its end, it could have committed a row with the value after this query.
             if has_row(lookup, entry):
                 raise value_taken(lookup, place, f"a row of {lookup.key.name}={entry.key!r} has it")
         if entries.take(place, key, change.taken, watcher.writer, entry):
@@ -216,7 +224,10 @@ def _value_contended(place: Place) -> LookupValueTaken:
 
 
 def is_transaction_over(lookup: ModelLookup, entry: StoredEntry) -> bool:
-    """Whether the transaction that has written ``entry`` has ended for certain. At most two queries."""
+    """Whether it is certain that the transaction that has written ``entry`` has ended.
+
+    Costs at most two queries.
+    """
     if not entry.is_open or entry.token in ended_changes:
         return True
     writer = entries.writer_session(entry.writer)

@@ -1,7 +1,8 @@
-"""Writes the entries of lookups when the ORM writes rows: for the values that rows get and lose.
+"""Writes the entries of lookups whenever the ORM writes rows.
 
-The entries of new values are committed before the rows are. The entries of old values are removed
-after the rows are committed. So each committed row has its entries at any time.
+For example, an UPDATE changes an email address from A to B. The entry of B is committed before the
+row, and the entry of A is removed after the row is committed. So each committed row has its entries
+at any time.
 """
 
 from __future__ import annotations
@@ -45,9 +46,11 @@ def follower_of(model: Any) -> RowFollower | None:
 
 @dataclass(frozen=True)
 class FollowedRow:
-    """A stored row: its primary key, its shard key, and its values in the fields that have lookups.
+    """A stored row that an UPDATE or DELETE will change.
 
     All values are prepared for the database.
+
+    :param values: the values of the fields that have lookups, in the order of the lookups.
     """
 
     pk: Any
@@ -67,7 +70,10 @@ class RowFollower:
         self._lookups = lookups
 
     def concerns(self, query: Any) -> bool:
-        """Whether the statement may change entries: False for an ``update()`` of fields without lookups."""
+        """Whether the statement may change entries of lookups.
+
+        False for an ``update()`` that sets only fields without lookups.
+        """
         if not isinstance(query, UpdateQuery) or any(each.problem for each in self._lookups):
             return True
         names = {lookup.field.name for lookup in self._lookups}
@@ -76,10 +82,11 @@ class RowFollower:
         return any(field.name in names for field, _, _ in values)
 
     def needs_transaction(self, compiler: Any) -> bool:
-        """Whether the statement must be sent before its entries are written, in a transaction.
+        """Whether the statement needs a transaction, and is sent before its entries are written.
 
         False for an INSERT of rows with known primary keys, if all its entries are of unique
-        lookups. It is sent after its entries, outside of a transaction, which saves a round trip.
+        lookups. Then the entries can be written first, and the INSERT is sent in autocommit, which
+        saves a round trip.
         """
         query = compiler.query
         is_insert = isinstance(query, InsertQuery)
@@ -88,9 +95,9 @@ class RowFollower:
         pk = query.get_meta().pk.attname
         if any(getattr(obj, pk) is None for obj in query.objs):
             return True
-        # An entry of a lookup that is not unique is inserted after its row, in a transaction that
-        # locks the row. Otherwise a transaction that deletes an earlier row with the same primary
-        # key could remove the new row's entry.
+        # If a lookup is not unique, send the INSERT first, in a transaction. It waits for another
+        # transaction that deletes an earlier row with the same primary key. If both rows have the
+        # same value, they have the same entry, and the other transaction could remove it.
         return any(
             lookup.problem is not None
             or not is_known_to_be_served(lookup)
@@ -129,8 +136,9 @@ class RowFollower:
 
     def _watcher(self, compiler: Any) -> TransactionEntries:
         if compiler.connection.in_two_phase:
-            # A commit in two phases is refused. Lookups treat a transaction as rolled back when its
-            # database session has ended, but a prepared transaction may be committed after that.
+            # Refuse a commit in two phases. If the database session of a transaction has ended,
+            # lookups take the transaction for finished. But a prepared transaction outlives its
+            # session, and may be committed later.
             raise LookupRefused(
                 f"{self._lookups[0].model.__name__} has lookups, which cannot follow a commit in two"
                 " phases. Write its rows in a block of their own, without two_phase=True."
@@ -183,7 +191,10 @@ class RowFollower:
         return result
 
     def _column(self, query: Any, lookup: ModelLookup) -> Any:
-        """Return the field of ``lookup`` in the query's model; None if a migration's model lacks the field."""
+        """Return the field of ``lookup`` in the query's model.
+
+        Return None if the query's model is a historical model of a migration without this field.
+        """
         try:
             field = query.get_meta().get_field(lookup.field.name)
         except FieldDoesNotExist:
@@ -203,7 +214,7 @@ class RowFollower:
     ) -> None:
         """Write the lookup entries of new values.
 
-        :param new: for each entry, the lookup, the row's primary key, its shard key, and the value.
+        :param new: tuples (lookup, primary key of the row, shard key of the row, new value).
         """
         rows: dict[Place, tuple[ModelLookup, str]] = {}
         for lookup, pk, key, value in new:
@@ -236,7 +247,8 @@ class RowFollower:
                     f"update() would change a field with a lookup in more than {MAX_UPDATED} rows of"
                     f" {query.model.__name__} on {compiler.connection.alias!r}. Update fewer at a time."
                 )
-            # Models of migrations write the shard key with each save(), so an equal key is accepted.
+            # Accept a statement that sets the shard key to its present value: in migrations, save()
+            # writes all columns, changed or not.
             if new_key is not None and any(new_key(row.pk) != row.key for row in rows):
                 raise self._fixed(query)
             result = _execute_on(query, rows, execute)
@@ -325,11 +337,11 @@ def _select(query: Any, connection: Any, names: list[str], limit: int | None) ->
 
 
 def _execute_on(query: Any, rows: Sequence[FollowedRow], execute: Callable[[], Any]) -> int:
-    """Run an UPDATE or DELETE for the locked ``rows`` only, and return the number of rows it
-    changed.
+    """Run an UPDATE or DELETE for the locked ``rows`` only. Return the number of changed rows.
 
-    Their primary keys replace the statement's own conditions, which may read other rows and tables
-    that are not locked and may have changed. One statement per :data:`MAX_UPDATED` rows.
+    The conditions of the statement are replaced by the primary keys of ``rows``. Since the rows
+    were read, the conditions may have come to match other rows, for which no entries would be
+    written. One statement per :data:`MAX_UPDATED` rows.
     """
     number = 0
     for alias in query.alias_map:
@@ -372,9 +384,10 @@ def _new_value(query: Any, field: Any, obj: Any) -> Any:
 
 
 def _new_values(query: Any, field: Any, value: Any) -> Callable[[Any], Any]:
-    """Return a function that takes a primary key, and returns the new value of that row's ``field``.
+    """Return a function that maps the primary key of a row to the row's new value of ``field``.
 
-    :param value: the value that the UPDATE sets, or the expression that ``bulk_update()`` builds.
+    :param value: the value that the UPDATE sets for all rows, or the expression that
+        ``bulk_update()`` builds: CASE WHEN pk = 1 THEN … WHEN pk = 2 THEN …
     """
     expression = value
     if type(expression) is Cast:
@@ -390,7 +403,7 @@ def _new_values(query: Any, field: Any, value: Any) -> Callable[[Any], Any]:
             # new values. plain_value() raises LookupRefused for such an expression.
             plain_value(field, value)
         by_pk[compared] = plain_value(field, when.result)
-    # The default is for the rows whose primary keys are in none of the expression's conditions.
+    # Rows whose primary keys are in none of the WHEN conditions get the default.
     default = plain_value(field, expression.default)
     return lambda pk: by_pk.get(pk, default)
 

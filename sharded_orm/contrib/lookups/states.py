@@ -1,4 +1,8 @@
-"""Records which lookups are "served": queries may rely on them, because all rows have their entries."""
+"""Records which lookups are "served".
+
+Queries may use a served lookup to find rows, because all rows have their entries. A new lookup is
+served after it was built.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +17,8 @@ from sharded_orm.contrib.lookups.declaration import ModelLookup, lookups_by_name
 from sharded_orm.contrib.lookups.exceptions import LookupRefused
 from sharded_orm.contrib.lookups.models import LookupState
 
-# The lookups on which queries may rely, as this process has read. The process does not read them
-# again: a lookup is withdrawn only after all processes have ceased to use it, see
+# The lookups that are served, as far as this process has read. The process never asks again,
+# because a lookup must not be withdrawn before all processes have stopped using it; see
 # docs/howto/lookups.md.
 _served: set[tuple[str, bool, str | None]] = set()
 
@@ -24,8 +28,8 @@ def is_served(lookup: ModelLookup) -> bool:
 
     Costs one query to the global database, until the answer is yes, which the process remembers.
 
-    A changed declaration may give the entries another form or another table. So the answer is then
-    no, until the lookup is built again.
+    If the declaration has changed since the lookup was built, the entries may be in another table
+    or have another form. The answer is then no, until the lookup is built again.
     """
     if is_known_to_be_served(lookup):
         return True
@@ -47,10 +51,12 @@ def is_known_to_be_served(lookup: ModelLookup) -> bool:
 
 
 def refuse_other_table(lookups: Iterable[ModelLookup]) -> None:
-    """Refuse to write entries while queries of other processes may rely on entries in a different
-    table, where they would not find the new entries. One query for each lookup.
+    """Raise an error if the entries of a lookup are still in another table than the declared one.
 
-    :param lookups: lookups that queries may not rely on yet, as far as this process knows.
+    Other processes may still run with an older declaration. Their queries read the other table, and
+    would not find the entries that this process writes to the new one. One query for each lookup.
+
+    :param lookups: lookups that are not served, as far as this process knows.
     :raises LookupRefused: queries rely on entries of one of the lookups in a table that is not the
         declared table.
     """
@@ -78,7 +84,7 @@ def _declaration(lookup: ModelLookup) -> tuple[str, bool, str | None]:
 
 
 def serve(lookup: ModelLookup) -> None:
-    """Record that queries may rely on ``lookup``, because all rows have their entries."""
+    """Record that ``lookup`` is served: queries may use it, because all rows have their entries."""
     # Do not use update_or_create(), which reads before it writes: on SQLite, the write fails if
     # another connection writes in between.
     LookupState(
@@ -90,10 +96,12 @@ def serve(lookup: ModelLookup) -> None:
 
 
 def withdraw(name: str) -> str | None:
-    """Record that queries may not rely on the lookup ``name``. Other processes may still rely on it.
+    """Record that the lookup ``name`` is not served any more.
 
-    :returns: the label of the model that stored the entries when queries last relied on the lookup;
-        "" for the table of the global database; None if queries never relied on it.
+    Processes that have read before that it is served do not notice this.
+
+    :returns: the table with which the lookup was served last: the label of a model, or "" for the
+        table of the global database. None if it was never served.
     """
     _served.difference_update([served for served in list(_served) if served[0] == name])
     states = LookupState.objects.using(DEFAULT_DB_ALIAS).filter(lookup=name)
@@ -108,18 +116,18 @@ def forget(name: str) -> None:
 
 
 def after_migrate(*, using: str, **kwargs: Any) -> None:
-    """Record that queries may not rely on lookups that no model declares any more.
+    """Record that lookups which no model declares any more are not served.
 
-    In a test database, also record that queries may rely on all declared lookups: it is new, so
-    each row gets its entries as it is written.
+    In a test database, also record that all declared lookups are served. A test database begins
+    without rows, so each row gets its entries when it is written.
 
     This is a receiver of ``post_migrate``, which Django also sends after a flush.
     """
     if using != DEFAULT_DB_ALIAS:
         return
     declared = lookups_by_name()
-    # Keep the rows of :class:`LookupState`: they name the tables of the entries for 'manage.py
-    # lookups drop'.
+    # Do not delete the rows of LookupState: 'manage.py lookups drop' reads from them in which table
+    # the entries are.
     LookupState.objects.using(using).exclude(lookup__in=declared).update(served_since=None)
     if _is_test_database():
         for lookup in declared.values():

@@ -1,4 +1,7 @@
-"""The columns of lookups' entries, and the base class of tables with entries on shards (Pinterest, P11)."""
+"""The columns of the entries of lookups.
+
+Also the base class of a project's table that holds entries on shards (Pinterest, P11).
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,8 @@ from sharded_orm.models.fields import ExactCharField
 class EntryColumns(models.Model):
     """An entry of a lookup: the shard key of a row that has a certain value, or may get it.
 
-    Each committed row has its entry. An entry may exist without a row: its row is not committed yet
-    or was deleted, or its writer has died.
+    Each committed row has its entry. There may also be entries without a row: if the row is not
+    committed yet, if it was deleted, or if the writer has died before it stored the row.
     """
 
     #: The lookup: ``app.model.field``.

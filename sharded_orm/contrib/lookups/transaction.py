@@ -1,8 +1,11 @@
 """Keeps track of the entries of lookups that one transaction on a shard has written.
 
-Each statement that writes rows is one :class:`EntryChange`. It has three tokens (random names), one
-each for its new entries, for existing entries that it took over, and for entries of values that its
-rows lose. A rollback removes the new entries. A commit removes the entries of the lost values.
+Entries are committed at once, before the transaction itself. So at its end, some must be removed:
+after a rollback, the entries of the new values; after a commit, those of the old values.
+
+Each statement that writes rows is one :class:`EntryChange`. It has three tokens (random names),
+which it writes into entries to find them again: one for its new entries, one for existing entries
+that it took over, and one for the entries of values that its rows lose.
 """
 
 from __future__ import annotations
@@ -28,40 +31,42 @@ from sharded_orm.contrib.lookups.exceptions import LookupExpired, LookupRefused
 
 logger = logging.getLogger("sharded_orm.lookups")
 
-#: Seconds after which the transaction that has written an entry counts as ended, if the database
-#: cannot report whether its session still exists.
+#: Some databases, such as SQLite, cannot report whether the session that has written an entry still
+#: exists. There, its transaction counts as ended after this number of seconds.
 QUARANTINE = 600.0
-#: Seconds after a commit from which the transaction's entries are marked as ended, when the process
-#: next writes entries.
+#: After a commit, the entries must be closed: they must say that their transaction has ended. A
+#: process waits for this number of seconds, and closes the entries of many transactions together,
+#: when it writes entries the next time.
 CLOSE_AFTER = 5.0
-#: While the database of a table of entries does not answer, a process keeps at most this many ended
-#: changes of the table in memory. The entries of older changes stay open.
+#: If a database does not answer, the entries there cannot be closed. A process then remembers at
+#: most this many statements whose entries it still has to close. It gives up older ones.
 MAX_WAITING = 10_000
-#: How many times a process tries to close its open entries in one lookup table, with pauses of 5 s,
-#: 10 s, 20 s and so on.
+#: How often a process tries to close its entries in one table (to record that their transactions
+#: have ended) if the database does not answer. The pauses are 5 s, 10 s, 20 s and so on.
 CLOSE_ATTEMPTS = 10
 
 
 @dataclass
 class ChangesToClose:
-    """Changes whose transactions have ended, but whose entries in one table are not closed yet.
+    """Statements whose transactions have ended, and whose entries in one table must be closed.
 
-    To close an entry is to record in it that its transaction has ended.
+    To close an entry means to record in it that its transaction has ended.
     """
 
-    #: The time of the last attempt to close the entries, or when the first change was added, in
-    #: monotonic seconds.
+    #: The time of the last attempt to close the entries, in monotonic seconds. Before the first
+    #: attempt, the time when the first change was added.
     since: float
     tokens: dict[str, None] = field(default_factory=dict)
     failures: int = 0
 
 
 class EndedChanges:
-    """Statements whose transactions have ended, but whose lookup entries are not closed yet.
+    """Statements whose transactions have ended, and whose lookup entries must be closed.
 
-    Thread-safe. To close an entry is to record in it that its transaction has ended. One SQL
-    statement closes the entries of many statements. If the process dies first, other processes see
-    that its database sessions, and so its transactions, have ended.
+    To close an entry means to record in it that its transaction has ended. This is done later, by
+    one SQL statement for the entries of many statements. If the process dies before, it does no
+    harm: others see that its database sessions have ended, and so its transactions as well.
+    Thread-safe.
     """
 
     def __init__(self) -> None:
@@ -69,12 +74,15 @@ class EndedChanges:
         self._by_table: dict[EntryTable, ChangesToClose] = {}
 
     def add(self, tokens: Iterable[tuple[EntryTable, str]]) -> None:
-        """Add ended changes. Close a table's entries if they are many, or if some have waited long enough.
+        """Add statements whose transactions have ended. Close entries if it is time.
 
-        To close an entry is to record in it that its transaction has ended. Costs one statement per
-        table. If a table's database does not answer, the next attempt is made later, after a pause
-        that doubles with each failure. After :data:`CLOSE_ATTEMPTS` failures the entries are left as
-        they are.
+        It is time if a table has many entries to close, or if some have waited for
+        :data:`CLOSE_AFTER` seconds. To close an entry means to record in it that its transaction
+        has ended. Costs one statement per table. If a database does not answer, the next attempt is
+        made later, after a pause that doubles with each failure. After :data:`CLOSE_ATTEMPTS`
+        failures the entries stay as they are.
+
+        :param tokens: pairs (table, token of a statement).
         """
         now, due = time.monotonic(), list[tuple[EntryTable, ChangesToClose, list[str]]]()
         with self._lock:
@@ -103,9 +111,9 @@ class EndedChanges:
         with self._lock:
             changes.failures += 1
             is_first, is_last = changes.failures == 1, changes.failures >= CLOSE_ATTEMPTS
-            # After the last attempt, give up all changes; before, the oldest ones if too many wait.
-            # Their entries stay open: other processes treat the transaction as open until the
-            # session of its writer ends.
+            # After the last attempt, give up all changes. Before, give up only the oldest ones, if
+            # more than MAX_WAITING wait. Their entries are never closed. Other processes then take
+            # the transactions for open, until the database session that wrote the entries ends.
             given_up = list(changes.tokens)[: None if is_last else -MAX_WAITING]
             for token in given_up:
                 del changes.tokens[token]
@@ -145,13 +153,13 @@ def _log_left(table: EntryTable, count: int, what: str) -> None:
 def in_each_table(
     run: Callable[[EntryTable, Sequence[str]], None], tokens: Iterable[tuple[EntryTable, str]]
 ) -> list[tuple[EntryTable, str]]:
-    """Call ``run`` with each table and its changes. Return the changes of tables for which ``run``
-    failed.
+    """Call ``run`` once for each table, with the tokens that belong to it.
 
-    An error is logged and not raised: the transactions of these changes have ended, and the caller
-    would take the error for a failure of its transaction.
+    An error is logged and not raised. The transactions have ended already, and the caller would
+    think that its transaction has failed.
 
-    :param tokens: pairs of a table and the token of a change.
+    :param tokens: pairs (table, token of a statement).
+    :returns: the pairs of those tables for which ``run`` has failed.
     """
     failed: list[tuple[EntryTable, str]] = []
     for table, of_table in _by_table(tokens).items():
@@ -184,9 +192,9 @@ os.register_at_fork(after_in_child=_forget_changes_of_parent)
 
 
 class EntryChange(StatementChange):
-    """The entries of lookups that one statement has changed.
+    """A statement that writes rows, and the entries of lookups that it has changed.
 
-    The change is complete if each row that the statement has written has its entries.
+    :attr:`is_complete` is set when all rows that the statement has written have their entries.
     """
 
     def __init__(self) -> None:
@@ -195,11 +203,10 @@ class EntryChange(StatementChange):
         self.has_fresh = self.has_taken = self.has_old = False
         #: The identities of the entries for the values that the statement writes.
         self.places: Collection[Place] = ()
-        #: The token that the change gave to each entry that it has written, keyed by the entry's
-        #: identity.
+        #: Maps the identity of each entry that the change has written to the token that it wrote.
         self.tokens_by_place: dict[Place, str] = {}
-        #: Whether the statement was sent. Only set if the entries are written before the statement
-        #: is sent.
+        #: Whether the statement was sent to the database. Only used in autocommit, where the
+        #: entries are written before the statement is sent.
         self.is_sent = False
         #: The tables in which the change has written entries.
         self.tables: set[EntryTable] = set()
@@ -208,7 +215,7 @@ class EntryChange(StatementChange):
         """Record in which tables entries are about to be written.
 
         :param places: the identities of the entries.
-        :raises LookupRefused: the write would wait for a transaction of this thread.
+        :raises LookupRefused: the write would wait forever, for a transaction of this thread.
         """
         tables = {entries.table_of(place.lookup, place.value) for place in places}
         for table in tables:
@@ -216,20 +223,17 @@ class EntryChange(StatementChange):
         self.tables |= tables
 
     def in_tables(self, tokens: Iterable[str]) -> Iterator[tuple[EntryTable, str]]:
-        """Return one pair for each table in which the change has entries, and each token of
-        ``tokens``.
-        """
+        """Return all pairs (table, token) of the tables in which the change has entries."""
         return product(self.tables, tokens)
 
     def tokens(self) -> tuple[str, ...]:
         return self.fresh, self.taken, self.old
 
     def surplus(self, stands: bool) -> list[str]:
-        """Return the tokens of entries to be removed, because no row needs them after the
-        transaction.
+        """Return the tokens of the entries that no row needs after the end of the transaction.
 
-        These are the entries of the old values if the statement is committed; otherwise the entries
-        of the new values.
+        After a commit these are the entries of the old values; after a rollback, those of the new
+        values.
 
         :param stands: whether the statement is committed; otherwise it was rolled back.
         """
@@ -267,7 +271,7 @@ class TransactionEntries(StatementWatcher[EntryChange]):
 
     @property
     def writer(self) -> str:
-        """The identity of the transaction's database session, as text.
+        """The text by which entries name the database session of this transaction.
 
         Do not read this property before the transaction has sent its first statement.
         """
@@ -280,9 +284,9 @@ class TransactionEntries(StatementWatcher[EntryChange]):
 
     @contextmanager
     def change(self) -> Iterator[EntryChange]:
-        """Return a context manager for a block that runs one statement and writes the entries of its rows.
+        """Return a context manager for one statement of the open transaction.
 
-        The statement belongs to the open transaction.
+        In its block, the statement is sent, and the entries of its rows are written.
         """
         change = EntryChange()
         self._changes.append(change)
@@ -299,7 +303,8 @@ class TransactionEntries(StatementWatcher[EntryChange]):
     def statement(self) -> Iterator[EntryChange]:
         """Return a context manager for one statement that writes rows in autocommit.
 
-        The lookup entries of these rows are committed before the statement is sent.
+        In its block, the entries of the rows are written and committed, and then the statement is
+        sent.
         """
         change = EntryChange()
         self._changes.append(change)
@@ -311,20 +316,28 @@ class TransactionEntries(StatementWatcher[EntryChange]):
         self.ended(True)
 
     def _failed(self, change: EntryChange, exc: BaseException) -> None:
-        """Remove, close or keep the entries of a statement in autocommit that has raised ``exc``."""
+        """Decide what to do with the entries of a statement in autocommit that has failed.
+
+        If the rows were not written, remove the entries of the new values. If the statement is over
+        but its effect is not known, close the entries. If it may still be running, keep the
+        entries.
+
+        :param exc: the error of the statement.
+        """
         # The statement is not committed if it was not sent, or if the database has refused it.
         is_undone = (
             not change.tables or not change.is_sent or isinstance(exc, IntegrityError | DataError)
         )
-        # After an error, the connection object gives up a session that may still run the statement.
-        # So if it still has a session, the statement has ended.
+        # If the database may still be running the statement after the error, the connection object
+        # has dropped its session. So if it has a session, the statement has ended.
         is_over = is_undone or bool(self._connection.session_id().connection)
         if is_undone or (is_over and isinstance(exc.__cause__, self._connection.Database.Error)):
             self.ended(False)
         elif is_over and self._is_committed_at_once:
-            # Python raised the error, before the statement was sent or after it was answered. The
-            # entries are not removed, but closed (marked as entries of an ended transaction): the
-            # next writer of a value queries whether a row has this value.
+            # The error is not from the database: Python has raised it, before the statement was
+            # sent or after it was answered. The rows may be stored or not, so do not remove the
+            # entries, but close them (record that their transaction has ended). The next writer of
+            # a value then looks for a row with this value.
             ended_changes.add(in_each_table(entries.close, change.in_tables(change.tokens())))
         else:
             self.ended(None)
@@ -348,10 +361,11 @@ class TransactionEntries(StatementWatcher[EntryChange]):
             self._renew()
 
     def _renew(self) -> None:
-        """Verify that this transaction still has its entries, and make sure that it keeps them.
+        """Make sure before a late commit that no other transaction has taken this one's entries.
 
-        Other transactions may take over entries that were written too long ago. So first renew the
-        time of the last write, and then read the entries.
+        After :data:`QUARANTINE` seconds, others may take over an entry, because its transaction
+        seems to have died. So first set the time of all entries to now, so that they cannot be
+        taken any more. Then read them, to see whether some were taken before.
 
         :raises LookupExpired: another transaction has taken an entry over.
         """
@@ -373,8 +387,8 @@ class TransactionEntries(StatementWatcher[EntryChange]):
 
     def ended(self, committed: bool | None) -> None:
         if committed is None or (self._may_be_committed and not committed):
-            # Keep the entries: it is unknown whether the rows are committed. Entries without rows
-            # do no harm.
+            # It is not known whether the rows are committed. So keep all entries: entries without
+            # rows do no harm, but rows without entries are not found.
             return
         if not self._is_committed_at_once:
             # Nothing needs to be removed: the entries were written in the test's transaction, which
@@ -390,8 +404,8 @@ class TransactionEntries(StatementWatcher[EntryChange]):
                 entries.remove_places(table, needless[table, token], token)
 
         in_each_table(remove_needless, needless)
-        # Close the entries of a rolled-back transaction at once, because other transactions may be
-        # waiting until the values of these entries are free.
+        # After a rollback, close at once the entries that stay. Others may want to use their
+        # values, and cannot as long as the transaction seems to be open.
         undone = (change for change, stands in ends if not stands)
         rest = (pair for change in undone for pair in change.in_tables(change.rest(False)))
         left += in_each_table(entries.close, rest)
@@ -404,14 +418,17 @@ class TransactionEntries(StatementWatcher[EntryChange]):
 def _needless(
     ends: Sequence[tuple[EntryChange, bool]],
 ) -> Mapping[tuple[EntryTable, str], list[Place]]:
-    """Return the entries that no row needs, and that must be removed by their identities.
+    """Find entries that no row needs, but that cannot be removed by their token alone.
 
-    Most such entries are removed by the token of the change that wrote them last. An entry that the
-    transaction has written several times is different: entries that rows need may have the same
-    token. For example, the transaction inserts a row, deletes it again, and is rolled back.
+    Usually the entries that no row needs all have the token of one change, and are removed by it.
+    This is not possible if a transaction has written an entry several times. For example, one
+    statement inserts a row, a second one deletes it together with older rows, and the transaction
+    is rolled back. All these entries have the token of the second statement now, but those of the
+    older rows must stay.
 
-    :param ends: all changes of the transaction in their order, and whether each is committed.
-    :returns: the identities of these entries, by their table and by the token that they have.
+    :param ends: pairs (change, whether it is committed) of all changes of the transaction, in their
+        order.
+    :returns: maps (table, token) to the identities of the entries to be removed.
     """
     writes: defaultdict[Place, list[tuple[EntryChange, bool, str]]] = defaultdict(list)
     needless: defaultdict[tuple[EntryTable, str], list[Place]] = defaultdict(list)
@@ -422,8 +439,8 @@ def _needless(
             writes[place].append((change, stands, token))
     for place, of_place in writes.items():
         change, stands, token = of_place[0]
-        # If the first of the transaction's changes did not insert the entry, the entry is older
-        # than the transaction, so a row may need it.
+        # If the first change that wrote the entry did not insert it, the entry existed before the
+        # transaction, and an older row may need it.
         is_needed = token != change.fresh
         for change, stands, token in of_place:
             if stands:

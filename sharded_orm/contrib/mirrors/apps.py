@@ -14,14 +14,16 @@ class MirrorsConfig(AppConfig):
     label = "sharded_orm_mirrors"
     verbose_name = "Mirrors"
     default_auto_field = "django.db.models.BigAutoField"
-    #: Each shard has the tables of this app: an outbox of writes to deliver, and the versions of
-    #: the rows of its mirrors.
+    #: The tables of this app are on each shard: the outbox (writes of sources that must be
+    #: delivered to mirrors), and the versions of the rows of mirrors.
     tables_on_shards = True
     #: The attributes that this app adds to those that ``ShardMeta`` of a model may have.
     shard_meta_names = frozenset({"mirror_of", "condition", "fields", "verify_reads"})
 
     def fields_of_sharded_model(self, name: str, attrs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields that a new model class gets besides those that it declares.
+        """Return the fields that this app adds to a model class while the class is created.
+
+        A mirror gets the copied fields of its source, so that it need not repeat them.
 
         :param name: the name of the class.
         :param attrs: the attributes in the body of the class.

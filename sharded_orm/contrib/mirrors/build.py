@@ -63,8 +63,8 @@ def build(mirror: Mirror, *, stopping: Callable[[], bool] = lambda: False) -> It
 
 
 def _copy(mirror: Mirror, rows: list[Any]) -> None:
-    # Use version 0. A delivery that has run since these rows were read has a higher version, so its
-    # row stays.
+    # Deliver the rows with the version 0. If a writer has delivered a row since it was read here,
+    # the mirror has a higher version of it, and keeps that.
     attname = mirror.key.attname
     new = [
         RowToDeliver(pk, key, 0, {attname: frozenset([mirror_key])}, is_new=False)

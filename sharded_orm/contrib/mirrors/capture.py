@@ -1,6 +1,8 @@
-"""Handles the ORM's writes: records writes of sources in the outbox, and refuses writes of mirrors.
+"""Records each write of a source in an outbox, and refuses writes of mirrors.
 
-A source is a model that has mirrors. The outbox is a table on each shard."""
+A source is a model whose rows are copied to other models, its mirrors. The outbox is a table on
+each shard of the source, with the writes that must be delivered to mirrors.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,16 @@ from sharded_orm.models.cached.insert_keys import returned_keys
 
 
 def follower_of(model: Any) -> OutboxFollower | None:
-    """Return the object that is called when the ORM writes a source or a mirror; None for other models."""
+    """Return the object that handles the ORM's writes of ``model``.
+
+    Return None if the model is neither a source nor a mirror.
+    """
     if not apps.models_ready:
         return None
     meta = getattr(model, "_meta", None)
     if meta is None:
         return None
-    # A migration uses a historical model. Handle its writes like writes of the current model.
+    # This is a historical model of a migration. Handle its writes like those of the current model.
     if meta.apps is not apps:
         try:
             model = apps.get_model(meta.label)
@@ -132,7 +137,10 @@ class SourceWrite:
         self._connection = compiler.connection
 
     def _fields(self, fields: Sequence[Any]) -> list[Any]:
-        """Return the fields of the query's model that have the names of ``fields``."""
+        """Return the fields with the same names in the query's model.
+
+        The query's model may be a historical model of a migration, with other field objects.
+        """
         meta = self._query.get_meta()
         try:
             return [meta.get_field(field.name) for field in fields]
@@ -179,9 +187,9 @@ class SourceWrite:
     def _stored(self, pks: Sequence[Any]) -> list[WrittenRow]:
         """Lock and return the stored rows with the primary keys ``pks``.
 
-        With ignore_conflicts, the database does not report which rows it has inserted. A row may be
-        stored although another transaction has inserted it, or not be stored, because a column
-        other than the primary key was in conflict.
+        Used after an INSERT with ignore_conflicts, because the database does not report which rows
+        it has inserted. A row that is stored may have been inserted by another transaction. A row
+        may also be missing, because another column than the primary key was in conflict.
         """
         source = self._source
         mirror_keys = self._fields(source.mirror_keys)
@@ -213,8 +221,8 @@ class SourceWrite:
                 f" selected first: {exc}. Select their ids yourself, and write the rows by their ids."
             ) from exc
         for position, field in enumerate(identity):
-            # Refuse the update only if a value changes: models of migrations save all fields, even
-            # unchanged ones.
+            # Refuse the update only if it changes a primary key or shard key. Setting the present
+            # value is allowed, because in migrations save() writes all columns, changed or not.
             if field.attname in new and any(
                 _plain(field, new[field.attname]) != row[position] for row in matching
             ):
@@ -238,8 +246,9 @@ class SourceWrite:
         select.clear_ordering(force=True)
         select.clear_select_clause()
         if select.group_by is not None or len(select.alias_map) > 1:
-            # A query with joins or a GROUP BY could not lock rows of this table alone. So use it as
-            # a subquery that selects the primary keys.
+            # With joins or a GROUP BY, FOR UPDATE would also lock rows of other tables, or be
+            # refused. So let a subquery select the primary keys, and lock the rows in an outer
+            # query.
             inner = select
             inner.add_fields([fields[0].attname])
             inner.distinct = False
@@ -260,8 +269,8 @@ class SourceWrite:
     def _execute_on(self, pks: Sequence[Any], execute: Callable[[], Any]) -> Any:
         """Run the statement for the rows that were read, and for no other rows.
 
-        The statement's own conditions are not enough: a concurrent transaction may have made
-        another row match them since the read.
+        Primary keys are added to its conditions. Otherwise it might change a row that has come to
+        match the conditions since the read, because another transaction has changed it.
         """
         if not pks:
             return 0
@@ -277,21 +286,22 @@ class SourceWrite:
         return changed
 
     def _executed(self, execute: Callable[[], Any]) -> Any:
-        # Count the change as incomplete until its rows are in the outbox. The statement may take
-        # effect even if it raises an error, because the handler of a signal can raise anywhere. If
-        # the caller then commits, the outbox would lack the rows.
+        # The change is incomplete until its rows are in the outbox. A statement may take effect and
+        # raise an error nevertheless: the handler of a signal of the operating system can raise at
+        # any point. An incomplete change is never committed, so the outbox cannot lack its rows.
         self._change.is_complete = False
         with _rolled_back_on_error(self._connection):
             return execute()
 
 
 def _stored_values(compiler: Any, field: Any, result: Any) -> list[Any]:
-    """Return the values of ``field`` of the inserted rows, in the form in which they are read back.
+    """Return the value of ``field`` in each row that an INSERT has stored.
 
-    :returns: one value per row; None if a value is not known.
+    :param result: what the INSERT has returned.
+    :returns: one value per row, as a query would return it; None for a value that is not known.
     """
     objs = compiler.query.objs
-    # Convert the values, because the caller may have assigned "7" for 7, or a UUID as text.
+    # Convert the values: the caller may have assigned "7" instead of 7, or the text of a UUID.
     values = [_plain(field, getattr(obj, field.attname)) for obj in objs]
     if None not in values:
         return values
@@ -303,7 +313,10 @@ def _stored_values(compiler: Any, field: Any, result: Any) -> list[Any]:
 
 
 def _stored_row(source: Source, obj: Any) -> dict[str, Any] | None:
-    """Return the values that an INSERT of ``obj`` has stored; None if they cannot be read from ``obj``."""
+    """Return the stored values of ``obj``, by the names of the copied fields, after its INSERT.
+
+    Return None if ``obj`` does not have them all. A delivery then reads the row.
+    """
     if type(obj) is not source.model or not source.keeps_values:
         # ``obj`` may be an instance of a different class, such as a migration's model with other
         # fields. Then a delivery has to read the row.
@@ -334,11 +347,9 @@ def _keys_before_and_after(
 
 
 def _plain(field: Any, value: Any) -> Any:
-    """Return a new value of a field in the form in which the database will return it.
+    """Return the value that a query will return after ``value`` was written to ``field``.
 
-    Returns None if only the database knows the value.
-
-    The result is only a hint, which saves a query. If it is missing, the delivery reads the row.
+    Return None if only the database knows it, for example because ``value`` is an expression.
     """
     if value is None or hasattr(value, "resolve_expression"):
         return None
@@ -347,6 +358,5 @@ def _plain(field: Any, value: Any) -> Any:
     try:
         return field.to_python(value)
     except Exception:
-        # The stored value is not known here, because the database will refuse ``value`` or convert
-        # it.
+        # The field cannot convert ``value``. The database will refuse it, or store something else.
         return None

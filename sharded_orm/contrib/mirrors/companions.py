@@ -1,4 +1,7 @@
-"""Copies that are not mirrors, but that the command ``mirrors`` maintains as well."""
+"""Lets the command ``mirrors`` also maintain copies of rows that are not mirrors.
+
+Reference tables are an example: each shard has a copy of a table of the global database.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,10 @@ from typing import Any, Protocol
 
 @dataclass
 class CompanionReport:
-    """The work that was done on copies of rows.
+    """The result of one operation on copies of rows.
 
-    :param rows: number of copies that were written, or compared.
-    :param differences: sentences about copies that differ from their rows.
+    :param rows: number of copies that the operation has written or compared.
+    :param differences: sentences about copies that differ from the original rows.
     :param pending: number of copies that differ because a change is not delivered yet.
     :param problems: sentences about shards that did not answer, or refused a copy.
     """
@@ -46,9 +49,10 @@ class Companion(Protocol):
     def check(
         self, label: str, *, repair: bool, newest_first: bool, sample: float | None
     ) -> CompanionReport:
-        """Compare the copies of a model with its rows.
+        """Compare the copies of a model with the original rows.
 
-        :param repair: whether to write copies that differ.
+        :param label: the label of the model.
+        :param repair: whether to correct copies that differ.
         :param newest_first: whether rows with the highest primary keys come first.
         :param sample: the fraction of rows to compare, in chunks drawn at random; None for all.
         """
@@ -57,7 +61,10 @@ class Companion(Protocol):
         """Write the copies of a model that are missing or differ."""
 
     def status(self) -> tuple[list[dict[str, Any]], list[str]]:
-        """Return a dict about each model, to be shown as JSON, and sentences about problems."""
+        """Return a list with a dict about each model, to be shown as JSON, and a list of problems.
+
+        A problem is a sentence, for example about a shard that does not answer.
+        """
 
 
 _companions: list[Companion] = []
@@ -73,9 +80,11 @@ def companions() -> list[Companion]:
 
 
 def find_companion(name: str) -> tuple[Companion, str] | None:
-    """Return the companion that copies the model with this name, and the label of the model.
+    """Return a pair: the companion that copies the model ``name``, and the label of the model.
 
-    Returns None if no companion has such a model.
+    Return None if no companion copies such a model.
+
+    :param name: the label of the model, or the name of its class.
     """
     for companion in _companions:
         if (label := companion.find(name)) is not None:

@@ -1,4 +1,8 @@
-"""Compares mirrors with their sources, the models whose rows they copy, chunk by chunk."""
+"""Compares mirrors with their sources: the models whose rows they copy.
+
+A chunk is a range of primary keys. It is read from all shards, compared, and repaired, before the
+next one is read.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +19,11 @@ from sharded_orm.contrib.mirrors.source_reads import aliases_of, is_same, values
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.sharding.bound_key import unbound
 
-#: The largest number of rows, of the source and the mirror together, that are compared at once. A
-#: chunk may be larger if there are very many shards.
+#: The largest number of rows in a chunk: of the source and the mirror together, on all shards. It
+#: may be exceeded if there are very many shards, because of :data:`FROM_SHARD`.
 CHUNK = 8000
-#: The limit for the rows of each shard in a chunk is ``CHUNK`` divided by the number of shards, but
-#: at least this number.
+#: Each shard contributes at most ``CHUNK`` divided by the number of shards to a chunk, but never
+#: less than this number of rows.
 FROM_SHARD = 50
 
 
@@ -32,9 +36,9 @@ def compare(
 ) -> Iterator[ComparisonReport]:
     """Compare ``mirror`` with its source. Yield the report after each chunk.
 
-    A chunk is a range of primary keys, with the rows of all shards. So each row is read once. Costs
-    two queries per chunk for each shard of the source and of the mirror, and some more for chunks
-    with differences.
+    A chunk is a range of primary keys, such as 1 to 8000, with the rows of all shards. Costs two
+    queries per chunk for each shard of the source and of the mirror, and some more if there are
+    differences.
 
     :param repair: whether rows that differ are repaired.
     :param newest_first: whether rows with the highest primary keys come first.
@@ -65,9 +69,10 @@ class _Sides:
         self._mirror_names = mirror.attributes
 
     def chunks(self) -> Iterator[tuple[Any, Any]]:
-        """Yield the bounds of each chunk, from ``after`` (exclusive) to ``until`` (inclusive).
+        """Yield two primary keys (after, until) for each chunk.
 
-        A bound is a primary key, or None if there is no bound.
+        The chunk begins behind ``after``, and ends with ``until``, which is in the chunk. The first
+        chunk has None for ``after``, and the last chunk has None for ``until``.
         """
         after = None
         while True:
@@ -86,21 +91,24 @@ class _Sides:
                 behind = self._range(rows.using(alias), after, None)
                 behind = behind.order_by("-pk" if self._newest_first else "pk")
                 pks += behind.values_list("pk", flat=True)[position : position + 1]
-        # Each shard proposes a primary key as the end of the chunk. The proposals are compared in
-        # Python, which may order text keys differently from the database. The chunks are still
-        # complete, because each row is in the first chunk whose end it does not exceed. But a chunk
-        # may then be much larger.
+        # Each shard proposes a primary key as the end of the chunk, and the nearest one is used.
+        # Python compares the proposals, and may sort text differently than the database. Then the
+        # end may not be the nearest, and the chunk be much larger. But no row is left out, because
+        # the next chunk begins where this one ends.
         return (max if self._newest_first else min)(pks, default=None)
 
     def source_rows(self, after: Any, until: Any) -> Iterator[tuple[Any, ...]]:
-        """Yield the values of the source's rows in the order of :attr:`Mirror.names`, then the shard key."""
+        """Yield the rows of the source in a chunk.
+
+        Each row is a tuple: the values of the fields :attr:`Mirror.names`, then the shard key.
+        """
         for _, row in self._rows(self._source, self._source_names, after, until):
             yield row
 
     def mirror_rows(self, after: Any, until: Any) -> Iterator[tuple[str, tuple[Any, ...]]]:
-        """Yield the shard alias and the values of each row of the mirror.
+        """Yield the rows of the mirror in a chunk, as pairs (alias of the shard, values).
 
-        The values are in the order of :attr:`Mirror.attributes`.
+        The values are those of the fields :attr:`Mirror.attributes`.
         """
         return self._rows(self._mirror, self._mirror_names, after, until)
 
@@ -125,11 +133,13 @@ class _Sides:
 def _compare_chunk(
     mirror: Mirror, sides: _Sides, after: Any, until: Any
 ) -> tuple[int, list[list[Suspect]]]:
-    """Compare one chunk, and return the number of rows and the suspects: rows that may differ.
+    """Compare one chunk. Find the suspects: rows that seem to differ from their copies.
 
-    A row of the mirror is also suspect if the source's row leads to a different shard.
+    They may only seem so, because the source and the mirror are not read at the same moment. A copy
+    is also suspect if it is on another shard than its shard key says.
 
-    :returns: the suspects in batches. No batch has the same primary key twice.
+    :returns: the number of compared rows, and batches of suspects. No batch has the same primary
+        key twice.
     """
     pk_at = mirror.names.index(mirror.source.pk.attname)
     key_at = mirror.names.index(mirror.key.attname)
@@ -143,8 +153,8 @@ def _compare_chunk(
     twice = []
     for row in source:
         pk, key = row[pk_at], row[key_at]
-        # A copy is removed from ``stored`` when its source row is found. If the source has two rows
-        # with the same id, the second row finds no copy and becomes suspect.
+        # Take each copy out of ``stored`` when its source row is found. Two shards of the source
+        # may have a row with the same id. Then the second one finds no copy, and becomes suspect.
         copy = stored.pop((homes.get(key, ""), pk), None)
         if copy is None or not is_same(copy, row[:-1], mirror.json_positions):
             suspect = Suspect(pk, row[-1], frozenset([key]))

@@ -57,16 +57,15 @@ class Process:
     pid: int
     version: int
     since: datetime | None
-    #: Whether this is the process that has requested the list of processes.
+    #: True for the process that has requested the list of processes, False for all others.
     own: bool = False
 
 
 def arrived(read: Callable[[], Document | None]) -> Document | TopologyError | None:
-    """Return the result of ``read``. If it raises an exception, return a :exc:`TopologyError`
-    instead.
+    """Return the result of ``read``, or a :exc:`TopologyError` if it raises an exception.
 
-    So the thread that watches the source never stops. Pass the result to an :data:`OnChange`
-    function, unless it is None.
+    The thread that watches the source calls this, because it must never end. Pass the result to an
+    :data:`OnChange` function, unless it is None.
     """
     try:
         return read()
@@ -94,8 +93,9 @@ def parsed_time(text: Any) -> datetime | None:
 
 
 def version_of(text: str | bytes) -> int | None:
-    """Return the version of the document in ``text``; None if ``text`` is not a document. Then any
-    publication may replace it, whichever version the publication expects.
+    """Return the version of the document in ``text``; None if ``text`` is not a document.
+
+    If None is returned, a publication may replace ``text``, no matter which version it expects.
     """
     try:
         return Document.from_json(text).version
@@ -116,12 +116,11 @@ def positive(name: str, value: Any, problems: list[str]) -> float:
 
 
 class TopologySource(ABC):
-    """The base class of the sources. A source is a client of the place where the document is
-    stored.
+    """The base class of the sources: clients of the place where the topology document is stored.
 
-    An instance serves one process. A source does not judge documents: it raises an error for
-    content that is no document at all, but returns a document that describes an invalid topology.
-    Its caller decides.
+    An instance serves one process. A source does not check whether a topology is valid: it raises
+    an error only for content that is no document at all. The caller decides whether to use a
+    document.
 
     :param options: ``SHARDED_ORM["TOPOLOGY"]["OPTIONS"]``.
     :param setting: the whole setting ``SHARDED_ORM``.
@@ -132,8 +131,8 @@ class TopologySource(ABC):
     writable: ClassVar[bool] = False
     #: Whether the topology document can change while the process runs.
     live: ClassVar[bool] = True
-    #: Whether the source tells all processes of a change at once, instead of being asked by them from
-    #: time to time.
+    #: Whether the source tells all processes of a change at once. If False, each process asks the
+    #: source from time to time.
     pushes: ClassVar[bool] = False
     #: Names of the options that this class accepts, in addition to :data:`COMMON`, the options of
     #: every source.

@@ -77,8 +77,8 @@ _KEPT_AT_LEAST = 20
 _SIGNS = 3
 # How long the watching thread waits after an error that did not come from the database, in seconds.
 _RECOVER_AFTER = 5.0
-# The interval at which the watching thread checks whether Django has loaded the applications, in
-# seconds.
+# The seconds between two checks whether Django has loaded the applications. The watching thread
+# makes these checks.
 _UNTIL_READY = 0.02
 # How long stop() waits at most for the end of the watching thread, in seconds. Then it returns
 # anyway.
@@ -139,8 +139,8 @@ class DatabaseSource(TopologySource):
         self._process = identity()
         self._name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._thread: threading.Thread | None = None
-        # The connection of the watching thread. This attribute keeps the object alive in a forked
-        # child: garbage collection there would disturb the parent's connection.
+        # The connection of the watching thread. In a forked child, this attribute prevents the
+        # garbage collection of the object, which would disturb the parent's connection.
         self._connection: BaseDatabaseWrapper | None = None
         self._ended = threading.Event()
         self._wake = threading.Event()
@@ -150,8 +150,9 @@ class DatabaseSource(TopologySource):
         self._reported: tuple[int, str] | None = None
         self._version = 0
         self._since = datetime.now(UTC)
-        #: The version that this process has last written into its row of the table of processes;
-        #: None if the write failed. And the time of the next sign of life, by time.monotonic().
+        #: A pair: the topology version that this process has last written into its row of the table
+        #: of processes (None if the write failed), and the time at which the next sign of life is
+        #: due, by time.monotonic().
         self._announced: tuple[int | None, float] = (None, 0.0)
 
     def describe(self) -> str:
@@ -230,9 +231,10 @@ class DatabaseSource(TopologySource):
     def _ask(self, work: Callable[[BaseDatabaseWrapper], T]) -> T:
         """Call ``work`` with a new connection, and return its result.
 
-        A transaction of the caller neither hides what ``work`` reads nor rolls back what it writes.
-        Django refuses queries in a thread with a running event loop. In that case, another thread
-        calls ``work``, and the caller waits for it.
+        Because the connection is new, ``work`` is not part of a transaction of the caller: it reads
+        the latest rows, and the caller cannot roll back what it writes. Django refuses queries in a
+        thread with a running event loop. In that case, another thread calls ``work``, and the
+        caller waits for it.
 
         :raises TopologyUnavailable: the database cannot be used.
         """
@@ -260,8 +262,8 @@ class DatabaseSource(TopologySource):
 
     def _new_connection(self) -> BaseDatabaseWrapper:
         backend = load_backend(self._database["ENGINE"])
-        # Do not use the alias itself: Django's test cases forbid connections to the aliases in
-        # DATABASES.
+        # Do not use the connection of the alias, because Django's test cases forbid connections to
+        # the aliases in DATABASES.
         connection: BaseDatabaseWrapper = backend.DatabaseWrapper(
             self._database, f"topology in {self._alias}"
         )
@@ -405,10 +407,12 @@ def _runs_event_loop() -> bool:
 
 @contextmanager
 def _without_warning() -> Iterator[None]:
-    """Silence Django's warning about queries while applications are loaded (CursorWrapper._execute).
+    """Silence Django's warning about queries while applications are loaded
+    (CursorWrapper._execute).
 
-    The topology is needed at that time. The filters of warnings apply to all threads, so the
-    watching thread waits until the applications are loaded.
+    The topology is needed at that time, so the query is right. The change of the warning filters
+    would affect all threads. So only the caller's thread does this; the watching thread waits until
+    the applications are loaded.
     """
     if apps.ready:
         yield

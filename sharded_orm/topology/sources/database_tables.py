@@ -83,8 +83,8 @@ def create_tables(connection: BaseDatabaseWrapper) -> None:
         try:
             execute(connection, f"CREATE TABLE IF NOT EXISTS {table} ({', '.join(columns)})", [])
         except (IntegrityError, ProgrammingError):
-            # PostgreSQL also raises an error if another process creates the same table at the same
-            # time. Then the table exists, and the error can be ignored.
+            # If another process creates the same table at the same time, PostgreSQL may raise an
+            # error. Ignore it if the table exists now.
             if table in _missing_tables(connection):
                 raise
 
@@ -92,7 +92,10 @@ def create_tables(connection: BaseDatabaseWrapper) -> None:
 def read_versions(
     connection: BaseDatabaseWrapper, sql: str, parameters: list[Any]
 ) -> list[tuple[Any, ...]]:
-    """Return the rows of a query on the table of versions; no rows if the table does not exist yet."""
+    """Return the rows of a query on the table of versions.
+
+    If the table does not exist yet, return no rows.
+    """
     try:
         return execute(connection, sql, parameters)[0]
     except Error:
@@ -142,12 +145,11 @@ def read_processes(connection: BaseDatabaseWrapper) -> list[tuple[Any, ...]]:
 
 
 def clock_sql(connection: BaseDatabaseWrapper) -> str:
-    """Return SQL for the current time of the database's clock."""
     compiler = Query(None).get_compiler(connection=connection)
     return str(compiler.compile(DatabaseClock())[0])
 
 
 def _moment(value: Any) -> datetime:
-    # Some drivers return a time as text. The two times that are subtracted come from the same
-    # driver, so they have the same form.
+    # Some drivers return a time as text. The caller subtracts two times that the same driver has
+    # returned, so both have the same form.
     return value if isinstance(value, datetime) else datetime.fromisoformat(value)

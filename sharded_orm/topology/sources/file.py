@@ -71,8 +71,8 @@ class FileSource(TopologySource):
             stamp = self._stamp()
             if stamp != seen:
                 document = arrived(self.load)
-                # ``document`` is None if the file is missing. Then report nothing, because somebody
-                # is probably about to replace the file.
+                # If the file is missing, ``document`` is None. Report nothing then, because
+                # somebody is probably about to replace the file.
                 if document is not None:
                     on_change(document)
                 seen = stamp

@@ -64,11 +64,11 @@ _PERMISSIONS = {"c": "create", "d": "delete", "r": "read", "w": "write", "a": "a
 # ZooKeeper refuses permanently (because of authentication, or a server restored from an older
 # backup) would never connect again.
 _RENEW_AFTER = 60.0
-# If a read of the document fails on an open connection, it is repeated after this number of
-# seconds.
+# The number of seconds after which a read of the document is repeated, if the read has failed
+# although the connection is open.
 _REPEAT_AFTER = 1.0
-# If a read of the document fails with an unexpected error, it is repeated after this number of
-# seconds. The wait is longer than _REPEAT_AFTER, because such an error will probably occur again.
+# The number of seconds after which a read of the document is repeated, if it has failed with an
+# unexpected error. It is more than _REPEAT_AFTER, because such an error will probably occur again.
 _RECOVER_AFTER = 5.0
 # How long stop() waits at most for the end of the watching thread, in seconds. Then it returns
 # anyway.
@@ -425,15 +425,15 @@ class ZooKeeperSource(TopologySource):
                 self._ask(client.set_async(path, data))
             else:
                 self._ask(client.ensure_path_async(f"{self._path}/processes", acl=self._acl))
-                # Delete the znode that this process has written in an earlier session. ZooKeeper
-                # would delete it only when the earlier session ends, perhaps after the new znode is
+                # Delete the znode that this process has written in an earlier session. Otherwise
+                # ZooKeeper deletes it when that session ends, which may be after the new znode is
                 # written.
                 with suppress(NoNodeError):
                     self._ask(client.delete_async(path))
                 self._ask(client.create_async(path, data, acl=self._acl, ephemeral=True))
         except NoNodeError:
-            # This process's znode was deleted by hand. The next call of this method creates it
-            # again.
+            # Somebody has deleted the znode of this process by hand. The next call of this method
+            # creates it again.
             self._announced = None
             return
         except NoAuthError:

@@ -15,9 +15,9 @@ from sharded_orm.cache.stores.sockets import ProtocolError
 _CREATED = frozenset({b"HD", b"NS"})
 _NO_ERROR = frozenset({b"VA", b"EN", b"HD", b"NS", b"EX", b"NF"})
 
-#: Texts that join the names of entries into a packet of ``mg`` (read) commands. ``_PLAIN`` only
-#: reads the entries. ``_LEASED`` also requests a lease (permission to store) of each entry, found
-#: or missing.
+#: The text between two names in a packet of ``mg`` (read) commands: the end of one command and the
+#: beginning of the next. With ``_PLAIN`` the commands only read the entries. With ``_LEASED`` they
+#: also request a lease (permission to store) of each entry, whether it is found or missing.
 _PLAIN, _LEASED = " v\r\nmg ", f" v c N{LEASE_SECONDS}\r\nmg "
 
 
@@ -32,8 +32,8 @@ Answer = tuple[bytes, bytes | None]
 def read_packet(names: Sequence[str], objects: Sequence[str], again: Sequence[str]) -> bytes:
     """Return a packet of ``mg`` commands that read the entries of all three lists of names.
 
-    The commands for ``objects`` also request a lease (permission to store) of each object, found or
-    missing.
+    The commands for ``objects`` also request a lease (permission to store) of each object, whether
+    it is found or missing.
     """
     text = f"mg {_PLAIN.join(names)}{_PLAIN[:-3]}" if names else ""
     if objects:
@@ -77,7 +77,7 @@ def parse_hits(raw: bytes, middle: int, last: int, count: int) -> Reply | None:
             elif line != _value_line(len(value)):
                 return None
         return [*values[:middle]], objects, [*values[last:]]
-    # For many answers, a few calls for all of them take less time than a loop.
+    # There are many answers. Check all of them by a few calls, which takes less time than a loop.
     if not all(values):
         return None
     before, found, after = values[:middle], values[middle:last], values[last:]

@@ -61,7 +61,8 @@ _MAX_RECORD = 16_000
 #: options, for example about pickling and hashing, are ignored.
 _OPTIONS = frozenset({"connect_timeout", "socket_keepalive", "socket_module", "tls_context"})
 
-#: The number of commands that a server answers at once if its option ``-R`` has the default value.
+#: The number of commands of one packet that a server answers at once. It sends the other answers
+#: later, in separate parts. This is the default of the server's option ``-R``.
 _AT_ONCE = 20
 #: Up to this number of names, entries are read with one command ``get``. For many more names, the
 #: answer to ``get`` takes more processor time than the answers to ``mg``, so ``mg`` is used.
@@ -99,8 +100,8 @@ class MemcachedServer(RemoteServer):
     def _connect(self, timeout: float) -> Connection:
         options = {**self._options}
         options["connect_timeout"] = min(timeout, options.get("connect_timeout") or timeout)
-        # Without no_delay, the second part of a long packet would wait until the server has
-        # acknowledged the first part.
+        # Set no_delay. Otherwise the operating system would hold back the second part of a long
+        # packet until the server has acknowledged the first part.
         client = Client(self._address, no_delay=True, **options)
         # Call the client's method _connect(), which resolves the address, connects and starts TLS.
         # The method is private, but it is unlikely to vanish: all commands of the client call it.
@@ -294,9 +295,9 @@ class MemcachedServer(RemoteServer):
         parts: list[bytes] = []
         for name, record in records:
             key = name.encode("ascii")
-            # Three commands for each guard: create the guard if it is missing (ME); append the
-            # record (MA does not create a missing entry); read the guard's size and prolong its
-            # life.
+            # A guard is an entry that says whether other entries are valid. Send three commands for
+            # each guard: create it if it is missing (ME); append the record (MA, which does not
+            # create a missing entry); read the size of the guard and prolong its life (mg).
             parts += (
                 b"ms %b %d ME T%d\r\n%b\r\n" % (key, len(header), seconds, header),
                 b"ms %b %d MA\r\n%b\r\n" % (key, len(record), record),

@@ -161,9 +161,9 @@ class RedisServer(RemoteServer):
     def _run(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Send ``commands`` in one packet and return their replies.
 
-        The last of ``commands`` must read :data:`OWNER`, the entry that says which server owns the
-        data. It changes if the server loses its data or restarts with older data. If it has changed
-        since the connection was opened, the packet is sent again on a new connection.
+        The last of ``commands`` must read :data:`OWNER`, the entry that says which server wrote the
+        data. If its value has changed since the connection was opened, the server has lost its data
+        or has older data. The packet is then sent again on a new connection.
 
         :returns: the replies to the other commands.
         :raises ServerDown: there was no valid reply in time, or the server is not called because of
@@ -293,8 +293,8 @@ class RedisServer(RemoteServer):
         commands: list[tuple[Any, ...]] = []
         for name, (value, _) in zip(objects, entries, strict=True):
             if value is None:
-                # A placeholder in the entry means that a reader has the lease. With the option NX,
-                # this SET does not replace the placeholder of another reader.
+                # The object is missing, or the entry has the placeholder of another reader's lease.
+                # With the option NX, this SET does not replace such a placeholder.
                 commands.append((b"SET", name, token, b"NX", b"EX", seconds))
             else:
                 commands.append((COMPARE_AND_SET, name, value, token, seconds))

@@ -36,11 +36,13 @@ def mark_packet(
 ) -> bytes:
     """Return the commands that append a line to each of several guards. They create missing guards.
 
-    :param records: names of guards, each with the line to append.
+    A guard is an entry that says whether other entries are valid.
+
+    :param records: pairs (name of a guard, line to append).
     :param header: the first line of a guard that is created.
     :param seconds: how long each guard lives.
-    :param owner: the value of the entry :data:`OWNER`, which ends with the incarnation. The last
-        command reads it.
+    :param owner: the value of the entry :data:`OWNER`. It ends with the incarnation, the random
+        word before all names of entries. The last command of the packet reads this entry again.
     """
     prefix = owner[-LENGTH:] + b":"
     life = _bulk(seconds)
@@ -55,7 +57,7 @@ def mark_packet(
 
 
 def marked_sizes(answer: bytes, count: int, owner: bytes) -> list[int] | None:
-    """Return the sizes of ``count`` guards from the answer to :func:`mark_packet`.
+    """Return the sizes in bytes of ``count`` guards, from the answer to :func:`mark_packet`.
 
     Return None if the answer is incomplete, or if any command had another result than usual.
     """
@@ -81,8 +83,10 @@ def finish_packet(
 ) -> bytes:
     """Return the commands that delete objects, and append a line to each of several guards.
 
-    :param objects: names of objects.
-    :param records: names of guards, each with the line to append.
+    A guard is an entry that says whether other entries are valid.
+
+    :param objects: names of objects (cached rows).
+    :param records: pairs (name of a guard, line to append).
     :param owner: as in :func:`mark_packet`.
     """
     prefix = owner[-LENGTH:] + b":"
@@ -99,7 +103,7 @@ def finish_packet(
 def script_packet(commands: Sequence[tuple[Any, ...]], owner: bytes) -> bytes:
     """Return the commands that run scripts by their text.
 
-    :param commands: each is a script, the name of its entry, and arguments.
+    :param commands: tuples (script, name of an entry, arguments of the script…).
     :param owner: as in :func:`mark_packet`.
     """
     return pack(map(by_source, commands), f"{owner[-LENGTH:].decode()}:") + _READ_OWNER
