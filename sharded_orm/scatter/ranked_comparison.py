@@ -179,9 +179,7 @@ class RankedComparison(Comparison):
 
 
 def _is_plain(column: Column, reads_utc: bool) -> bool:
-    """Whether Python compares the values of ``column`` in the same way as PostgreSQL, without
-    ranks.
-    """
+    """Whether Python compares the values of ``column`` like PostgreSQL, without ranks."""
     if isinstance(column.field, models.DateTimeField):
         return reads_utc
     return column.kind in ("plain", "uuid") or isinstance(column.field, models.BinaryField)

@@ -163,8 +163,7 @@ def _definitions(cursor: Any, schema: str) -> dict[str, str]:
 
 
 def _writable_columns(cursor: Any, schema: str, table: str) -> list[tuple[str, bool]]:
-    """Return a pair for each column into which an INSERT can write: its name, and whether it has
-    AUTO_INCREMENT.
+    """Return a pair (name, whether it has AUTO_INCREMENT) for each column that INSERT can write.
 
     Generated columns are left out. For a view, the list is empty.
     """

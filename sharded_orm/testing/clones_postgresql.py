@@ -93,10 +93,9 @@ class _ClonedTable:
 
     @property
     def own_rows(self) -> str:
-        """The table's name in SQL. With ``ONLY``, so that rows of tables that inherit from it are
-        left out.
+        """The table's name in SQL, after ``ONLY``: rows of tables that inherit from it are left out.
 
-        ``ONLY`` is missing for a partitioned table, because its rows are in its partitions.
+        For a partitioned table, ``ONLY`` is missing, because its rows are in its partitions.
         """
         return self.target if self.is_partitioned else f"ONLY {self.target}"
 
@@ -267,8 +266,7 @@ class PostgreSQLCloner(ServerCloner):
                 self._begin_counters(cursor, shard, self._template.names)
 
     def _sequence_values(self) -> Iterator[str]:
-        """Yield the statement that gives the sequences of the current schema the values of the
-        template.
+        """Yield the statement that sets the current schema's sequences to the template's values.
 
         Yield nothing if there are no sequences.
         """
@@ -319,8 +317,8 @@ def _enter(cursor: Any, schema: str) -> None:
 def _tables(cursor: Any) -> list[_ClonedTable]:
     """Return the tables of the current schema, each after the tables to which it refers.
 
-    Deferrable foreign keys, such as those of Django, do not affect the order, because they are not
-    checked before the commit.
+    Deferrable foreign keys, such as those of Django, do not affect the order, because they are
+    checked after the rows of all tables are copied.
     """
     cursor.execute(_TABLES)
     tables = {row[0]: _ClonedTable(*row) for row in cursor.fetchall()}

@@ -49,9 +49,7 @@ class Resolver(Protocol):
         """
 
     def shard_alias(self, alias: str) -> dict[str, Any] | None:
-        """Return the database settings of the shard whose alias is ``alias``; None if there is
-        none.
-        """
+        """Return the database settings of the shard with this alias; None if there is none."""
 
     def is_shard(self, alias: str) -> bool:
         """Whether ``alias`` is the alias of a shard. Cheaper than :meth:`shard_alias`."""
@@ -151,8 +149,7 @@ class ShardedDatabases(dict[str, dict[str, Any]]):
         self.update({alias: complete(settings) for alias, settings in renewed.items()})
 
     def _groups_changed(self, names: set[str]) -> None:
-        """Remove the aliases of the groups ``names``, because the setting ``SHARDED_ORM`` has
-        changed.
+        """Remove the aliases of the groups ``names`` after a change of the setting ``SHARDED_ORM``.
 
         The next use of the mapping adds the aliases of the groups in the new setting.
         """

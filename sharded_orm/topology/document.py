@@ -143,9 +143,7 @@ class Document:
         return cls(version, parts["nodes"], parts["groups"])
 
     def content(self) -> dict[str, Any]:
-        """Return a copy of the document as a dict. It can be edited and passed to
-        :meth:`from_content`.
-        """
+        """Return a copy as a dict, which can be edited and passed to :meth:`from_content`."""
         return {
             "format": FORMAT,
             "version": self.version,

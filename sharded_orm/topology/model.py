@@ -60,9 +60,9 @@ class ShardRange:
     the weights of the group's other ranges. ``pinned`` says that ``shards balance`` does not move
     the shards. ``is_pair`` says that the two nodes replicate from each other (Yupoo, Y9):
     ``primary`` is the active side, which takes the writes of these shards, and ``replica`` is the
-    passive side. ``epoch`` is the number of forced switches of these shards: in a forced switch
-    (``shards switch --force``), the passive side becomes active although the active side is dead
-    and does not answer.
+    passive side. ``epoch`` counts how often one of the two nodes was given up as dead, while the
+    other went on alone (for example by ``shards switch --force``). If the dead node comes back, it
+    is recognized by its older epoch.
     """
 
     first: int
@@ -140,9 +140,7 @@ class ShardGroup:
         return {}
 
     def shards(self) -> Iterator[Shard]:
-        """Yield all shards of the group in order. The cost depends on their number, unlike other
-        methods.
-        """
+        """Yield all shards of the group in order. Only here, the cost depends on their number."""
         return (self.shard(number) for number in range(self.count))
 
     def schema_name(self, number: int) -> str:

@@ -206,12 +206,12 @@ class _CommonNames:
     Where one window has a digit of the shard number and the other has text, a common name has the
     text. Where both have digits, any digit is possible. These free digits form a number, the
     ``unknown``. ``one`` maps the unknown to the shard's number in the first window, and ``other``
-    maps it to that in the second.
+    maps the unknown to the shard's number in the second window.
 
     For example, one window has the names ``a_100`` to ``a_199`` with the text ``a_1`` and two
     digits. Another has ``a_000`` to ``a_999`` with the text ``a_`` and three digits. The unknown is
-    a number from 0 to 99. It is itself the shard's number in the first window; in the second, the
-    number is 100 more.
+    a number from 0 to 99. The shard's number in the first window is the unknown itself; in the
+    second window, it is the unknown plus 100.
     """
 
     one: _NameProgression

@@ -14,9 +14,7 @@ from sharded_orm.topology.model import ShardGroup, Topology
 
 
 class KeyRouting(Enum):
-    """What determines the shard of a key, in each kind of strategy. The values are texts for
-    messages.
-    """
+    """What determines the shard of a key. The values are descriptions for messages."""
 
     PLACED = "a record of each key"
     EMBEDDED = "the key itself"

@@ -25,9 +25,7 @@ T = TypeVar("T")
 
 
 class Origin(StrEnum):
-    """From where a process has loaded the topology that it uses: the settings, the source, or a
-    file.
-    """
+    """From where a process has loaded its topology."""
 
     SETTINGS = "settings"
     SOURCE = "source"
@@ -36,8 +34,7 @@ class Origin(StrEnum):
 
 @dataclass(frozen=True)
 class TopologyStatus:
-    """A report on the topology that a process uses: its version, its origin, and since when it is
-    used.
+    """A report on the topology that a process uses: its version, its origin, its first use.
 
     If a newer document was refused, the report also contains the reasons.
     """
@@ -86,8 +83,7 @@ class TopologyWatcher(Generic[T]):
         return self._used[1]
 
     def of_child(self, source: TopologySource) -> TopologyWatcher[T]:
-        """Return a new watcher for a child process that was forked. It starts with the same
-        document.
+        """Return a new watcher for a forked child. It starts with the document in use.
 
         :param source: the child's own topology source.
         """

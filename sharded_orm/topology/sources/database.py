@@ -407,12 +407,11 @@ def _runs_event_loop() -> bool:
 
 @contextmanager
 def _without_warning() -> Iterator[None]:
-    """Silence Django's warning about queries while applications are loaded
-    (CursorWrapper._execute).
+    """Silence the warning of Django's CursorWrapper about queries while applications are loaded.
 
-    The topology is needed at that time, so the query is right. The change of the warning filters
-    would affect all threads. So only the caller's thread does this; the watching thread waits until
-    the applications are loaded.
+    The topology is needed at that time, so the query is right. The filters of warnings apply to all
+    threads. So the watching thread does not use this function, but waits until the applications are
+    loaded.
     """
     if apps.ready:
         yield
