@@ -106,7 +106,7 @@ class SessionLease(SessionHold["PostgreSQLNodeSession"]):
 
     def prefix_error(self, exc: psycopg.Error) -> Exception:
         """Return the error to raise after the statement that sets the search path has failed with
-        ``exc``. For example, :exc:`ShardDatabaseMissing` if the schema does not exist.
+        ``exc``. For example, ``ShardDatabaseMissing`` if the schema does not exist.
         """
         if isinstance(exc, psycopg.errors.InvalidSchemaName):
             return ShardDatabaseMissing(
