@@ -52,8 +52,8 @@ LEFT JOIN pg_type e ON e.oid = t.typelem
 WHERE c.relnamespace = current_schema()::regnamespace AND c.relkind IN ('r', 'p')
   AND NOT c.relispartition
 GROUP BY c.oid, c.relname, c.relkind ORDER BY c.relname"""
-# This query returns pairs of tables: a table with a foreign key that is checked at once, and the
-# table to which the key refers. Rows must be copied to the second table first.
+# This query returns pairs (referring table, referred table) for foreign keys that are checked at
+# once. Rows must be copied to the referred table first.
 _REFERENCES = """
 SELECT c.relname, r.relname FROM pg_constraint k
 JOIN pg_class c ON c.oid = k.conrelid JOIN pg_class r ON r.oid = k.confrelid
@@ -279,8 +279,8 @@ class PostgreSQLCloner(ServerCloner):
 
     def _drop(self, cursor: Any, schemas: Collection[str]) -> None:
         for schema in snapshot.names(cursor).intersection(schemas):
-            # Each schema is dropped in a transaction of its own, because dropped tables stay locked
-            # until the end of the transaction.
+            # Drop each schema in a transaction of its own. In one transaction, the locks of all
+            # dropped tables would be held until its end.
             cursor.execute(f"DROP SCHEMA {_quoted(schema)} CASCADE")
 
     def _open(self, shard: Shard) -> Any:

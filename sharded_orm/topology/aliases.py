@@ -43,7 +43,7 @@ class Resolver(Protocol):
     """
 
     def group_aliases(self) -> dict[str, dict[str, Any]]:
-        """Return the database settings of each group's alias, keyed by the group's name.
+        """Return a dict that maps each group's name, which is its alias, to the database settings.
 
         :raises TopologyUnavailable: the process has no topology.
         """
@@ -62,7 +62,7 @@ _resolver: Resolver | None = None
 
 
 def provide_resolver(resolver: Resolver) -> None:
-    """Set the object with which each :class:`ShardedDatabases` looks up groups and shards."""
+    """Set the object that :class:`ShardedDatabases` asks for groups and shards."""
     global _resolver
     _resolver = resolver
 

@@ -110,7 +110,8 @@ def postgresql_name_problems(longest: str, group: str) -> Iterator[str]:
 def shared_number(
     one: SchemaNames, one_spans: Sequence[Span], other: SchemaNames, other_spans: Sequence[Span]
 ) -> int | None:
-    """Find a schema name that shards of two groups share, and return the second group's shard number.
+    """Find a schema name that both groups use, and return the number that it has in the second
+    group.
 
     Return None if there is no such name.
 
@@ -239,9 +240,9 @@ class _CommonNames:
 
 
 def _same_text(one: _Window, other: _Window) -> bool:
-    """Whether two windows have the same text at all positions where neither has a digit.
+    """Whether two windows have the same text wherever neither has a digit of the shard number.
 
-    A window is a set of schema names of one length, which differ only in the shard's number. Both
+    A window is a set of schema names of one length, which differ only in the shard's number. The
     windows must have the same length.
     """
     head = min(len(one.before), len(other.before))
@@ -288,7 +289,7 @@ def _first_common(one: Iterable[Span], other: Iterable[Span]) -> int | None:
     """Return the smallest number that is in a span of ``one`` and in a span of ``other``.
 
     Return None if there is no such number. A span is (first, last), both included. The spans in
-    ``one`` must be sorted, and so must those in ``other``.
+    each argument must be sorted.
     """
     left, right = iter(one), iter(other)
     first, second = next(left, None), next(right, None)

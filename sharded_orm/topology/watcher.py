@@ -99,8 +99,8 @@ class TopologyWatcher(Generic[T]):
     def begin(self) -> T:
         """Begin to use the source's document, and return the document's value (see :meth:`check`).
 
-        If this document cannot be read or used, use the last good copy instead: a file in which the
-        process saves each valid document.
+        If this document cannot be read, or is not valid, use the last good copy instead: a file in
+        which the process saves each valid document.
 
         :raises TopologyUnavailable: neither the source's document nor the copy can be used.
         """

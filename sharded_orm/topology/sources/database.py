@@ -215,8 +215,8 @@ class DatabaseSource(TopologySource):
             "document": json.dumps(document.content(), indent=1),
         }
         try:
-            # If several processes publish at the same time, only one of them can insert a row with
-            # this primary key.
+            # Several processes may publish at the same time. Only one of them can insert a row with
+            # this primary key; the others get an IntegrityError.
             insert(connection, VERSIONS, values)
         except IntegrityError as exc:
             raise TopologyConflict(
