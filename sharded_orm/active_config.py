@@ -40,10 +40,11 @@ _SETTINGS = TopologyStatus(0, Origin.SETTINGS, datetime.now(UTC))
 
 
 class ActiveConfig:
-    """The configuration in use: the checked ``SHARDED_ORM`` setting, with the present topology.
+    """The configuration in use: the ``SHARDED_ORM`` setting, after its validation, with the present
+    topology.
 
-    The topology (nodes and shard groups) comes from the setting itself or from a topology source, such
-    as a file or ZooKeeper. Thread-safe.
+    The topology (nodes and shard groups) comes from the setting itself or from a topology source,
+    such as a file or ZooKeeper. Thread-safe.
 
     :param changed: a function that is called after :attr:`current` was replaced because of a new
         topology. :attr:`lock` is held during the call.
@@ -112,8 +113,8 @@ class ActiveConfig:
         assert self._watcher is not None and self._inherited is not None
         self._sources_of_parents.append(self._watcher.source)
         self._inherited = None
-        # Use the configuration that the parent's watcher of the topology has, and not self.current:
-        # at the fork, another thread of the parent may have been replacing self.current.
+        # Take the configuration from the parent's watcher. self.current may be wrong: at the moment
+        # of the fork, another thread of the parent may have been replacing it.
         watcher = self._watcher.of_child(_make_source())
         assert watcher.value is not None
         self._watch(watcher)

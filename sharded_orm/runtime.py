@@ -80,9 +80,9 @@ def _stop() -> None:
 
 _topology: Topology | None = None
 _strategies: dict[str, Strategy] = {}
-# The routing strategies (which find the shards of keys) of the previous topology, keyed by the
-# group's name. A new strategy takes over what the group's previous strategy has in memory, such as
-# the shards of recently used keys.
+# Maps each group to its routing strategy (which finds the shards of keys) under the previous
+# topology. A new strategy takes over what the previous one has in memory, such as the shards of
+# recently used keys.
 _former: dict[str, Strategy] = {}
 _tickets: TicketGenerator | None = None
 _cache: CacheClient | None = None
@@ -454,7 +454,7 @@ def shard_in(group: ShardGroup, number: int) -> Shard:
 
 
 def shards_in(group: ShardGroup, numbers: Iterable[int]) -> list[Shard]:
-    """Return the shards of ``group`` with these ``numbers``, in the same order.
+    """Return the shards of ``group`` with these ``numbers``, in the order of ``numbers``.
 
     :raises UnknownShard: one of them does not exist.
     """

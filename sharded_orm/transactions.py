@@ -168,7 +168,7 @@ def _place(options: ShardOptions, value: Any) -> Shard:
     assert key is not None
     if type(value) is int or type(value) is str:
         return row_placement.place_key(options, key.get_prep_value(value))
-    # The value may be an instance, if the shard key is a foreign key. It may also be None, for
-    # which place() raises an error.
+    # The value may be an instance, if the shard key is a foreign key. If it is None,
+    # place() raises an error.
     name = key.name if isinstance(value, Model) else key.attname
     return row_placement.place(options, options.model(**{name: value}))

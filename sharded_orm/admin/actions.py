@@ -63,8 +63,9 @@ class ActionsMixin(ShardedBase):
     def response_action(
         self, request: HttpRequest, queryset: Any, action_location: Any = None
     ) -> Any:
-        # Overrides ModelAdmin.response_action, which would look up the selected rows by primary
-        # key alone. Since Django 6.1, this method also runs actions of the page of one row.
+        # Overrides ModelAdmin.response_action(). Django would look up the selected rows by their
+        # primary keys alone, which may not determine the shard. Since Django 6.1, this method also
+        # runs actions of the page of one row.
         action = self._chosen_action(request, action_location)
         if action is None:
             self.message_user(request, _("No action selected."), messages.WARNING)

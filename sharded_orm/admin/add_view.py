@@ -201,7 +201,8 @@ class AddViewMixin(PickersMixin, ShardedBase):
             "field": form[KEY_VAR],
             "key": key.verbose_name if key is not None else "",
             "problem": problem,
-            # Pass the other URL parameters on to the add form, which is the next page.
+            # The form that asks for the key leads to the add form. Pass the other parameters of the
+            # URL on to it, in hidden inputs.
             "hidden_inputs": [
                 (name, value)
                 for name, values in request.GET.lists()

@@ -176,7 +176,7 @@ class ShardedBase(_ModelAdmin):
 
     def _may_access(self, request: HttpRequest, row: Any, *, write: bool) -> bool:
         # One page calls this method about sixty times. So look up only once whether the user may
-        # access the shard group, and store the answer on the request.
+        # access the shard group, and keep the answer on the request.
         groups: dict[str, bool] = request.__dict__.setdefault("_sharded_orm_groups", {})
         group = self.shard_options.group
         if group not in groups:

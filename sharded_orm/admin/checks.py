@@ -41,7 +41,8 @@ def _unsharded_classes(model_admin: Any) -> Iterator[checks.CheckMessage]:
         )
     for inline in model_admin.inlines:
         if not isinstance(inline, type) or not issubclass(inline, InlineModelAdmin):
-            # Skip an entry that is not a class of inlines. Django's own system checks report it.
+            # The entry is not a class of inlines. Skip it, because Django's own system checks
+            # report the error.
             continue
         model = getattr(inline, "model", None)
         if model is None or issubclass(inline, ShardedInlineMixin) or not shard_options(model):
@@ -58,8 +59,8 @@ def _unsharded_classes(model_admin: Any) -> Iterator[checks.CheckMessage]:
 if TYPE_CHECKING:
 
     class _Checks(ModelAdminChecks):
-        """``ModelAdminChecks`` for the type checker: it declares methods that the type stubs leave
-        out.
+        """Declares methods of ``ModelAdminChecks`` for the type checker, because Django's type
+        stubs lack them.
         """
 
         def _check_ordering_item(self, obj: Any, field_name: Any, label: str) -> list[Any]: ...

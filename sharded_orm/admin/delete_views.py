@@ -278,10 +278,11 @@ def _digest(deletions: list[Deletion]) -> str:
 
 
 def _first_rows(nested: list[Any]) -> tuple[list[Any], int]:
-    """Return the first :data:`MAX_LISTED` rows, with their related rows, and the number of others.
+    """Return the first :data:`MAX_LISTED` rows with their related rows, and the number of the
+    remaining rows.
 
-    :param nested: a list of rows. After a row, there may be a list with the related rows of that
-        row.
+    :param nested: rows, each followed by a list of its related rows if it has any. For example,
+        ``["album 1", ["photo 1", "photo 2"], "album 2"]`` has two rows.
     """
     starts = [index for index, entry in enumerate(nested) if not isinstance(entry, list)]
     if len(starts) <= MAX_LISTED:

@@ -1,4 +1,6 @@
-"""The errors of the admin. They are part of the tree of :mod:`sharded_orm.exceptions`."""
+"""The errors of the admin. Like all errors of the package, they are derived from
+:exc:`~sharded_orm.exceptions.ShardedOrmError`.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ class InvalidFocus(AdminError, LookupError):
 
 
 class InvalidObjectID(AdminError, LookupError):
-    """The part of an admin URL that names a row is malformed, or names a row that no shard can have."""
+    """The part of an admin URL that names a row cannot name any: it is malformed, or no shard can
+    have a row with these keys.
+    """
 
 
 class TooManyMisplaced(AdminError, OperationalError):

@@ -11,9 +11,9 @@ from sharded_orm.operations.runs.redaction import without_accounts
 from sharded_orm.scatter.failures import is_node_gone
 from sharded_orm.topology.model import Shard
 
-# Numbers of MySQL's errors for a refused login. The page shows only the number of such an error,
-# because its text names the account. is_node_gone() takes some of them for a dead node, so look for
-# these numbers first.
+# Numbers of MySQL's errors for a refused login. Test for them first, because is_node_gone() takes
+# some of them for a node that does not answer. The page shows only the number of such an error: its
+# text names the database account.
 _LOGIN = frozenset({1044, 1045, 1698})
 
 

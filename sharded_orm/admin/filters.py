@@ -1,7 +1,8 @@
 """List filters of sharded models.
 
-Some filters work over all shards, others need one shard. A filter that would join two databases
-gets a subclass that queries one database after the other.
+Some filters work over all shards. Others need the list of one shard, for example because their
+choices are rows of a shard. If the query of a filter would join tables of two databases, the filter
+is replaced by a subclass that queries one database after the other.
 """
 
 from __future__ import annotations
@@ -79,8 +80,8 @@ def _resolved(model: type[Model], item: Any) -> tuple[Any, str, Any]:
     path = field.name if isinstance(field, Field) else str(field)
     model_field: Any = field if isinstance(field, Field) else get_fields_from_path(model, path)[-1]
     if cls is None:
-        # Find the filter class as FieldListFilter.create() does. That method would also create the
-        # filter.
+        # Find the filter class as FieldListFilter.create() does. Do not call that method, because
+        # it would also create a filter.
         registry: Any = FieldListFilter
         cls = next((c for test, c in registry._field_list_filters if test(model_field)), None)
     return model_field, path, cls

@@ -98,8 +98,8 @@ class KeepsKey(_ModelForm):
             # The form has a field for the shard key, because the project's model admin lists the
             # key among its fields. So compare the submitted value with the row's key.
             value = self.cleaned_data.get(name, key)
-            # The form fields of foreign keys and of hidden ids return rows, not keys. Read the
-            # shard key from such a row.
+            # For some form fields, such as those of foreign keys, the submitted value is a row.
+            # Then the shard key is an attribute of that row.
             if isinstance(value, Model):
                 target = self._key if self._key.remote_field is None else self._key.target_field
                 value = getattr(value, target.attname)

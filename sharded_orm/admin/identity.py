@@ -64,10 +64,11 @@ class Identity:
 
 @dataclass(frozen=True)
 class RowIdentity:
-    """What :func:`identify` stores on a row: the object id, and whether the row is misplaced.
+    """The results that :func:`identify` stores on a row: the object id, and whether the row is
+    misplaced.
 
-    Both values are used only as long as the row still has the alias, primary key and shard key that
-    are stored here.
+    They hold for the alias, the primary key and the shard key that are stored here with them. If
+    one of these has changed on the row since then, the results are not used.
     """
 
     alias: str

@@ -127,7 +127,9 @@ else:
 
 
 class _Lines(_Lined):
-    """Mixin for fieldsets whose lines use :class:`ReadonlyField` for read-only fields."""
+    """Mixin for fieldsets: their read-only fields link to rows by object ids (see
+    :class:`ReadonlyField`).
+    """
 
     def __iter__(self) -> Iterator[Any]:
         for line in super().__iter__():

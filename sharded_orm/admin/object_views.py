@@ -177,7 +177,8 @@ class ObjectViewsMixin(AddViewMixin):
     def _scope_to_row(self, request: HttpRequest, object_id: str) -> None:
         """Set the scope of the request to the shard of the row with the id ``object_id``.
 
-        This has to be done before Django's view opens a transaction.
+        Call this before Django's view opens its transaction, because the transaction must be on
+        that shard.
         """
         to_field = request.POST.get(TO_FIELD_VAR, request.GET.get(TO_FIELD_VAR))
         if to_field and not self.to_field_allowed(request, to_field):

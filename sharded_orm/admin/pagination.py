@@ -1,5 +1,5 @@
-"""Pages of rows of many shards. The rows are not counted, and at most one page of them is in
-memory.
+"""Pages of a list of rows from many shards. No query counts the rows, and only the rows of one page
+are in memory.
 """
 
 from __future__ import annotations

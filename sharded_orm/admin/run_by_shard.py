@@ -61,10 +61,10 @@ def run_by_shard(
             )
             break
         except Exception as error:
-            # Catch every error, because an action of the project may raise any error, and the rows
-            # of earlier shards have been changed already. Log and report the error, and continue
-            # with the other shards. But if the first shard raises a refusal (such as a 404), refuse
-            # the whole action.
+            # An action of the project may raise any error, so catch all. The rows of earlier shards
+            # have been changed already. So report the error, and continue with the other shards.
+            # But if the first shard raises a refusal, such as a 404, nothing was changed yet:
+            # refuse the whole action.
             if isinstance(error, _REFUSALS) and not done and not outages.errors:
                 raise
             logger.exception("%r failed on %s", description, part.alias)

@@ -132,7 +132,8 @@ class ChangeCapture(OwnSession, ABC):
     # ##### Fences #####
 
     def prepare(self) -> None:
-        """Create the table of fences, which refuse changes, and the journal, which records them.
+        """Create the table of fences (which make triggers refuse changes) and the journal (the
+        table in which triggers record changes).
 
         Does nothing if the tables exist.
         """
@@ -141,7 +142,7 @@ class ChangeCapture(OwnSession, ABC):
 
     @abstractmethod
     def is_prepared(self) -> bool:
-        """Whether :meth:`prepare` has already created the table of fences, which refuse changes."""
+        """Whether the table of fences exists: whether :meth:`prepare` was called."""
 
     def watch(self, number: int, value: Any, *, closed: bool = False) -> None:
         """Add the fence of a shard key: from now on, triggers record or refuse changes of the key's
@@ -217,7 +218,8 @@ class ChangeCapture(OwnSession, ABC):
         )
 
     def reopen(self, number: int) -> None:
-        """Open a fence again. Changes of its key are then no longer refused, but recorded.
+        """Open a closed fence again. Changes of its key are then no longer refused, but recorded in
+        the journal.
 
         :param number: the number of the fence.
         :raises MoveFailed: the fence does not exist.
@@ -234,10 +236,10 @@ class ChangeCapture(OwnSession, ABC):
         self._rows(f"DELETE FROM {self._quote(FENCES)} WHERE id = %s", number)
 
     def unwatch(self, number: int) -> None:
-        """Remove the fence of a key, and the journal's entries about the key. Does nothing if the
+        """Remove the fence of a key, and the key's entries in the journal. Does nothing if the
         fence does not exist.
 
-        Without a fence, triggers neither record nor refuse changes of the key.
+        From then on, triggers neither record nor refuse changes of the key.
         """
         if not self.is_prepared():
             # The tables are gone: another operation has removed the last fence, and then dropped
@@ -347,8 +349,8 @@ class ChangeCapture(OwnSession, ABC):
 
     @abstractmethod
     def uninstall(self, patience: float) -> bool:
-        """Drop all triggers, the table of fences (by which triggers refuse changes) and the journal
-        of changed rows, unless a fence exists.
+        """If no fence exists any more, drop all triggers, the table of fences and the journal of
+        changed rows.
 
         :return: whether they were dropped.
         :raises django.db.OperationalError: a transaction used one of the tables for more than

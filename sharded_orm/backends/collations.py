@@ -67,7 +67,8 @@ class Collations:
     def exact_column_sql(self, table: str, column: str, definition: str, collation: str) -> str:
         """Return the SQL statement with which an operator gives a column an exact collation.
 
-        :param definition: the column's type and ``NULL`` or ``NOT NULL``, in SQL.
+        :param definition: the column's type and ``NULL`` or ``NOT NULL``, such as ``varchar(20) NOT
+            NULL``.
         :param collation: the collation that :meth:`exact_collation` returns; "" if it returns None.
         """
         raise NotImplementedError
@@ -85,7 +86,7 @@ class SQLiteCollations(Collations):
 
 
 class MySQLCollations(Collations):
-    """The exact collations of MySQL and MariaDB, and which texts other collations treat as equal."""
+    """Which collations of MySQL and MariaDB are exact, and which texts the others treat as equal."""
 
     exact_for_cache = "utf8mb4_bin"
     exact_for_shard_key = MARIADB.exact_collation

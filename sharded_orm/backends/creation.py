@@ -20,12 +20,12 @@ class CacheIsolation(Protocol):
     """
 
     def isolate(self, alias: str) -> None:
-        """Make this process use separate cache keys. Called before the test database of ``alias`` is
-        created.
+        """Make this process use cache keys of its own. Called before the test database of ``alias``
+        is created.
         """
 
     def isolate_worker(self, alias: str) -> None:
-        """Give this process, one of several that run tests in parallel, its own cache keys.
+        """Make this process, one worker of a parallel test run, use cache keys of its own.
 
         :param alias: an alias that has a test database.
         """

@@ -19,7 +19,9 @@ from sharded_orm.backends.collations import (
 
 
 class ShardFeatures:
-    """Flags of one kind of database, as class attributes. The values here are defaults for unknown kinds."""
+    """Flags of one kind of database, as class attributes. The values in this class are for unknown
+    kinds.
+    """
 
     #: Whether a shard is a file in its node's folder. If so, there is no server.
     shards_are_files: ClassVar[bool] = False
@@ -91,7 +93,8 @@ class ShardFeatures:
     #: Whether a cursor tells the number that the database has generated for an inserted row
     #: (``lastrowid``).
     has_lastrowid: ClassVar[bool] = False
-    #: Whether a failed statement ends its transaction, so that only a rollback can follow.
+    #: Whether a failed statement makes its whole transaction fail, so that the transaction can only
+    #: be rolled back. True for PostgreSQL.
     errors_end_transactions: ClassVar[bool] = False
     #: The dotted path of the subclass of
     #: :class:`~sharded_orm.backends.replication.ReplicationServer` for this kind of server. "" if
@@ -108,9 +111,10 @@ class ShardFeatures:
 
     @classmethod
     def isolation_level(cls, options: Mapping[str, Any]) -> str | None:
-        """Return the isolation level of an alias, as SQL words in lower case ("read committed").
+        """Return the isolation level of an alias, in the words of SQL, such as "read committed".
 
-        Return "unknown" if only the server knows it, and None if the kind of database has no levels.
+        Return "unknown" if only the server knows it, and None if the kind of database has no
+        levels.
 
         :param options: ``OPTIONS`` of the alias.
         """
@@ -166,8 +170,8 @@ class PostgreSQLFeatures(ShardFeatures):
     sums_only_numbers = True
     collations = PostgreSQLCollations()
     makes_timestamped_ids = True
-    # This statement also switches off all triggers, except those that are enabled as ALWAYS or
-    # REPLICA.
+    # On PostgreSQL, triggers enforce foreign keys. This statement switches them off, together with
+    # all other triggers except those that are enabled as ALWAYS or REPLICA.
     foreign_keys_off = "SET LOCAL session_replication_role = replica"
     errors_end_transactions = True
     read_committed = "IsolationLevel.READ_COMMITTED of django.db.backends.postgresql.psycopg_any"

@@ -46,8 +46,8 @@ def is_side_refusal(error: BaseException) -> bool:
 
 
 def _message(error: BaseException) -> str:
-    """Return the message of a trigger that has refused a write. For any other error, return its
-    message, or "".
+    """Return the message with which a trigger has refused a write. If ``error`` is another error,
+    return its message, or "".
     """
     arguments = error.args
     if arguments[:1] == (SIGNAL_ERROR,):

@@ -43,9 +43,10 @@ class ColumnType:
     is_exact: bool
 
     def holds(self, text: str) -> bool:
-        """Whether the column can store ``text`` with all its characters.
+        """Whether ``text`` fits into the column with all its characters.
 
-        If a text is too long, the server drops trailing spaces without an error, in any SQL mode.
+        Trailing spaces count, too. If only they do not fit, the server drops them without an error,
+        in any SQL mode, and so stores another text.
         """
         if self.length is None or self.collation is None:
             return True

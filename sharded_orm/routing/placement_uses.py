@@ -86,9 +86,9 @@ class PlacementUses:
         self._watched.append(moves)
 
     def placement(self, source: PlacementSource, key: str) -> KnownPlacement | None:
-        """Return the placement (shard) of ``key`` on which the operation relies.
+        """Return the shard on which the operation has used ``key`` so far.
 
-        Return None if the operation has not looked ``key`` up.
+        Return None if the operation has not looked up ``key``.
         """
         return self.placements.get(source, {}).get(key)
 

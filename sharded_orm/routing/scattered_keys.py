@@ -1,9 +1,9 @@
 """Makes statements for several shards see each row once, even while keys move.
 
 A move copies the rows of a key to another shard, and later removes the old rows. In between, both
-shards have them. So a statement for several shards reads them only on the key's placement: the
-shard that the directory (the table with the shard of each key) records. At the end of the
-statement, the library checks that the placement has not changed. See
+shards have the rows. So a statement for several shards must leave them out on one of the two: it
+reads them only on the shard that the directory (the table with the shard of each key) names. At the
+end of the statement, the library checks that the directory still names this shard. See
 docs/decisions/0028-key-moves.md.
 """
 
@@ -14,12 +14,12 @@ from typing import NamedTuple, Protocol
 
 from sharded_orm.routing.placement_lease import KeyInFlight, MoveList, MoveStore, Poll
 
-#: Phases of a move in which the key's placement (its shard in the directory) is still the source,
-#: but the target may have a copy of the rows. An aborted move counts as in flight (not ended) until
-#: this copy is removed.
+#: Phases of a move in which the directory still names the old shard of the key, the source. The new
+#: shard, the target, may have a copy of the rows already. An aborted move counts as in flight (not
+#: ended) until this copy is removed.
 _AT_SOURCE = frozenset({"switching", "aborted"})
-#: Phases of a move in which the key's placement (its shard in the directory) is already the target,
-#: but the source may still have the old rows.
+#: Phases of a move in which the directory already names the new shard of the key, the target. The
+#: old shard, the source, may still have the old rows.
 _AT_TARGET = frozenset({"switched", "settled"})
 
 
@@ -65,8 +65,9 @@ def is_exact(
 ) -> bool:
     """Whether a statement has seen each row of ``group`` exactly once.
 
-    True if each key was on the same shard from ``start`` to ``end``. If two shards had the rows of
-    a key meanwhile, the statement must have left them out on one of the two.
+    True if each key was on the same shard from ``start`` to ``end``. If a key was moving, two
+    shards may have had its rows. Then the statement must have left these rows out on one of the two
+    shards.
 
     :param start: the moves that were known before the oldest snapshot of the statement was taken.
     :param used: the moves with which :func:`keys_to_leave_out` was called.

@@ -47,9 +47,10 @@ _WRITES_SQL = re.compile(
 
 
 def writes_own_sql(cls: type) -> bool:
-    """Whether the body of the class ``cls`` defines a method that generates SQL.
+    """Whether the body of the class ``cls`` defines a method that generates SQL, such as
+    ``as_sql()``.
 
-    False for each class of Django and of this library, because the SQL of these classes is known.
+    False for the classes of Django and of this library, because their SQL is known.
     """
     if cls.__module__.partition(".")[0] in ("django", "sharded_orm"):
         return False
@@ -57,9 +58,11 @@ def writes_own_sql(cls: type) -> bool:
 
 
 def compares_as(base: Any, lookup: Any) -> bool:
-    """Whether ``lookup`` matches the same rows as a lookup of Django's class ``base``.
+    """Whether ``lookup`` is a lookup of Django's class ``base``, such as ``Exact``, with the same
+    SQL.
 
-    False if ``lookup`` is of another kind, or if a class of the project changes its SQL.
+    False if it is another lookup, or if a class of the project derives from ``base`` and changes
+    its SQL.
     """
     kind: Any = type(lookup)
     return _is_same(base, kind)
@@ -77,8 +80,7 @@ def _is_same(base: Any, kind: Any) -> bool:
 def is_equality(lookup: Any) -> bool:
     """Whether ``lookup`` is an equality or an ``__in``.
 
-    Every row that such a lookup matches has, in the compared column, the given value or one of the
-    given values.
+    If true, each row that matches has one of the given values in the compared column.
     """
     return compares_as(Exact, lookup) or compares_as(In, lookup)
 
@@ -214,7 +216,8 @@ class WhereReader:
         keys_of_rows: KeysOfRows | None = None,
     ) -> None:
         self._keys_of_rows = keys_of_rows
-        #: The number of conditions for which ``keys_of_rows`` has returned the shard keys.
+        #: The number of conditions whose shards ``keys_of_rows`` has found. If OR connects two of
+        #: them, :meth:`_tree` does not rely on the results.
         self._answered = 0
         self._query = query
         self._group = group
@@ -346,8 +349,8 @@ class WhereReader:
     def is_key(self, lhs: Any) -> bool:
         """Whether ``lhs`` is a column whose values determine a shard of this query's group.
 
-        The column may be in a joined table, because joined rows are on the same shard as the
-        query's row. So the key of a joined row determines the shard of the query's row, too.
+        The column may be in a joined table, because a row and the rows that are joined to it are on
+        the same shard.
         """
         # Return False for a column of the outer query, if this query is a subquery. A condition on
         # such a column does not determine the shard of the subquery's rows.
@@ -367,8 +370,9 @@ class WhereReader:
 def compared_columns(lookup: Any) -> Sequence[tuple[Any, Iterable[Any]]]:
     """Return a pair for each column that ``lookup`` compares: the column, and the compared values.
 
-    For a composite primary key, there is one pair for each of its columns. The result is empty if
-    the values come from a subquery and ``lookup`` is an ``__in`` or compares a composite key.
+    For a composite primary key, there is one pair for each of its columns. If the values come from
+    a subquery, they are unknown. Then the result is empty, except for an equality on a single
+    column.
 
     :param lookup: an equality or an ``__in``, for which :func:`is_equality` is true.
     """
@@ -415,10 +419,10 @@ def plain_values(values: Iterable[Any], field: Any) -> list[Any] | None:
 
 
 def are_prepared(values: Iterable[Any], prepare: Callable[[Any], Any]) -> bool:
-    """Whether ``values`` already have the types to which ``prepare`` would convert them.
+    """Whether ``values`` already have the types that ``prepare`` gives them.
 
-    They may have other types, because Django does not convert the values of some lookups, for
-    example those of ``In(F("owner"), ["1"])``.
+    Django does not convert the values of some lookups. For example, in ``In(F("owner"), ["1"])``,
+    the value stays a text although the column has numbers.
 
     :param prepare: the method ``get_prep_value()`` of the field with which the values are compared.
     """

@@ -68,9 +68,9 @@ class Summary:
 
 
 def summary(query: Query, aggregates: Mapping[str, Any]) -> Summary:
-    """Return the query that Django would send for ``aggregates``.
+    """Return the query that Django would send to one database for ``aggregates``.
 
-    Raises the same errors as Django.
+    Raises the same errors as Django, for example for an unknown field.
     """
     query = query.clone()
 

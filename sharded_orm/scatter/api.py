@@ -1,4 +1,4 @@
-"""The functions with which querysets fetch, count or aggregate the rows of many shards.
+"""The functions by which querysets read many shards: they fetch, count or aggregate rows.
 
 :func:`exists` checks whether there are any rows.
 """
@@ -48,8 +48,8 @@ def fetch(
 ) -> Iterator[Any]:
     """Yield the results of ``queryset`` from all ``targets``, as if from one database.
 
-    Order, OFFSET, LIMIT, ``distinct()`` and GROUP BY apply to the rows of all shards together. An
-    instance's database alias is that of its shard.
+    Order, OFFSET, LIMIT, ``distinct()`` and GROUP BY apply to the rows of all shards together. Each
+    instance has the database alias of its shard.
 
     :param targets: the shards, each with the query to send to it.
     :param partial: what to do if a shard does not answer. True yields the rows of the other shards;
@@ -205,9 +205,9 @@ def _count_rows(
 
 def _without_limits(query: Query) -> Query:
     query = query.clone()
-    # Remove the ORDER BY in the same cases as Django's count(). With force=False, a sliced query
-    # keeps its ORDER BY. This matters for the count, because DISTINCT also compares the columns of
-    # ORDER BY.
+    # Remove the ORDER BY in the cases in which Django's count() does so. A sliced query keeps it
+    # (force=False), because it matters for the count: DISTINCT also compares the columns of ORDER
+    # BY.
     query.clear_ordering(force=False)
     query.clear_limits()
     return query

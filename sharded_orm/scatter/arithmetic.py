@@ -1,6 +1,4 @@
-"""Computes sums and quotients in Python, with the values and types that the databases would
-return.
-"""
+"""Computes sums and quotients in Python as the databases do: with the same values and types."""
 
 from __future__ import annotations
 

@@ -291,9 +291,10 @@ class Comparison:
         target[column] = source[column]
 
     def copy(self, row: list[Any], source: int, target: int) -> None:
-        """Overwrite the value in column ``target`` of ``row`` with the value in column ``source``.
+        """Overwrite the value in column number ``target`` of ``row`` with that in column number
+        ``source``.
 
-        The sort weights of the value are copied, too. Both columns are given by their numbers.
+        The sort weights of the value are copied, too.
         """
         row[target] = row[source]
 

@@ -95,9 +95,9 @@ class CompileOptions:
     # The number of rows to read from each shard: the query's OFFSET + LIMIT, because all of them
     # may be on one shard. None means all rows.
     limit: int | None = None
-    # A field with which the caller chooses the rows to read, such as the primary key. The SQL then
-    # ends with the condition ``field IN (…)``, has no ORDER BY, and has the values as its last
-    # parameters. None if rows are not chosen by the values of a field.
+    # A field by whose values the caller chooses the rows to read, such as the primary key. Then the
+    # SQL ends with the condition ``field IN (…)`` and has no ORDER BY, and the values are its last
+    # parameters. None if the rows are not chosen in this way.
     by_key: Any = None
     # Whether to select the primary key as an extra column.
     with_pk: bool = False
@@ -171,10 +171,10 @@ def _count_sql(sql: str, qualify: bool) -> str:
 
 
 class _KeyAmong:
-    """The condition ``key IN (…)`` on one column, such as that of the primary keys of chosen rows.
+    """The condition ``key IN (…)`` on one column, such as the primary key.
 
-    The SQL of the condition has a placeholder for the keys. The condition is the last one in the
-    statement, so the keys are the last parameters of the statement.
+    It chooses the rows that a statement reads. Its SQL has a placeholder for the keys. The
+    condition is the last one in the statement, so the keys are the last parameters.
     """
 
     contains_aggregate = False
@@ -270,10 +270,10 @@ class _Root(SQLCompiler):
     def get_extra_select(self, order_by: Any, select: Any) -> Any:
         """Return the expressions of ORDER BY that a DISTINCT query must select as extra columns.
 
-        Django's method selects the whole SQL of an ORDER BY entry. For an emulated NULLS FIRST or
-        NULLS LAST, this SQL has two columns: whether the expression is NULL, and the expression.
-        This method selects only the expression, which determines the other column, so that DISTINCT
-        finds the same rows.
+        Django's method selects the whole SQL of an ORDER BY entry. On a database without NULLS
+        FIRST, this SQL has two columns: whether the expression is NULL, and the expression. This
+        method selects only the expression. DISTINCT finds the same rows, because the other column
+        depends on the expression alone.
         """
         if not self.query.distinct or self.query.distinct_fields:
             return []

@@ -1,7 +1,7 @@
 """Recognizes fields whose ids are unique only within a shard, such as an AutoField.
 
-Each shard counts such ids by itself, so equal ids on two shards belong to different rows. The
-package ``scatter`` cannot recognize such a field, so the app registers a function that can
+Each shard counts such ids separately, so two rows on two shards may have the same id. The package
+``scatter`` does not know how fields make ids. So the app registers a function that does
 (:func:`provide`).
 """
 
@@ -26,9 +26,9 @@ _counts_per_shard: Callable[[Any], bool] = _none
 
 
 def provide(counts_per_shard: Callable[[Any], bool]) -> None:
-    """Register the function that returns whether the ids in a field are unique only within a shard.
+    """Register the function that tells whether the ids in a field are unique only within a shard.
 
-    For a foreign key, the function looks at the field to which the foreign key refers.
+    For a foreign key, the function must look at the field to which the foreign key refers.
     """
     global _counts_per_shard
     _counts_per_shard = counts_per_shard
@@ -37,7 +37,7 @@ def provide(counts_per_shard: Callable[[Any], bool]) -> None:
 def refuse_comparison(expressions: Iterable[Any]) -> None:
     """Raise an error if rows would be compared by ids that are unique only within a shard.
 
-    Unrelated rows of different shards may have the same id of this kind.
+    For example, DISTINCT on such ids would take unrelated rows of two shards for equal.
 
     :param expressions: the expressions by which rows are compared.
     :raises ScatterNotSupported: the value of one of ``expressions`` depends on such ids.

@@ -55,8 +55,8 @@ def _renew_threads() -> None:
 
 os.register_at_fork(after_in_child=_renew_threads)
 
-# The maximum number of shards whose rows are read on demand at the same time. Each of these shards
-# needs its own open connection.
+# The maximum number of shards whose rows are read on demand at the same time. To read on demand,
+# each shard needs an open connection until its last row is read.
 _MOST_OPEN = 100
 
 
@@ -69,7 +69,7 @@ def _refuse_mismatch(error: DatabaseError) -> Exception:
 
 
 def _node_wrapper(shard: Shard) -> Any:
-    """Return a connection object to the node on which ``shard`` was when the scatter was planned.
+    """Return a connection object for the node that ``shard`` had when the scatter was planned.
 
     Call this function in the thread that runs the scatter.
     """

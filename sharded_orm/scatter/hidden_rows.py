@@ -24,10 +24,11 @@ class HiddenRows(Protocol):
     """
 
     def condition(self, table: str, alias: str) -> Any:
-        """Return a condition that is true for the hidden rows of ``table``; None if there are none.
+        """Return a condition that is true for the hidden rows of ``table``; None if it has no
+        hidden rows.
 
         :param table: the name of the table in the database.
-        :param alias: the name by which the condition refers to the table.
+        :param alias: the name of the table in the query, which the condition must use.
         :raises RoutingError: no condition can distinguish the hidden rows from other rows.
         """
 

@@ -44,8 +44,8 @@ class Partial:
 
     :param column: the position of the aggregate in the select list.
     :param kind: "count", "sum", "min", "max", "avg" or "combined".
-    :param parts: the positions of the columns to merge: for "avg", the sum and the count; otherwise
-        the aggregate itself.
+    :param parts: the positions of the columns to merge. For "avg", these are the columns of the sum
+        and of the count; otherwise the column of the aggregate itself.
     :param divide: computes an average from a sum and a count.
     :param combine: merges two values of the kind "combined".
     """

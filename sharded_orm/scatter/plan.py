@@ -101,9 +101,9 @@ class ShardStatement:
 
     node: str
     branches: tuple[Branch, ...]
-    # The alias of the shard whose connection must be used; None for a connection to the node. An
-    # alias is needed in two cases: the shard's connection is in an open transaction, which may have
-    # written rows, or each shard has its own connection (SQLite).
+    # The alias of the shard whose connection must be used; None for a connection to the node. There
+    # are two reasons to use a shard's connection: it is in an open transaction, which may have
+    # written rows, or the database has no connections to nodes (SQLite).
     alias: str | None
     union: bool
     outer: Outer

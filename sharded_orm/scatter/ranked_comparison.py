@@ -1,9 +1,10 @@
 """Compares values as PostgreSQL does.
 
-Python can compare numbers, dates, UUIDs and bytes, but not texts (their order depends on a
-collation, for which PostgreSQL returns no sort keys), JSON, arrays, ranges and other types. So a
-server returns *ranks* of such values (:mod:`sharded_orm.scatter.value_ranks`). Equal values have
-the same rank, and a greater value has a higher rank.
+Python can compare numbers, dates, UUIDs and bytes. It cannot compare JSON, arrays, ranges and some
+other types. It cannot compare texts either: their order depends on a collation, and PostgreSQL
+returns no sort keys. So a server returns *ranks* of such values
+(:mod:`sharded_orm.scatter.value_ranks`). Equal values have the same rank, and a greater value has a
+higher rank.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ _WRITTEN_AS_TEXT: Final = (
     models.JSONField,
 )
 
-#: The ranks of a column's values, keyed by the texts of the values. None if ranks are not needed,
-#: because Python compares the texts in the same way as the server.
+#: Maps the texts of a column's values to the ranks of the values. None if Python compares the texts
+#: in the same way as the server, so that no ranks are needed.
 Ranks = Mapping[str, int] | None
 
 
@@ -179,9 +180,7 @@ class RankedComparison(Comparison):
 
 
 def _is_plain(column: Column, reads_utc: bool) -> bool:
-    """Whether Python compares the values of ``column`` in the same way as PostgreSQL, without
-    ranks.
-    """
+    """Whether Python compares the values of ``column`` like PostgreSQL, without ranks."""
     if isinstance(column.field, models.DateTimeField):
         return reads_utc
     return column.kind in ("plain", "uuid") or isinstance(column.field, models.BinaryField)

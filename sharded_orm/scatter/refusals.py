@@ -35,9 +35,10 @@ def refuse(feature: str, remedy: str) -> ScatterNotSupported:
 
 
 def check(query: Query) -> None:
-    """Raise an error if ``query`` uses a feature that a scatter (a query of many shards) cannot merge.
+    """Raise an error if ``query`` uses a feature that a scatter (a query of many shards) cannot
+    merge.
 
-    Only features that can be seen before the query is compiled are checked here; the compiler
+    This function only checks features that can be seen before the query is compiled. The compiler
     checks the others.
 
     :raises ScatterNotSupported: the query uses such a feature.
@@ -91,7 +92,9 @@ def parts_of(expression: Any, is_leaf: Callable[[Any], bool] | None = None) -> l
 
 
 def has_window_text(expression: Any) -> bool:
-    """Whether ``expression`` is SQL text with a window function, or a ``Func`` with such a template."""
+    """Whether ``expression`` is SQL text with a window function, or a ``Func`` whose template
+    has one.
+    """
     if isinstance(expression, Func):
         template = expression.extra.get("template", expression.template)
         return _OVER.search(template or "") is not None

@@ -1,4 +1,5 @@
-"""Separate cache keys while tests run: each run and each process uses a different prefix.
+"""Separates the cache entries of tests: each run and each process uses another prefix for cache
+keys.
 
 So a test never finds a cache entry of another run, of a parallel process, or of the real site.
 """

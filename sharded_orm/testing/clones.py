@@ -71,8 +71,8 @@ class ServerCloner(Cloner):
     """Creates test shards on servers, with one session for each node."""
 
     def __init__(self) -> None:
-        # Open cursors, keyed by the name of the node. They are closed at the end of the outermost
-        # ``with`` block of batch().
+        # Maps the name of each node to its open cursor. The cursors are closed at the end of the
+        # outermost ``with`` block of batch().
         self._cursors: dict[str, Any] = {}
         self._in_batch = False
 

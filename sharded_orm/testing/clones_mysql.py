@@ -18,9 +18,9 @@ from sharded_orm.testing.clones import ServerCloner
 from sharded_orm.topology.aliases import complete
 from sharded_orm.topology.model import Shard
 
-# Matches the AUTO_INCREMENT counter in a CREATE TABLE statement. The statements of a test shard are
-# compared with those of its template. The counter differs from shard to shard, so it is removed
-# first.
+# Matches the AUTO_INCREMENT counter in a CREATE TABLE statement. The counter is removed before the
+# statements of a test shard and of the template are compared, because it differs from shard to
+# shard.
 _AUTO_INCREMENT = re.compile(r" AUTO_INCREMENT=\d+")
 
 
@@ -30,7 +30,7 @@ class _Template:
 
     #: The end of the CREATE DATABASE statement for a test shard: the character set and the collation.
     suffix: str = ""
-    #: The statements that create the tables and views, keyed by the name of the table or view.
+    #: Maps the name of each table and view to the statement that creates it.
     definitions: dict[str, str] = field(default_factory=dict)
     #: Maps the name of each table that has rows to a pair: the statement that inserts one row, and
     #: the list of the rows.
@@ -148,9 +148,10 @@ class MySQLCloner(ServerCloner):
 
 
 def _definitions(cursor: Any, schema: str) -> dict[str, str]:
-    """Return the ``CREATE`` statement of each table and view, keyed by name. Views come last.
+    """Return a dict that maps the name of each table and view to its ``CREATE`` statement.
 
-    The statements do not contain the name of the schema.
+    Views come last, because they refer to tables. The statements do not contain the name of the
+    schema.
     """
     cursor.execute(f"USE {_quoted(schema)}")
     cursor.execute("SHOW FULL TABLES")
@@ -163,8 +164,7 @@ def _definitions(cursor: Any, schema: str) -> dict[str, str]:
 
 
 def _writable_columns(cursor: Any, schema: str, table: str) -> list[tuple[str, bool]]:
-    """Return a pair for each column into which an INSERT can write: its name, and whether it has
-    AUTO_INCREMENT.
+    """Return a pair (name, whether it has AUTO_INCREMENT) for each column that INSERT can write.
 
     Generated columns are left out. For a view, the list is empty.
     """

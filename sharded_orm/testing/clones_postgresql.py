@@ -52,8 +52,8 @@ LEFT JOIN pg_type e ON e.oid = t.typelem
 WHERE c.relnamespace = current_schema()::regnamespace AND c.relkind IN ('r', 'p')
   AND NOT c.relispartition
 GROUP BY c.oid, c.relname, c.relkind ORDER BY c.relname"""
-# This query returns pairs of tables: a table with a foreign key that is checked at once, and the
-# table to which the key refers. Rows must be copied to the second table first.
+# This query returns pairs (referring table, referred table) for foreign keys that are checked at
+# once. Rows must be copied to the referred table first.
 _REFERENCES = """
 SELECT c.relname, r.relname FROM pg_constraint k
 JOIN pg_class c ON c.oid = k.conrelid JOIN pg_class r ON r.oid = k.confrelid
@@ -93,10 +93,9 @@ class _ClonedTable:
 
     @property
     def own_rows(self) -> str:
-        """The table's name in SQL. With ``ONLY``, so that rows of tables that inherit from it are
-        left out.
+        """The table's name in SQL, after ``ONLY``: rows of tables that inherit from it are left out.
 
-        ``ONLY`` is missing for a partitioned table, because its rows are in its partitions.
+        For a partitioned table, ``ONLY`` is missing, because its rows are in its partitions.
         """
         return self.target if self.is_partitioned else f"ONLY {self.target}"
 
@@ -267,8 +266,7 @@ class PostgreSQLCloner(ServerCloner):
                 self._begin_counters(cursor, shard, self._template.names)
 
     def _sequence_values(self) -> Iterator[str]:
-        """Yield the statement that gives the sequences of the current schema the values of the
-        template.
+        """Yield the statement that sets the current schema's sequences to the template's values.
 
         Yield nothing if there are no sequences.
         """
@@ -281,8 +279,8 @@ class PostgreSQLCloner(ServerCloner):
 
     def _drop(self, cursor: Any, schemas: Collection[str]) -> None:
         for schema in snapshot.names(cursor).intersection(schemas):
-            # Each schema is dropped in a transaction of its own, because dropped tables stay locked
-            # until the end of the transaction.
+            # Drop each schema in a transaction of its own. In one transaction, the locks of all
+            # dropped tables would be held until its end.
             cursor.execute(f"DROP SCHEMA {_quoted(schema)} CASCADE")
 
     def _open(self, shard: Shard) -> Any:
@@ -319,8 +317,8 @@ def _enter(cursor: Any, schema: str) -> None:
 def _tables(cursor: Any) -> list[_ClonedTable]:
     """Return the tables of the current schema, each after the tables to which it refers.
 
-    Deferrable foreign keys, such as those of Django, do not affect the order, because they are not
-    checked before the commit.
+    Deferrable foreign keys, such as those of Django, do not affect the order, because they are
+    checked after the rows of all tables are copied.
     """
     cursor.execute(_TABLES)
     tables = {row[0]: _ClonedTable(*row) for row in cursor.fetchall()}

@@ -264,8 +264,7 @@ class GroupTestDatabases:
                     _flush(wrapper)
 
     def reset_sequences(self) -> None:
-        """Reset the id counters of all tables of the test shards, so that ids begin at the first id
-        again.
+        """Reset the id counters of all tables of the test shards, so that ids begin anew.
 
         Called for a test case with ``reset_sequences = True``.
         """

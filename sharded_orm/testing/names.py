@@ -94,7 +94,7 @@ class TestTopology(Topology):
 
     A template is the schema that is migrated, and from which the test shards of a group are cloned.
 
-    :param templates: the templates, keyed by their aliases.
+    :param templates: maps the alias of each template to the template.
     """
 
     __test__ = False

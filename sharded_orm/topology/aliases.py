@@ -43,15 +43,13 @@ class Resolver(Protocol):
     """
 
     def group_aliases(self) -> dict[str, dict[str, Any]]:
-        """Return the database settings of each group's alias, keyed by the group's name.
+        """Return a dict that maps each group's name, which is its alias, to the database settings.
 
         :raises TopologyUnavailable: the process has no topology.
         """
 
     def shard_alias(self, alias: str) -> dict[str, Any] | None:
-        """Return the database settings of the shard whose alias is ``alias``; None if there is
-        none.
-        """
+        """Return the database settings of the shard with this alias; None if there is none."""
 
     def is_shard(self, alias: str) -> bool:
         """Whether ``alias`` is the alias of a shard. Cheaper than :meth:`shard_alias`."""
@@ -64,7 +62,7 @@ _resolver: Resolver | None = None
 
 
 def provide_resolver(resolver: Resolver) -> None:
-    """Set the object with which each :class:`ShardedDatabases` looks up groups and shards."""
+    """Set the object that :class:`ShardedDatabases` asks for groups and shards."""
     global _resolver
     _resolver = resolver
 
@@ -151,8 +149,7 @@ class ShardedDatabases(dict[str, dict[str, Any]]):
         self.update({alias: complete(settings) for alias, settings in renewed.items()})
 
     def _groups_changed(self, names: set[str]) -> None:
-        """Remove the aliases of the groups ``names``, because the setting ``SHARDED_ORM`` has
-        changed.
+        """Remove the aliases of the groups ``names`` after a change of the setting ``SHARDED_ORM``.
 
         The next use of the mapping adds the aliases of the groups in the new setting.
         """

@@ -143,9 +143,7 @@ class Document:
         return cls(version, parts["nodes"], parts["groups"])
 
     def content(self) -> dict[str, Any]:
-        """Return a copy of the document as a dict. It can be edited and passed to
-        :meth:`from_content`.
-        """
+        """Return a copy as a dict, which can be edited and passed to :meth:`from_content`."""
         return {
             "format": FORMAT,
             "version": self.version,
@@ -356,7 +354,8 @@ def _changes(kind: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> 
 def _key_changes(where: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
     for key in sorted({*before, *after}):
         old, new = plain(before.get(key)), plain(after.get(key))
-        # A key with the value None is not the same as a missing key: None overrides the settings.
+        # A key whose value is None counts as different from a missing key, because None overrides
+        # the setting.
         same = (key in before) == (key in after)
         spans = new_spans = None
         if key == "RANGES":

@@ -60,9 +60,9 @@ class ShardRange:
     the weights of the group's other ranges. ``pinned`` says that ``shards balance`` does not move
     the shards. ``is_pair`` says that the two nodes replicate from each other (Yupoo, Y9):
     ``primary`` is the active side, which takes the writes of these shards, and ``replica`` is the
-    passive side. ``epoch`` is the number of forced switches of these shards: in a forced switch
-    (``shards switch --force``), the passive side becomes active although the active side is dead
-    and does not answer.
+    passive side. ``epoch`` counts how often one of the two nodes was given up as dead, while the
+    other went on alone (for example by ``shards switch --force``). If the dead node comes back, it
+    is recognized by its older epoch.
     """
 
     first: int
@@ -140,9 +140,7 @@ class ShardGroup:
         return {}
 
     def shards(self) -> Iterator[Shard]:
-        """Yield all shards of the group in order. The cost depends on their number, unlike other
-        methods.
-        """
+        """Yield all shards of the group in order. Only here, the cost depends on their number."""
         return (self.shard(number) for number in range(self.count))
 
     def schema_name(self, number: int) -> str:
@@ -158,8 +156,8 @@ class ShardGroup:
 class Topology:
     """A version of the topology: the nodes and the shard groups.
 
-    ``nodes`` are the connection settings of each node, and ``groups`` are the shard groups, both
-    keyed by name.
+    ``nodes`` maps the name of each node to its connection settings. ``groups`` maps the name of
+    each shard group to the group.
     """
 
     # Leave the nodes out of repr(), because their connection settings contain passwords.
@@ -183,9 +181,9 @@ class Topology:
         return {}
 
     def pair_of(self, node: str) -> tuple[str, ...]:
-        """Return the nodes of the pair of servers to which ``node`` belongs; () if it belongs to none.
+        """Return the two nodes of the pair to which ``node`` belongs; () if it belongs to no pair.
 
-        Nodes are compared by their servers, because several node names may stand for one server.
+        Two names of nodes may stand for one server. So nodes are compared by their servers.
         """
         server = server_of(self.nodes[node], node)
         for group in self.groups.values():
@@ -361,12 +359,12 @@ def _spans(topology: Topology, group: ShardGroup) -> dict[object, list[Span]]:
 
 
 def instance_of(node: Mapping[str, Any], name: str) -> object:
-    """Return a value that identifies the server of a node, no matter which database the node uses.
+    """Return a value that identifies the server of a node, without regard to the node's database.
 
-    The value differs from that of :func:`server_of` only on PostgreSQL. There, the settings of a
-    node contain one database, and :func:`server_of` returns a different value for each database.
-    But a replica copies a server with all its databases. The parameters are those of
-    :func:`server_of`.
+    On PostgreSQL, a node is one database of a server, and :func:`server_of` returns a different
+    value for each database. But a replica copies a server with all its databases. So this function
+    returns the same value for all of them. On other databases, the two functions return the same.
+    For the parameters, see :func:`server_of`.
     """
     if str(node.get("ENGINE", "")).endswith("postgresql"):
         return server_of({**node, "NAME": ""}, name)
@@ -376,10 +374,10 @@ def instance_of(node: Mapping[str, Any], name: str) -> object:
 def server_of(node: Mapping[str, Any], name: str) -> object:
     """Return a value that identifies the database server of a node.
 
-    Two nodes for which this function returns equal values are on the same server.
+    If it is equal for two nodes, they are on the same server.
 
     :param node: the settings of the node.
-    :param name: the name of the node, which identifies the server if the settings do not.
+    :param name: the name of the node. It identifies the server if the settings do not.
     """
     engine = str(node.get("ENGINE", ""))
     if engine.endswith("sqlite3"):
@@ -389,8 +387,8 @@ def server_of(node: Mapping[str, Any], name: str) -> object:
     port = str(node.get("PORT", "") or (5432 if is_postgresql else 3306))
     options = node.get("OPTIONS", {})
     if is_postgresql:
-        # On PostgreSQL, a server here means one database, because each database has its own
-        # schemas.
+        # On PostgreSQL, return a different value for each database of a server. Two groups may use
+        # the same schema name in different databases.
         return (engine, host, port, str(node.get("NAME", "")), str(options.get("service", "")))
     socket = str(options.get("unix_socket", ""))
     return (engine, host, port, socket) if (host or socket) else name

@@ -3,8 +3,8 @@
 An entry names the nodes of its shards in one of two forms:
 
 - ``{"primary": "a", "replica": "b"}``; the replica is optional.
-- ``{"pair": ["a", "b"], "active": "a"}`` for a master-master pair (Yupoo, Y9), of which the active
-  node takes the writes.
+- ``{"pair": ["a", "b"], "active": "a"}`` for a master-master pair (Yupoo, Y9). The node
+  ``active`` takes the writes.
 
 With the functions of this module, code can ask for the primary and the replica of either form. This
 module uses neither Django nor a database driver.
@@ -24,9 +24,7 @@ def primary_of(entry: Mapping[str, Any]) -> str:
 
 
 def replica_of(entry: Mapping[str, Any]) -> str | None:
-    """Return the name of the replica; None if there is none. For a pair, this is the passive
-    side.
-    """
+    """Return the name of the replica, for a pair the passive side; None if there is none."""
     if "pair" not in entry:
         replica = entry.get("replica")
         return None if replica is None else str(replica)

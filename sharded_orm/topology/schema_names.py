@@ -110,7 +110,8 @@ def postgresql_name_problems(longest: str, group: str) -> Iterator[str]:
 def shared_number(
     one: SchemaNames, one_spans: Sequence[Span], other: SchemaNames, other_spans: Sequence[Span]
 ) -> int | None:
-    """Find a schema name that shards of two groups share, and return the second group's shard number.
+    """Find a schema name that both groups use, and return the number that it has in the second
+    group.
 
     Return None if there is no such name.
 
@@ -206,12 +207,12 @@ class _CommonNames:
     Where one window has a digit of the shard number and the other has text, a common name has the
     text. Where both have digits, any digit is possible. These free digits form a number, the
     ``unknown``. ``one`` maps the unknown to the shard's number in the first window, and ``other``
-    maps it to that in the second.
+    maps the unknown to the shard's number in the second window.
 
     For example, one window has the names ``a_100`` to ``a_199`` with the text ``a_1`` and two
     digits. Another has ``a_000`` to ``a_999`` with the text ``a_`` and three digits. The unknown is
-    a number from 0 to 99. It is itself the shard's number in the first window; in the second, the
-    number is 100 more.
+    a number from 0 to 99. The shard's number in the first window is the unknown itself; in the
+    second window, it is the unknown plus 100.
     """
 
     one: _NameProgression
@@ -239,9 +240,9 @@ class _CommonNames:
 
 
 def _same_text(one: _Window, other: _Window) -> bool:
-    """Whether two windows have the same text at all positions where neither has a digit.
+    """Whether two windows have the same text wherever neither has a digit of the shard number.
 
-    A window is a set of schema names of one length, which differ only in the shard's number. Both
+    A window is a set of schema names of one length, which differ only in the shard's number. The
     windows must have the same length.
     """
     head = min(len(one.before), len(other.before))
@@ -288,7 +289,7 @@ def _first_common(one: Iterable[Span], other: Iterable[Span]) -> int | None:
     """Return the smallest number that is in a span of ``one`` and in a span of ``other``.
 
     Return None if there is no such number. A span is (first, last), both included. The spans in
-    ``one`` must be sorted, and so must those in ``other``.
+    each argument must be sorted.
     """
     left, right = iter(one), iter(other)
     first, second = next(left, None), next(right, None)

@@ -14,9 +14,7 @@ from sharded_orm.topology.model import ShardGroup, Topology
 
 
 class KeyRouting(Enum):
-    """What determines the shard of a key, in each kind of strategy. The values are texts for
-    messages.
-    """
+    """What determines the shard of a key. The values are descriptions for messages."""
 
     PLACED = "a record of each key"
     EMBEDDED = "the key itself"
@@ -33,12 +31,10 @@ def problems(old: Topology, new: Topology, keys: Callable[[ShardGroup], KeyRouti
     """Return the reasons, as sentences, why ``new`` must not replace ``old``; empty if it may.
 
     Both topologies must be valid. ``new`` must have every group and every shard of ``old``, and
-    must map every key to the same shard. In ``new``, a shard may be on a different node (database
-    server). The operator who changes a shard's node is responsible for moving the rows of that
-    shard.
+    must map every key to the same shard. A shard may be on another node (database server) in
+    ``new``; the operator who changes the node must move the shard's rows.
 
-    :param keys: a function that is called with a group. It returns what determines the shards of
-        the group's keys.
+    :param keys: a function that returns, for a group, what determines the shards of its keys.
     """
     reasons = []
     if new.version <= old.version:

@@ -25,9 +25,7 @@ T = TypeVar("T")
 
 
 class Origin(StrEnum):
-    """From where a process has loaded the topology that it uses: the settings, the source, or a
-    file.
-    """
+    """From where a process has loaded its topology."""
 
     SETTINGS = "settings"
     SOURCE = "source"
@@ -36,8 +34,7 @@ class Origin(StrEnum):
 
 @dataclass(frozen=True)
 class TopologyStatus:
-    """A report on the topology that a process uses: its version, its origin, and since when it is
-    used.
+    """A report on the topology that a process uses: its version, its origin, its first use.
 
     If a newer document was refused, the report also contains the reasons.
     """
@@ -86,8 +83,7 @@ class TopologyWatcher(Generic[T]):
         return self._used[1]
 
     def of_child(self, source: TopologySource) -> TopologyWatcher[T]:
-        """Return a new watcher for a child process that was forked. It starts with the same
-        document.
+        """Return a new watcher for a forked child. It starts with the document in use.
 
         :param source: the child's own topology source.
         """
@@ -103,8 +99,8 @@ class TopologyWatcher(Generic[T]):
     def begin(self) -> T:
         """Begin to use the source's document, and return the document's value (see :meth:`check`).
 
-        If this document cannot be read or used, use the last good copy instead: a file in which the
-        process saves each valid document.
+        If this document cannot be read, or is not valid, use the last good copy instead: a file in
+        which the process saves each valid document.
 
         :raises TopologyUnavailable: neither the source's document nor the copy can be used.
         """

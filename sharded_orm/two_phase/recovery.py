@@ -55,7 +55,7 @@ _MOST_ROWS = 50_000
 class PreparedBranch:
     """A prepared branch of this site: the part on one shard of a transaction in two phases.
 
-    ``alias`` and ``node`` are those of the shard.
+    ``alias`` is the alias of the shard, and ``node`` is the node of the shard.
     """
 
     branch: BranchName

@@ -149,8 +149,9 @@ class RunAdmin(FleetAdmin):
 def visible_runs(request: HttpRequest) -> QuerySet[OperationRun]:
     """Return the runs that the user may see.
 
-    Users who may look into every shard group see all runs. Others see only runs on one shard group
-    into which they may look. They see no promotions, for example, which may concern any group.
+    Users who may look into every shard group see all runs. Others see only runs on a shard group
+    into which they may look. For example, they see no promotion of a replica, because it may
+    concern several groups.
     """
     runs = lease.with_silence(lease.runs())
     return runs if sees_all(request) else runs.filter(subject__in=groups_of(request))

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 #: The width of the picture in SVG units. The browser scales the picture to the page.
 WIDTH = 1000.0
-#: Heights in SVG units: the height of the largest range, the smallest height that a range may have,
-#: and the height of a row of equal boxes.
+#: Heights in SVG units: of the largest range of shards, of the smallest ranges (which would
+#: otherwise be too flat), and of one row if a range is drawn as equal boxes.
 _TALLEST, _SMALLEST, _ROW = 190.0, 34.0, 28.0
 #: The smallest area of a rectangle, as a fraction of the average area. Users could not see or click
 #: smaller rectangles.
@@ -49,8 +49,8 @@ def strips(weights: Sequence[float], part: float) -> tuple[list[Box], float]:
     of ``weights``, and a small change of a weight does not make rectangles jump. Rectangles of very
     small weights are enlarged, so that users can see and click them.
 
-    :param part: the size of the drawn range of shards divided by the size of the largest range,
-        from 0 to 1. It determines the total height.
+    :param part: how large the drawn range of shards is in comparison with the largest range of the
+        map: from 0 to 1. The total height is in proportion to it, but has a minimum.
     """
     height = max(_SMALLEST, _TALLEST * part)
     total = sum(weights)

@@ -80,8 +80,8 @@ class GroupAliasMixin(GroupTransactions):
         return self._server
 
     def _refresh_server(self) -> None:
-        """Replace the connection object that ``server`` returns, if the new topology (the map of shards
-        to nodes) has other settings for the group.
+        """If the new topology (the map of shards to nodes) has other settings for the group,
+        replace the connection object that ``server`` returns.
         """
         generation = relocation.generation
         settings: dict[str, Any] | None = connections.settings.get(self.alias)
@@ -216,7 +216,8 @@ class GroupAliasMixin(GroupTransactions):
 
 
 def engine_of(settings_dict: dict[str, Any]) -> type[ShardConnectionMixin]:
-    """Return the class of the connection objects of a group's shards.
+    """Return the class of the connection objects of a group's shards. It is the ``DatabaseWrapper``
+    of the backend that the group's nodes use.
 
     :param settings_dict: the settings of the group's alias.
     """

@@ -110,14 +110,14 @@ class GroupMember(Protocol):
         """
 
     def holds_session(self) -> bool:
-        """Whether closing this object would lose a transaction or session state.
+        """Whether a transaction or session state would be lost if this connection were closed now.
 
         Unread results do not count.
         """
 
     def forget_server(self) -> None:
-        """Forget all cached facts about the server, because the next connection may go to another
-        server.
+        """Forget everything that is remembered about the server, such as its version. The next
+        connection may be to another server.
         """
 
     def take_settings(self, settings_dict: dict[str, Any], generation: int) -> None:
@@ -163,11 +163,10 @@ class GroupCoordinator(Protocol):
     """
 
     def join(self, member: Any) -> None:
-        """Make the transaction of a shard part of the group's transaction.
+        """Take the transaction of one more shard into the group's transaction.
 
-        Called before the first statement of the shard's transaction is sent.
-
-        If this raises an error, the whole transaction is rolled back.
+        Called before the first statement of the shard's transaction is sent. If this raises an
+        error, the whole transaction is rolled back.
 
         :param member: the shard's connection object.
         """

@@ -55,8 +55,8 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
     _unlogged = False
     # True if this object was used since the group last searched for connections to close.
     is_active = False
-    #: Which moves of keys this process knew shortly before the open transaction took its snapshot
-    #: (the state of the rows that it sees), by its first statement. None if it knew of none.
+    #: Which moves of keys were known shortly before the open transaction took its snapshot (the
+    #: state of the rows that it sees), by its first statement. None if nothing was known.
     known_at_snapshot: Any = None
     #: Whether a transaction was begun, but its first statement was not sent yet.
     awaits_snapshot = False
@@ -220,15 +220,15 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
             group.shards.record_connect(self)
 
     def holds_session(self) -> bool:
-        """Whether closing this object would lose a transaction or session state.
+        """Whether a transaction or session state would be lost if this connection were closed now.
 
         Unread results do not count.
         """
         return False
 
     def forget_server(self) -> None:
-        """Forget all cached facts about the server, because the next connection may go to another
-        server.
+        """Forget everything that is remembered about the server. The next connection may be to
+        another one.
         """
         relocation.forget_cached(self)
 

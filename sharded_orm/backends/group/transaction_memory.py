@@ -1,9 +1,9 @@
 """Remembers, for each transaction, which moves of keys between shards were known when it began.
 
-A key may move to another shard while a transaction is open. The transaction then still sees the
-rows as they were at its beginning, and so may miss the key's rows or find them twice. Only upper
-layers know keys and moves: the package's Django app provides the function that returns what they
-know.
+If a key moves to another shard while a transaction is open, the transaction may see the key's rows
+both before and after the move, or not at all. Upper layers refuse such a transaction: they compare
+the moves that were known at its beginning with later ones. Only upper layers know keys and moves,
+so the package's Django app provides the function that returns what they know.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def provide_knowledge(knowledge: Callable[[Shard], Any]) -> None:
 
 
 def knowledge_of(shard: Shard) -> Any:
-    """Return what the upper layers know now about keys that move between the shards of the group;
-    None if the app has not provided a function for this.
+    """Return what the upper layers know now about keys that move between the shards of the group.
+    None if keys of the group do not move, or if nothing is known about it.
 
     Called before the first statement of each transaction on ``shard``.
     """

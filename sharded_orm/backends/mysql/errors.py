@@ -16,7 +16,7 @@ _UNKNOWN_DATABASE = 1049
 
 
 def error_for_callers(exc: OperationalError, connection: Any) -> Exception | None:
-    """Return the error to raise in place of ``exc``, such as :class:`ShardDatabaseMissing`. Return
+    """Return the error to raise in place of ``exc``, such as ``ShardDatabaseMissing``. Return
     None if ``exc`` itself is to be raised.
 
     :param connection: the :class:`~sharded_orm.backends.mysql.connection.VirtualConnection`.

@@ -315,9 +315,7 @@ class MySQLPairSide(MySQLPairReplication):
         return int(rows[0]["size"] or 0)
 
     def knows_events_of(self, source: Self) -> bool:
-        """Whether this server has recorded up to which of the changes of ``source`` it has executed
-        them.
-        """
+        """Whether this server's position shows which changes of ``source`` it has executed."""
         return source.status().domain in positions(self.status().current)
 
     def application_problems(self, account: str) -> Iterator[str]:

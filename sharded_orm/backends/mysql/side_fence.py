@@ -37,7 +37,7 @@ _STOPPED: Final = f"({PASSES} IS NULL OR @@SESSION.sql_log_bin)"
 EVENTS: Final = ("INSERT", "UPDATE", "DELETE")
 # Seconds to wait for a lock that another session holds for a long time.
 _PATIENCE: Final = 30
-# Seconds to wait for the lock of :meth:`MySQLSideFence.switching`, under which the active side
+# Seconds to wait for the lock of switching(), under which the active side
 # changes. Writes that the fence refuses wait for the same lock, until the change is over.
 _SWITCH_PATIENCE: Final = 0.5
 _UNKNOWN_TABLE: Final = 1146  # ER_NO_SUCH_TABLE

@@ -481,6 +481,6 @@ class DatabaseWrapper(ServerConnectionMixin[PostgreSQLPool], stock.DatabaseWrapp
             # The session was lost. The server may have received the COMMIT, and may even be
             # executing it still.
             return CommitOutcome.UNKNOWN
-        # If a transaction is open, COMMIT was not sent. If the server has refused COMMIT, it has
-        # rolled the transaction back, so no transaction is open either.
+        # A transaction that is still open has not been committed. If the server has refused COMMIT,
+        # it has rolled the transaction back, so no transaction is open and the outcome is OVER.
         return CommitOutcome.OPEN if connection.is_open else CommitOutcome.OVER

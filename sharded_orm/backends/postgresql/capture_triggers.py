@@ -67,7 +67,7 @@ def trigger_statements(
     :param event: INSERT, UPDATE or DELETE.
     :param key_of: returns an SQL expression for the shard key of a row. It gets the table, and OLD
         or NEW.
-    :param types: the types of the columns of the shard key and primary key, such as "timestamptz".
+    :param types: names of the types of the primary key's columns, such as "timestamptz".
     """
     name = quote(trigger_name(table.name, event))
     fences, journal = quote(FENCES), quote(JOURNAL)

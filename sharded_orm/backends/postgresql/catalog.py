@@ -213,8 +213,8 @@ SELECT 'sequence', relation.name, concat(
 FROM relation JOIN pg_sequence q ON q.seqrelid = relation.oid"""
 
 # The query for the counters of tables: the next value of the sequence of a column. If the table has
-# several such sequences, the lowest. A table is left out if one of its sequences has not returned a
-# value yet, or if this account may not read it.
+# several such sequences, the lowest. A table is left out if one of these has not returned a value yet.
+# Sequences that this account may not read do not count.
 _COUNTERS = """\
 SELECT 'counter', relation.name, min(pg_sequence_last_value(q.seqrelid) + q.seqincrement)::text, NULL
 FROM relation

@@ -1,8 +1,8 @@
 """Cursors that lease a session for each statement, and return it when the statement is done.
 
-A cursor of the driver refers to a connection: to the leased session while a statement runs,
-otherwise to the alias's virtual connection. All rows of a statement are fetched before its session
-is returned. Only named cursors leave rows on the server.
+While a statement runs, the cursor's driver connection is that of the leased session; otherwise it
+is the alias's virtual connection. All rows of a statement are fetched before its session is
+returned. Only named cursors leave rows on the server.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from sharded_orm.exceptions import SessionStateRefused
 if TYPE_CHECKING:
     from sharded_orm.backends.postgresql.session import PostgreSQLNodeSession
 
-# Seconds within which a read whose session is lost is repeated. If it has run for longer, somebody
-# may have killed it because it was slow.
+# If the session of a read is lost within this many seconds, the read is repeated. A read that has
+# run for longer is not: somebody may have killed it because it was slow.
 RETRY_WITHIN = 1.0
 
 _WRITE, _INSERT = PostgreSQLKind.WRITE, PostgreSQLKind.INSERT
@@ -58,15 +58,17 @@ _LINE = re.compile(r"^LINE (\d+):", re.MULTILINE)
 
 
 class _NotSent:
-    """A statement that the cursor has not sent, because it was deferred. Django's query log reads it."""
+    """A savepoint statement that was deferred, not sent. Django's query log reads it from the
+    cursor.
+    """
 
     def __init__(self, query: bytes) -> None:
         self.query = query
 
 
 class SessionLeaseMixin(psycopg.Cursor[Any]):
-    """Mixin for a client-side cursor of the driver: the cursor leases its session. Must be the first
-    base class.
+    """Mixin for a client-side cursor of the driver: the cursor leases a session for each statement.
+    It must be the first base class.
     """
 
     _conn: Any
@@ -74,7 +76,7 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
     def __init__(self, connection: PostgreSQLConnection, **options: Any) -> None:
         #: The virtual connection (the ``connection`` of a Django alias) to which the cursor belongs.
         self._owner = connection
-        #: The statements to send before the next one, in the same packet. _packet has their text.
+        #: Statements to send in front of the next one, in one packet. _packet has them as bytes.
         self._prefix: list[bytes] = []
         self._packet = b""
         super().__init__(cast(Any, connection), **options)
@@ -90,9 +92,9 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
     def execute(self, query: Any, params: Any = None, **options: Any) -> Any:
         """Run one statement.
 
-        :raises SessionStateRefused: the statement depends on the session in a way that a shared
-            session cannot offer. Nothing was sent.
-        :raises ShardDatabaseMissing: the schema does not exist.
+        :raises SessionStateRefused: the statement depends on the session in a way that shared
+            sessions do not allow. Nothing was sent.
+        :raises ShardDatabaseMissing: the schema of the shard does not exist.
         """
         text = query if type(query) is str else self._text(query)
         kind = classify(text)
@@ -132,9 +134,8 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
         params: Any,
         options: dict[str, Any],
     ) -> None:
-        """Run a statement in autocommit, on a session leased for this statement.
-
-        A read is repeated once if its session turns out to be dead.
+        """Run a statement in autocommit, on a session leased for it. Repeat a read once if the
+        session turns out to be dead.
         """
         session = connection.lease_session()
         may_retry_until = 0.0 if kind else time.monotonic() + RETRY_WITHIN
@@ -200,7 +201,6 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
         params: Any,
         options: dict[str, Any],
     ) -> None:
-        """Run a statement that is neither a plain read nor a plain write."""
         in_transaction = not connection.autocommitted
         more: Sequence[bytes] = ()
         if kind <= _RELEASE:
@@ -216,8 +216,9 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
         elif kind is PostgreSQLKind.BARE and prepares_transaction(text):
             connection.refuse_control(text)
         elif kind is PostgreSQLKind.MAYBE_ALONE or kind is PostgreSQLKind.ALONE:
-            # Send the statement alone. Behind a pooler, this is impossible. But send MAYBE_ALONE in
-            # a packet there, because the server seldom refuses such a statement in a packet.
+            # Send the statement alone, because the server refuses it in a packet with others.
+            # Behind a pooler, that is impossible. MAYBE_ALONE is sent in a packet there: the server
+            # seldom refuses it.
             can_share = kind is PostgreSQLKind.MAYBE_ALONE and connection.has_pooler
             if not in_transaction and not can_share:
                 self._run_alone(connection, query, params, options)
@@ -240,9 +241,9 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
         if kind is PostgreSQLKind.EXTENSION:
             connection.pool.type_oids.clear()
         elif kind is PostgreSQLKind.PATH and resets_path(text):
-            # The statement has set the search path to DEFAULT. In a session of the pool, that is
-            # the server's default path. With Django's own backend, it would be the path of the
-            # schema, so set that.
+            # The program has reset the search path. In a session of the pool, that means the
+            # server's default path. With Django's own backend, it would mean the shard's path, so
+            # set this.
             connection.restore_path()
 
     def _record_write(self, kind: PostgreSQLKind) -> None:
@@ -278,8 +279,8 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
     ) -> None:
         """Run ``query`` on ``session``, in one packet after the statements of ``_prefix``."""
         self._conn, self._pgconn = session.raw, session.pgconn
-        # Make the driver create new converters: for the same query as before, it would use those of
-        # the session of the earlier statement.
+        # Make the driver create new converters of values. For the same query as before, it would
+        # use those of the earlier session.
         self._last_query = None
         try:
             super().execute(query, params, **options)
@@ -334,8 +335,8 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
 
     @contextmanager
     def _block(self, query: Any, method: str) -> Iterator[None]:
-        """Run a ``with`` block in which the cursor has a session in a transaction, with the schema's
-        search path.
+        """Run a ``with`` block in which the cursor has a session in a transaction, with the search
+        path.
 
         In autocommit, the transaction ends with the block: it is committed, or rolled back after an
         error.
@@ -346,8 +347,7 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
         connection = self._owner
         connection.refuse_if_busy()
         self._record_write(self._plain_kind(query, method))
-        # Make the driver forget the last query. Otherwise, it would use converters that refer to an
-        # earlier session.
+        # Make the driver forget the last query, whose converters belong to an earlier session.
         self._last_query = None
         session = connection.session
         is_own = connection.autocommitted and not (session is not None and session.in_transaction)
@@ -369,7 +369,7 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
             if is_own and session.in_transaction:
                 session.end_transaction("commit")
             elif not is_leased:
-                # A COPY that was not read to its end may have made the session unusable.
+                # A COPY that was not read to its end may have left the session unusable.
                 connection.record_error(psycopg.OperationalError("COPY was not read to its end"))
         except BaseException as exc:
             if is_own and session.in_transaction:
@@ -422,9 +422,9 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
 
     @contextmanager
     def _whole_errors(self) -> Iterator[None]:
-        """Raise one clear error if a pooler reports the loss of its session by two results.
+        """Raise OperationalError, not ValueError, if a session behind a pooler is lost during COPY.
 
-        The driver expects one result at the end of COPY, and raises a ValueError if there are two.
+        The driver raises ValueError then, because the pooler sends two results.
         """
         try:
             yield
@@ -448,10 +448,8 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
         return text
 
     def _once_per_database(self, text: str) -> tuple[str, list[bytes]]:
-        """Return a statement that creates the extension in the schema of extensions, and the
-        statements to send before it.
-
-        All shards of the database share this schema. The statements create it if it is missing.
+        """Return the CREATE EXTENSION for a schema that all shards of the database share. Also
+        return the statements to send before it: they create this schema if it is missing.
 
         :param text: the CREATE EXTENSION that the caller has sent, without a schema.
         """

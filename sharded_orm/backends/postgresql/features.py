@@ -8,4 +8,6 @@ from sharded_orm.backends.features import PostgreSQLFeatures
 
 
 class DatabaseFeatures(PostgreSQLFeatures, features.DatabaseFeatures):
-    """Django's feature flags, and those of :class:`~sharded_orm.backends.features.ShardFeatures`."""
+    """Django's flags for PostgreSQL, and the flags of
+    :class:`~sharded_orm.backends.features.ShardFeatures`.
+    """

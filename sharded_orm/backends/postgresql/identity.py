@@ -1,9 +1,9 @@
 """Find out which session of which server made a write, and whether that session still exists.
 
-A session is identified by its process id and the start time of its process (a server reuses process
-ids), together with the identity of its server. After a promotion, another server may have the same
-address and the same system identifier, but it has a new timeline. So the timeline is a part of the
-server's identity.
+A process id alone does not tell the session, because a server uses process ids again. So a
+session's identity contains the start time of its process, too. It also contains the identity of the
+server. After a promotion, another server may have the same address and the same system identifier,
+but it has a new timeline. So the timeline is part of the server's identity.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ _SERVER = (
     "(SELECT s.system_identifier || '/' || c.timeline_id"
     " FROM pg_catalog.pg_control_system() s, pg_catalog.pg_control_checkpoint() c)"
 )
-# SQL for the number of a session: the milliseconds of its start time, and the lowest 20 bits of its
-# process id. The number stays below 2**63 for centuries.
+# SQL for one number that identifies a session: the start time in milliseconds, followed by the
+# lowest 20 bits of the process id. It stays below 2**63 for centuries.
 _NUMBER = "((extract(epoch FROM backend_start) * 1000)::bigint << 20) + (pid & 1048575)"
 _OWN = (
     f"(SELECT {_NUMBER} FROM pg_catalog.pg_stat_activity WHERE pid = pg_catalog.pg_backend_pid())"
 )
 # SQL condition: whether the account may see when sessions of other accounts began. If the session
-# has taken a role (SET ROLE), the privileges of the role count. So the session may not even see
-# itself.
+# has taken a role (SET ROLE), the privileges of the role count instead. Such a session may not even
+# see its own start.
 _SEES_ALL = "pg_catalog.pg_has_role(current_user, 'pg_read_all_stats', 'USAGE')"
 
 
 def session_id(session: PostgreSQLNodeSession, pool: PostgreSQLPool) -> SessionID:
-    """Return the identity of ``session``. The first call queries the server, even inside a transaction.
+    """Return the identity of ``session``: its server, its account and its number. The first call
+    for a session queries the server, even inside a transaction.
 
-    The identity is empty if clients reach the server through a connection pooler, because a pooler
-    may give each transaction another session. The identity is also empty if the account may not see
-    its own session in ``pg_stat_activity``.
+    The identity is empty behind a connection pooler, which may give each transaction another
+    session. It is also empty if the account may not see its own session in ``pg_stat_activity``.
 
     :raises psycopg.Error: the server does not answer.
     """
@@ -67,15 +67,16 @@ def session_id(session: PostgreSQLNodeSession, pool: PostgreSQLPool) -> SessionI
 def judges(pool: PostgreSQLPool, writer: SessionIdentity) -> bool:
     """Whether :func:`gone` can find out if the session ``writer`` still exists.
 
-    True if the session is on the server of ``pool``, and the pool's account can see the session. Also
-    True if the server does not answer now. False if ``writer`` is empty.
+    For that, the session must be on the server of ``pool``, and the pool's account must be able to
+    see the session. If the server does not answer now, the result is True. If ``writer`` is empty,
+    it is False.
     """
     if not writer.server or not writer.connection:
         return False
     answer = pool.last_answer
     if answer is None or answer[0] != writer.server:
-        # The last answer came from another server than the writer's. The node's address may lead to
-        # the writer's server now, so query the identity of the server again.
+        # The pool's last answer did not come from the server of this session. The node's address
+        # may lead to that server by now, so query again which server answers.
         try:
             _, answer = _query_sessions(pool)
         except (psycopg.Error, PoolTimeout):
@@ -87,8 +88,8 @@ def judges(pool: PostgreSQLPool, writer: SessionIdentity) -> bool:
 def gone(pool: PostgreSQLPool, writers: Sequence[W]) -> set[W]:
     """Return those of the sessions ``writers`` that no longer exist on the server of ``pool``.
 
-    A session is left out if :func:`judges` returns False for it. If the server does not answer, the
-    set is empty. A killed session still exists until its process has ended.
+    A session for which :func:`judges` returns False is never returned. If the server does not
+    answer, the set is empty. A killed session still exists until its process has ended.
     """
     try:
         existing, _ = _query_sessions(pool)
@@ -109,8 +110,8 @@ def _query_sessions(pool: PostgreSQLPool) -> tuple[set[int], tuple[str, str, boo
         pool.discard(session)
         raise
     pool.release(session)
-    # Record the account whose sessions this session can see. A session that cannot see even itself
-    # sees none, so record no account ("").
+    # Record whose sessions this pool can see: those of its account; or of nobody (""), if it cannot
+    # even see when its own session began.
     visible = short_hash(account) if own is not None else ""
     answer = pool.last_answer = (short_hash(server), visible, bool(sees_all))
     return {int(number) for number in existing or ()}, answer

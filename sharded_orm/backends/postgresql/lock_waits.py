@@ -1,5 +1,6 @@
-"""Transactions whose statements wait only briefly for locks, so that statements of other sessions do
-not queue behind them.
+"""Transactions whose statements wait only briefly for locks.
+
+While a statement waits for a lock on a table, later statements of other sessions queue behind it.
 """
 
 from __future__ import annotations
@@ -13,25 +14,28 @@ from django.db import OperationalError
 
 from sharded_orm.backends.sqlstate import DEADLOCK, LOCK_NOT_AVAILABLE, sqlstate_of
 
-# Seconds that one attempt waits for each lock. Statements of other sessions queue behind the attempt
-# while it waits.
+# Seconds for which one attempt waits for each lock. While it waits, statements of other sessions on
+# the table queue behind it.
 _ATTEMPT: Final = 0.05
-# Seconds between two attempts to get a lock. In this pause, the server executes the statements of other
-# sessions that have queued behind the earlier attempt.
+# Seconds between two attempts. In this pause, the server executes the statements of other sessions
+# that have queued behind the last attempt.
 _BETWEEN: Final = 0.05
 
 
 class PostgreSQLLockWaits:
     """Runs transactions of one session that wait for locks for a limited time.
 
-    :param run: sends a statement of this session, which is in autocommit.
+    :param run: function that sends a statement in this session, which is in autocommit.
     """
 
     def __init__(self, run: Callable[..., object]) -> None:
         self._run = run
 
     def attempt(self, deadline: float, action: Callable[[], object]) -> None:
-        """Call ``action`` in a transaction, again and again, until no lock of another session stops it.
+        """Call ``action`` in a transaction, again and again, until it succeeds, because locks of
+        other sessions may stop it.
+
+        Each attempt waits only for a fraction of a second, because other sessions queue behind it.
 
         :param deadline: a moment of ``time.monotonic()``, after which no new attempt begins.
         :raises django.db.OperationalError: another session still held a lock at the deadline.
@@ -49,9 +53,11 @@ class PostgreSQLLockWaits:
 
     @contextmanager
     def transaction(self, patience: float | None = None) -> Iterator[None]:
-        """Run the ``with`` block in a transaction. An error rolls everything back, even created tables.
+        """Run the ``with`` block in a transaction. An error rolls everything back, even created
+        tables.
 
-        :param patience: seconds that each statement waits for a lock. None: the session's own limit.
+        :param patience: seconds for which each statement waits for a lock. None: as set in the
+            session.
         """
         self._run("BEGIN")
         try:
@@ -65,5 +71,7 @@ class PostgreSQLLockWaits:
 
 
 def is_lock_wait(error: BaseException) -> bool:
-    """Whether ``error`` shows that a lock of another session has stopped a statement."""
+    """Whether ``error`` was raised because another session holds a lock (a time limit or a
+    deadlock).
+    """
     return sqlstate_of(error) in (LOCK_NOT_AVAILABLE, DEADLOCK)

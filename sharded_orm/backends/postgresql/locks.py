@@ -9,10 +9,11 @@ from sharded_orm.backends.sqlstate import LOCK_NOT_AVAILABLE, sqlstate_of
 
 
 def take(cursor: CatalogCursor, schema: str, seconds: float) -> bool:
-    """Take the lock on ``schema`` for the session of ``cursor``.
+    """Take the lock on ``schema`` for the session of ``cursor``. Must not be called in a
+    transaction.
 
-    Return False if the lock was not free within ``seconds``. If a session takes the lock several times,
-    it must release the lock as often. Must not be called in a transaction.
+    Return False if another session still holds the lock after ``seconds``. A session that has taken
+    the lock several times must release it as often.
     """
     key = _key(schema)
     milliseconds = int(seconds * 1000)
@@ -21,9 +22,9 @@ def take(cursor: CatalogCursor, schema: str, seconds: float) -> bool:
         ((is_taken,),) = cursor.fetchall()
         return bool(is_taken)
     try:
-        # The time limit holds for this statement only, which is a transaction by itself. OFFSET 0 keeps
-        # the planner from merging the inner query, so the server sets the limit before it waits for the
-        # lock.
+        # The time limit lasts for this statement only, which is a transaction by itself. It must be
+        # set before pg_advisory_lock() is called: OFFSET 0 keeps the planner from merging the two
+        # queries.
         cursor.execute(
             "SELECT pg_advisory_lock(%(key)s)"
             " FROM (SELECT set_config('lock_timeout', %(timeout)s, true) AS value OFFSET 0) AS timeout"
@@ -39,13 +40,13 @@ def take(cursor: CatalogCursor, schema: str, seconds: float) -> bool:
 
 
 def release(cursor: CatalogCursor, schema: str) -> None:
-    """Release the lock on ``schema``, which the session of ``cursor`` must hold."""
+    """Release the lock on ``schema``. The session of ``cursor`` must hold it."""
     cursor.execute("SELECT pg_advisory_unlock(%(key)s)", {"key": _key(schema)})
     cursor.fetchall()
 
 
 def _key(schema: str) -> int:
-    # The number of the lock does not depend on the database, because each database has advisory locks
+    # The number need not contain the name of the database, because each database has advisory locks
     # of its own.
     digest = sha256(f"sharded_orm:{schema}".encode()).digest()
     return int.from_bytes(digest[:8], signed=True)

@@ -1,5 +1,5 @@
-"""Locks by which the sessions of a move exclude each other on a schema. A move copies the rows of a key
-or of a whole shard to another node.
+"""Locks on a schema, with which the sessions of moves exclude each other. A move copies the rows of
+a key or of a whole shard to another node.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from django.db import OperationalError
 from sharded_orm.backends.move_locks import TABLES
 from sharded_orm.backends.postgresql.lock_waits import PostgreSQLLockWaits, is_lock_wait
 
-# Seconds to wait until the server has rolled back the transaction of a session that was ended.
+# Seconds to wait, after a session was ended, until the server has rolled back its transaction.
 _ROLLED_BACK_WITHIN: Final = 60
-# The query for the sessions that hold an advisory lock. The number of such a lock has 64 bits, and
-# pg_locks shows its two halves in separate columns.
+# The query for the sessions that hold an advisory lock. The lock's number has 64 bits, and pg_locks
+# shows its upper and lower half in two columns.
 _HOLDERS: Final = (
     "SELECT pid FROM pg_catalog.pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 1"
     " AND database = (SELECT oid FROM pg_catalog.pg_database"
@@ -30,13 +30,13 @@ _HOLDERS: Final = (
 def capture_lock(
     run: Callable[..., Any], schema: str, purpose: str, patience: float, busy: str
 ) -> Iterator[None]:
-    """Hold the lock for ``purpose`` on this schema during the ``with`` block.
+    """Hold the lock for ``purpose`` on ``schema`` during the ``with`` block.
 
-    No other session can hold it meanwhile. If the session ends, the server rolls back the transaction
-    of the session before it releases the lock.
+    No other session can hold it meanwhile. If the session ends, the server first rolls back its
+    transaction, and only then releases the lock.
 
     :param run: runs SQL with parameters in the session, which is in autocommit, and returns rows.
-    :param patience: seconds to wait for another session.
+    :param patience: seconds to wait if another session holds the lock.
     :param busy: what a session does while it holds the lock, for the error message. For example,
         "changed tables or triggers".
     :raises django.db.OperationalError: another session held the lock for more than ``patience``
@@ -45,8 +45,8 @@ def capture_lock(
     key = advisory_key(schema, purpose)
     try:
         with PostgreSQLLockWaits(run).transaction(patience):
-            # The lock belongs to the session, not to the transaction. The transaction is only there to
-            # limit the time of waiting for the lock.
+            # This lock belongs to the session, so it stays after the transaction. The transaction
+            # only limits how long the statement waits for the lock.
             run("SELECT pg_catalog.pg_advisory_lock(%s)", key)
     except OperationalError as exc:
         if not is_lock_wait(exc):
@@ -65,16 +65,18 @@ def capture_lock(
 
 
 def take_for_good(run: Callable[..., Any], schema: str, purpose: str) -> None:
-    """Take the lock for ``purpose`` until the session ends. :func:`end_holders` finds the session by
-    this lock.
+    """Take the lock for ``purpose`` and keep it until the session ends. By the lock,
+    :func:`end_holders` finds the session.
     """
     run("SELECT pg_catalog.pg_try_advisory_lock(%s)", advisory_key(schema, purpose))
 
 
 def end_holders(run: Callable[..., Any], schema: str, purpose: str) -> int:
-    """End the other sessions that hold the lock for ``purpose`` on this schema, and wait for their end.
+    """End the other sessions that hold the lock for ``purpose`` on ``schema``, and wait for their
+    end.
 
-    The server rolls back their transactions. Only sessions of this library ever hold such a lock.
+    The server rolls back their transactions. The lock is only held by sessions of this library, so
+    no other program is hit.
 
     :return: how many sessions were ended.
     :raises django.db.DatabaseError: the account may not end the sessions.
@@ -91,10 +93,11 @@ def end_holders(run: Callable[..., Any], schema: str, purpose: str) -> int:
 def tables_lock(
     run: Callable[..., Any], schema: str, patience: float
 ) -> AbstractContextManager[None]:
-    """Hold a lock during the ``with`` block, so that no other move changes tables or triggers.
+    """Hold a lock on ``schema`` during the ``with`` block, so that no other move changes its tables
+    or triggers.
 
     :param run: runs SQL with parameters in the session, which is in autocommit, and returns rows.
-    :param patience: seconds to wait for another session.
+    :param patience: seconds to wait if another session holds the lock.
     :raises django.db.OperationalError: another session held the lock for more than ``patience``
         seconds.
     """
@@ -103,10 +106,11 @@ def tables_lock(
 
 @contextmanager
 def creation(run: Callable[..., Any], schema: str) -> Iterator[None]:
-    """Run a ``with`` block in a transaction that creates tables, one session at a time.
+    """Run a ``with`` block in a transaction that creates tables in ``schema``. Other sessions that
+    call this function wait until the transaction ends.
 
-    Without this lock, one of two sessions that send CREATE TABLE IF NOT EXISTS at the same time may get
-    an error.
+    If two sessions send the same CREATE TABLE IF NOT EXISTS at the same time, one may get an error.
+    The lock prevents that.
     """
     with PostgreSQLLockWaits(run).transaction():
         run("SELECT pg_catalog.pg_advisory_xact_lock(%s)", advisory_key(schema, "creation"))
@@ -116,8 +120,8 @@ def creation(run: Callable[..., Any], schema: str) -> Iterator[None]:
 def advisory_key(schema: str, purpose: str) -> int:
     """Return the number of the advisory lock for ``purpose`` on ``schema``.
 
-    The number depends on the name of the schema, because all schemas of a database share the
-    numbers of locks.
+    All schemas of a database share the numbers of locks. So the number is made from the name of the
+    schema, too.
     """
     text = f"sharded_orm_capture:{schema}:{purpose}"
     digest = md5(text.encode(), usedforsecurity=False).digest()

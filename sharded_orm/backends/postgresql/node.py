@@ -1,4 +1,6 @@
-"""The pool of one node's sessions (server connections). It opens each session with the node's settings."""
+"""The pool of one node's sessions (server connections). All sessions of the pool are opened with
+the same settings.
+"""
 
 from __future__ import annotations
 
@@ -20,23 +22,23 @@ from sharded_orm.backends.pool import (
 from sharded_orm.backends.postgresql.session import PostgreSQLNodeSession, connect
 from sharded_orm.backends.signals import session_opened
 
-#: A session is closed after it has used this many schemas (``POOL["MAX_SCHEMAS"]``). The reason is
-#: memory: until the session ends, the server's process keeps about 13 kB for each table that the
-#: session has read, and 25 kB for each that it has written. The measurements are in
+#: After a session has used this many schemas, it is closed (``POOL["MAX_SCHEMAS"]``) to free
+#: memory. For each table that the session has read, the server's process keeps about 13 kB until
+#: the session ends, and 25 kB for each table that it has written. See
 #: docs/decisions/0037-postgresql.md.
 MAX_SCHEMAS = 200
-#: If a session reads the tables of many schemas in one query, this many tables count as one schema
-#: towards MAX_SCHEMAS. While such a query runs, the server's process needs about 90 kB for each table.
+#: In a query that names tables of many schemas, this many tables count as one schema of
+#: MAX_SCHEMAS. While such a query runs, the server's process needs about 90 kB for each table.
 TABLES_OF_A_SCHEMA = 4
 
 
 class PostgreSQLPool(SessionPool[PostgreSQLNodeSession]):
-    """A pool of sessions with one database of a server, all with the same connection parameters.
+    """A pool of sessions with one database of a server, all opened with the same parameters.
 
     :param name: name of the node, for errors and logs.
     :param params: arguments of ``psycopg.connect``.
-    :param adapters: psycopg's map of how values are converted. All sessions share it, so a type that
-        one alias registers, such as hstore, is known to all.
+    :param adapters: psycopg's map of how values are converted. All sessions share it: if one alias
+        registers a type, such as hstore, all sessions convert it.
     :param timezone: time zone of each session.
     :param role: role that each session takes (``SET ROLE``); None for the account's own role.
     :param sender: the backend's ``DatabaseWrapper`` class, as sender of :data:`session_opened`.
@@ -60,26 +62,27 @@ class PostgreSQLPool(SessionPool[PostgreSQLNodeSession]):
         super().__init__(name, self._connect, max_age, **bounds)
         self.params = dict(params)
         self.adapters = AdaptersMap(adapters)
-        # The key of the pool contains the id() of this object. Keep the object alive, so that no other
-        # object can get the same id().
+        # Keep this object alive, because the key of the pool contains its id(). If it were freed,
+        # another object could get the same id().
         self._template = adapters
         self.max_schemas = max_schemas
-        #: Version of the server as a number, such as 150018; 0 before the first session.
+        #: Version of the server as a number, such as 150018; 0 until the first session is opened.
         self.server_version = 0
         #: Whether clients reach the server through a connection pooler such as PgBouncer, which may
-        #: give each transaction another session of the server. None before the first session.
+        #: give each transaction another session of the server. None until the first session is
+        #: opened.
         self.has_pooler: bool | None = None
-        #: How many transactions the server can keep prepared at the same time; None before the first
-        #: query.
+        #: How many prepared transactions the server can keep at the same time (for two-phase
+        #: commits); None until it was queried.
         self.max_prepared: int | None = None
-        #: The session that was opened last. It is used to quote values for SQL.
+        #: The session that was opened last. The driver needs a session to quote values for SQL.
         self.last_session: PostgreSQLNodeSession | None = None
-        #: The answer to the last query for the server's sessions: the identity of the server, the
-        #: identity of this pool's account, and whether this account sees the sessions of all
-        #: accounts. None before the first answer.
+        #: From the last answer about existing sessions: a tuple (identity of the server, identity
+        #: of this pool's account, whether this account sees the sessions of all accounts). None
+        #: before the first answer.
         self.last_answer: tuple[str, str, bool] | None = None
-        #: The numbers (oids) of extension types that ``django.contrib.postgres`` has queried, by type
-        #: name.
+        #: Maps the name of an extension type, such as hstore, to its numbers (oids), as
+        #: ``django.contrib.postgres`` has queried them.
         self.type_oids: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {}
         self._timezone = timezone
         self._role = role
@@ -94,10 +97,12 @@ class PostgreSQLPool(SessionPool[PostgreSQLNodeSession]):
     def lease_for(self, schemas: Set[str], tables: Set[tuple[str, str]]) -> PostgreSQLNodeSession:
         """Lease a session for a query over many schemas.
 
-        If the query would make an idle session exceed ``max_schemas``, lease a new session instead.
+        If an idle session would exceed ``max_schemas`` by this query, it is closed, and a new one
+        is leased.
 
-        :param schemas: schemas whose tables the query uses without naming them.
-        :param tables: pairs of schema and table, for the tables that the query names.
+        :param schemas: schemas whose tables the query uses, although its text does not name the
+            tables.
+        :param tables: the tables that the query names, as pairs (schema, table).
         """
         session = self.lease()
         is_fresh = not session.schemas and not session.tables
@@ -111,16 +116,17 @@ class PostgreSQLPool(SessionPool[PostgreSQLNodeSession]):
         return session
 
     def _has_used_too_many(self, session: PostgreSQLNodeSession) -> bool:
-        # A session is closed because its process on the server keeps memory for each schema. Behind a
-        # pooler, keep the session, because closing it would not end that process.
+        # Too many schemas: the session shall be closed, because its process on the server keeps
+        # memory for each schema. Behind a pooler this would not end the process, so keep the
+        # session there.
         used = len(session.schemas) + len(session.tables) // TABLES_OF_A_SCHEMA
         return used > self.max_schemas and not self.has_pooler
 
     def any_session(self) -> PostgreSQLNodeSession:
-        """Return a session for work that needs no server, such as quoting a value. Opens a session if
+        """Return a session for work without the server, such as quoting a value. Opens one if
         needed.
 
-        Another thread may be using the session, so nothing must be sent on it.
+        Another thread may be using the session, so nothing may be sent on it.
         """
         session = self.last_session
         if session is None or session.is_dead:
@@ -142,17 +148,18 @@ class PostgreSQLPool(SessionPool[PostgreSQLNodeSession]):
     def _prepare(self, session: PostgreSQLNodeSession) -> None:
         """Set the time zone and the role of a new session, as Django's backend does.
 
-        Costs at most one round trip, but two for the first session of the pool.
+        Costs at most one round trip, and one more for the first session of the pool.
         """
         info = session.raw.info
         if self.has_pooler is None:
             rows = session.run(b"SELECT pg_catalog.pg_backend_pid()")
-            # At the login, a client gets a process id, with which it can cancel statements. A pooler
-            # sends an id of its own. So there is a pooler if this id differs from the server's.
+            # Find out if there is a pooler. At the login, the client gets a process id, with which
+            # it can cancel statements. A server sends the id of the session's process, but a pooler
+            # sends an id of its own.
             self.has_pooler = rows[0][0] != session.pgconn.backend_pid
         if self.has_pooler and self._role is not None:
-            # Raise the error before SET ROLE is sent, because the role would stay in a session of the
-            # pooler.
+            # Refuse this before SET ROLE is sent: the role would stay in the pooler's session,
+            # which other clients get later.
             raise ImproperlyConfigured(
                 f"Node {self.name!r}: OPTIONS['assume_role'] cannot work behind a connection pooler,"
                 " because a role belongs to a session of the server. Connect as that role, or set it"
@@ -184,11 +191,12 @@ def node_pool(
     timezone: str,
     sender: type | None,
 ) -> PostgreSQLPool:
-    """Return this process's pool for these arguments. Aliases with equal arguments share a pool.
+    """Return this process's pool for these arguments. Aliases with equal arguments, such as all
+    shards of a node, share a pool.
 
     :param params: arguments of ``psycopg.connect``, as Django's backend makes them.
-    :param settings: an alias's entry in ``DATABASES``. ``POOL``, ``CONN_MAX_AGE`` and ``assume_role``
-        of ``OPTIONS`` are read from this entry.
+    :param settings: an alias's entry in ``DATABASES``, with ``POOL``, ``CONN_MAX_AGE`` and the
+        option ``assume_role``.
     :param timezone: time zone of each session.
     :param sender: the backend's ``DatabaseWrapper`` class.
     """
@@ -219,12 +227,12 @@ def node_pool(
 
 
 def close_sessions(params: Mapping[str, Any]) -> None:
-    """Close this process's sessions with the database in ``params``, whatever their account and time
-    zone.
+    """Close this process's sessions with the database in ``params``, in all pools, whatever account
+    and time zone they have.
 
     Leased sessions are closed when they are released.
 
-    :param params: arguments of ``psycopg.connect``.
+    :param params: arguments of ``psycopg.connect``, of which host, port and database matter.
     """
     where = ("host", "port", "dbname", "service")
     for pool in pools():

@@ -1,6 +1,6 @@
-"""Cursors of a node, which read many shards of the node at once.
+"""Cursors of a node, with which one query reads many shards of the node at once.
 
-Their statements name the schema of each table, because the cursors belong to no shard.
+The cursors belong to no shard, so their statements name the schema of each table.
 """
 
 from __future__ import annotations
@@ -19,32 +19,34 @@ from sharded_orm.backends.postgresql.sql_quotes import literal, quoted
 from sharded_orm.backends.postgresql.statement_kind import PostgreSQLKind
 from sharded_orm.exceptions import SessionStateRefused
 
-# The search path of a node's cursor. It has the schema of extensions, but not the schema of any
-# shard. Without the operators of citext, for example, values of citext would be compared as
-# ordinary texts. "jit" off keeps the server from compiling expressions to machine code. In a test
-# with hundreds of tables, compiling took 48 s, and reading the tables 0.13 s.
+# The settings for each statement of a node's cursor. Its search path has the schema of extensions,
+# but no shard's schema. Without the operators of the type citext there, for example, values of
+# citext would be compared like ordinary text. jit = off keeps the server from compiling the query:
+# in a test with hundreds of tables, compiling took 48 s, and reading the tables 0.13 s.
 _PATH = (
     f"SELECT pg_catalog.set_config('search_path', {literal(quoted(EXTENSIONS))}, true),"
     " pg_catalog.set_config('jit', 'off', true)"
 ).encode()
 
 
-# Matches the name of a table with its schema. The pattern also matches the name of a column with
-# its table, but such names are rare.
+# Matches a table with its schema, such as "photos_00042"."photo". It also matches a column with its
+# table, but that is rare in these queries.
 _TABLE = re.compile(r'"([^"]+)"\."?(\w+)')
 
 
 @lru_cache(maxsize=8)
 def _tables_in(text: str) -> frozenset[tuple[str, str]]:
-    """Return the pairs of schema and table that a statement names. The last few results are cached."""
+    """Return the tables that a statement names, as pairs (schema, table). The last few results are
+    cached.
+    """
     return frozenset(_TABLE.findall(text))
 
 
 class _QualifiedNamesMixin(SessionLeaseMixin):
-    """Base class of a node's cursors. Statements must name the schema of each table.
+    """Base class of a node's cursors. Their statements must name the schema of each table.
 
-    :param node: name of the node in the topology, the map of shards to nodes; None if ``DATABASES``
-        names the server.
+    :param node: name of the node in the topology, the map of shards to nodes. None if the server is
+        named only in ``DATABASES``.
     """
 
     def __init__(self, pool: PostgreSQLPool, node: str | None, **options: Any) -> None:
@@ -58,7 +60,9 @@ class _QualifiedNamesMixin(SessionLeaseMixin):
         super().__init__(connection, **options)
 
     def use_schemas(self, schemas: Iterable[str]) -> None:
-        """Record that the next statements use the tables of ``schemas`` without naming the schemas."""
+        """Record that the next statements use tables of ``schemas``, although their text does not
+        name the tables. The pool closes a session that has used many tables.
+        """
         self._owner.schemas = frozenset(schemas)
 
     def execute(self, query: Any, params: Any = None, **options: Any) -> Any:
@@ -83,14 +87,16 @@ class _QualifiedNamesMixin(SessionLeaseMixin):
 
 
 class PostgreSQLNodeCursor(_QualifiedNamesMixin, PostgreSQLCursor):
-    """A node's cursor whose ``execute`` fetches all rows."""
+    """A node's cursor that fetches all rows at once, in ``execute``."""
 
 
 class PostgreSQLNodeStream(_QualifiedNamesMixin, PostgreSQLServerCursor):
-    """A node's cursor that leaves rows on the server until ``fetchmany`` fetches them."""
+    """A node's cursor that leaves the rows on the server until ``fetchmany`` fetches them, so that
+    a large result needs little memory.
+    """
 
     def __init__(self, pool: PostgreSQLPool, node: str | None) -> None:
         super().__init__(pool, node, name="sharded_orm_stream", scrollable=False, withhold=False)
-        # Open a transaction, and keep it open until all rows are fetched: at its end, the server
-        # drops the unread rows.
+        # Use a transaction, which stays open until all rows are fetched. At its end, the server
+        # drops rows that are still unread.
         self._owner.autocommit = False

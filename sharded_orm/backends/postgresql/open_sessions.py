@@ -1,4 +1,6 @@
-"""Find out which sessions of a database may still run a statement from before a given moment."""
+"""Find out which sessions of a database may still change rows by a statement that began before a
+given moment. A move of a key waits for them.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,8 @@ from django.db import OperationalError
 Run = Callable[..., list[tuple[Any, ...]]]
 
 _MICROSECONDS: Final = "(extract(epoch FROM {0}) * 1000000)::bigint"
-# The query for the sessions that can send statements to this database. Processes of the server itself
-# and of replication send none, so they are left out.
+# The query for the sessions that can send statements to this database. Processes of the server
+# itself, and those of replication, are left out.
 _SESSIONS: Final = (
     "SELECT pid, {}, {}, {}, state, usename, backend_type FROM pg_catalog.pg_stat_activity"
     " WHERE datname = pg_catalog.current_database() AND pid <> pg_catalog.pg_backend_pid()"
@@ -24,7 +26,8 @@ _PREPARED: Final = (
 
 
 def marker(run: Run) -> dict[str, Any]:
-    """Return a marker of this moment: the open sessions and prepared transactions, as JSON values.
+    """Return a marker of this moment, for :func:`left`: which sessions and prepared transactions
+    exist now. It consists of JSON values.
 
     :raises django.db.OperationalError: the account may not see the sessions of other accounts.
     """
@@ -41,9 +44,10 @@ def left(run: Run, markers: Sequence[Mapping[str, Any]]) -> list[int]:
     """Return for each marker how many of its sessions and prepared transactions may still change
     rows by a statement that began before the marker was made.
 
-    A session does not count if it has ended, or if it has run another statement since and its
-    transaction of that time has ended. Statements are recognized by their start times, which are
-    compared only on the same server, and only for equality.
+    A session no longer counts after it has ended. It also does not count if it has begun another
+    statement since, and the transaction of that time has ended. A statement is recognized by its
+    start time. Start times are only compared for equality, and only on the same server, so the
+    clock does not matter.
 
     :param markers: results of :func:`marker`.
     :raises django.db.OperationalError: the account may not see the sessions of other accounts.
@@ -66,8 +70,8 @@ def _is_left(statement: int | None, transaction: int | None, now: list[Any] | No
     last_statement, last_transaction, state = now
     if transaction is not None and last_transaction == transaction:
         return True
-    # If the session still runs a statement, return True. A client may have sent that statement before
-    # the marker (the list of the sessions at that moment) was made.
+    # Return True if the session is still running a statement: the client may have sent it before
+    # the marker was made.
     has_ended_one = str(state).startswith("idle") and last_statement != statement
     return not has_ended_one
 

@@ -1,4 +1,4 @@
-"""Django's ``DatabaseOperations`` for PostgreSQL, with the methods that this package adds."""
+"""Django's ``DatabaseOperations`` for PostgreSQL, with the additions of this package."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _COUNTERS = """
     AND a.attnum > 0 AND NOT a.attisdropped
     AND pg_catalog.pg_get_serial_sequence(%s, a.attname) IS NOT NULL
 """
-# The beginning of a text that DatabaseOperations.returning_columns() casts to a number if an INSERT
-# must fail because of its id. The server's error message contains the text in any language. The id
-# is cast to text first: || of a text and another type is an SQL function, which the server would
-# have to parse for each INSERT.
+# If an INSERT must fail because of its id, returning_columns() makes the server cast a text that
+# begins like this to a number. The error message of the failed cast then contains this text, in any
+# language. The id in the text is cast to text first: || with another type is an SQL function, which
+# the server would have to parse for each INSERT.
 _REFUSED = "sharded_orm refuses id "
 _REFUSED_ID = re.compile(rf'"{_REFUSED}(-?\d+)"')
 
@@ -35,8 +35,8 @@ class DatabaseOperations(OperationsMixin, operations.DatabaseOperations):
         return int(match[1]) if match else None
 
     def returning_columns(self, fields: Iterable[Any]) -> tuple[str, tuple[()]]:
-        # Overrides Django's method, which only names the columns. Here, the server also refuses ids
-        # outside of ``returned_ids``, the range that a field may have as an attribute.
+        # Does more than Django's method, which only names the columns: the server also refuses an
+        # id outside of the range that a field may have as its attribute ``returned_ids``.
         if not fields:
             return "", ()
         columns = []
@@ -57,7 +57,7 @@ class DatabaseOperations(OperationsMixin, operations.DatabaseOperations):
     return_insert_columns = returning_columns
 
     def show_definition_sql(self, table: str) -> str:
-        # Query information_schema, because the server does not know psql's command \d.
+        # Use information_schema: the command \d works in psql only, and this must be SQL.
         name = literal(table.strip('"'))
         return (
             "SELECT column_name, data_type, column_default FROM information_schema.columns"
@@ -71,7 +71,7 @@ class DatabaseOperations(OperationsMixin, operations.DatabaseOperations):
         )
 
     def tables_among(self, cursor: Any, tables: Collection[str]) -> list[str]:
-        # Overrides the base class's method, whose query reads the catalog's rows of all schemas.
+        # Overrides the base class's method, whose query reads the catalog's rows about all schemas.
         cursor.execute(
             "SELECT t FROM pg_catalog.unnest(%s::text[]) t"
             " WHERE pg_catalog.to_regclass(pg_catalog.quote_ident(t)) IS NOT NULL",
@@ -85,9 +85,9 @@ class DatabaseOperations(OperationsMixin, operations.DatabaseOperations):
             name = '"{}"'.format(table.replace('"', '""'))
             cursor.execute(_COUNTERS, [name, name, name])
             for (sequence,) in cursor.fetchall():
-                # Call setval(first - 1, true), not setval(first, false). With false, the sequence
-                # would count as unused, and the schema's snapshot could not show its next value.
-                # If first is 1, only false is possible, because the sequence cannot be set to 0.
+                # Call setval(first - 1, true). After setval(first, false), the sequence would count
+                # as unused, and the schema's snapshot could not show its next value. If first is 1,
+                # use false, because the sequence cannot be set to 0.
                 cursor.execute(
                     f"SELECT pg_catalog.setval(%s, %s, %s) FROM {sequence}"
                     " WHERE CASE WHEN is_called THEN last_value + 1 ELSE last_value END < %s",

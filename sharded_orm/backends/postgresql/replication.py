@@ -1,9 +1,9 @@
 """Query and change PostgreSQL's streaming replication, for a promotion (a replica replaces its
 primary).
 
-A fence makes a server refuse the work of applications: it closes the databases of the shards
-(``ALLOW_CONNECTIONS false``) and ends their sessions. The fence is stored in the server's catalog.
-So it outlives a restart, and replication copies it to the replica.
+The fence of a server makes it refuse all work of applications: the databases of the shards are
+closed (``ALLOW_CONNECTIONS false``), and their sessions are ended. The server stores this in its
+catalog. So the fence outlives a restart, and replication copies it to the replica.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ from sharded_orm.backends.sqlstate import LOCK_NOT_AVAILABLE, QUERY_CANCELED, sq
 from sharded_orm.backends.two_phase.branch import BranchName
 from sharded_orm.topology.aliases import complete
 
-#: The database in which an operator's session works. When the server is fenced (closed for
-#: applications), the shards' databases are closed, but this one is not.
+#: The database in which an operator's session works, because it stays open when the server is
+#: fenced. The fence closes the shards' databases.
 MAINTENANCE: Final = "postgres"
 
 _CONNECT_TIMEOUT = 5  # seconds
 
-# Seconds between two queries while sessions end or a replica catches up.
+# Seconds between two queries, while this process waits for sessions to end or for a replica.
 _INTERVAL = 0.005
-# Options in a node's settings that concern only the application's sessions.
+# Options in a node's settings that are meant for the application's sessions, not for an operator's.
 _NOT_FOR_OPERATORS = ("pool", "server_side_binding", "isolation_level", "assume_role")
 
 
 class FenceTimeout(OperationalError):
-    """The sessions of the fenced (closed) databases did not end in time."""
+    """After a fence has closed the databases, their sessions did not end in time."""
 
 
 class PostgreSQLReplicationServer(ReplicationServer):
     """A connection to one PostgreSQL server, to query and change its replication.
 
-    If ``databases`` are passed, the session uses the database :data:`MAINTENANCE`, because fencing
-    the server closes those databases. Otherwise the session uses the database of the node.
+    :param databases: the databases that a fence of the server closes. If some are passed, the
+        session works in the database :data:`MAINTENANCE`; otherwise in the node's own database.
     """
 
     product = "PostgreSQL"
@@ -89,8 +89,8 @@ class PostgreSQLReplicationServer(ReplicationServer):
         self._fence: dict[str, str] = {}
         own = {**complete(settings), "TIME_ZONE": None}
         if databases:
-            # When the server is fenced (closed for applications), these databases are closed. So
-            # set no name: Django then connects to the database "postgres", which stays open.
+            # The fence will close the node's databases. So set no name: Django then connects to the
+            # database "postgres", which stays open.
             own["NAME"] = None
         own["OPTIONS"] = {
             **{k: v for k, v in own["OPTIONS"].items() if k not in _NOT_FOR_OPERATORS},
@@ -126,9 +126,9 @@ class PostgreSQLReplicationServer(ReplicationServer):
         return self._rows(queries.SESSIONS, self._databases)
 
     def _beginning(self) -> set[tuple[int, str]]:
-        """Return the sessions that are just being opened, as pairs of process id and transaction.
+        """Return the sessions that are just being opened, as pairs (process id, transaction).
 
-        The server may still refuse them.
+        They may pass the fence, or the server may still refuse them.
         """
         rows = self._rows(queries.BEGINNING, self._databases)
         return {(row["pid"], row["transaction"]) for row in rows}
@@ -137,12 +137,12 @@ class PostgreSQLReplicationServer(ReplicationServer):
         return bool(self._value("SELECT pg_catalog.pg_is_in_recovery()"))
 
     def _system(self) -> int:
-        """Return the system identifier, the number that a server has in common with its replicas."""
+        """Return the system identifier: a number that is the same on a server and on its replicas."""
         return int(self._value("SELECT system_identifier FROM pg_catalog.pg_control_system()"))
 
     def _timeline(self) -> int:
-        # Read the timeline, a number that changes at a promotion, from the name of the present log
-        # file. The control file has only the timeline of the last checkpoint.
+        # Read the timeline (a number that changes at a promotion) from the name of the present log
+        # file. The control file may still have an old one, that of the last checkpoint.
         file = "pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn())"
         return int(self._value(f"SELECT pg_catalog.left({file}, 8)"), 16)
 
@@ -157,8 +157,8 @@ class PostgreSQLReplicationServer(ReplicationServer):
             return None
         timeline = source._timeline()
         for row in self._receivers():
-            # None means that the replica does not receive now, so its timeline is unknown. Return
-            # the link, which shows this.
+            # If the timeline is None, the replica receives nothing now. Return such a link, too: it
+            # shows that.
             if row["timeline"] in (None, timeline):
                 return _link(row)
         return None
@@ -174,7 +174,9 @@ class PostgreSQLReplicationServer(ReplicationServer):
         return {str(row["name"]) for row in rows}
 
     def idle_seconds(self) -> float | None:
-        """Return the age in seconds of the last replayed transaction, by the clock of the old primary."""
+        """Return the age in seconds of the last replayed transaction. Its time comes from the clock
+        of the old primary.
+        """
         for row in self._receivers():
             if row["age"] is not None:
                 return max(float(row["age"]), 0.0)
@@ -282,12 +284,12 @@ class PostgreSQLReplicationServer(ReplicationServer):
         deadline = time.monotonic() + patience
         self._rows(f"SET lock_timeout = {max(1, int(patience * 1000))}")
         self._allow_connections(False)
-        # Also wait for the sessions that are being opened now: they may have read that the database
-        # is open. The server refuses all that begin later.
+        # Sessions that are just being opened may have seen the database still open, so wait for
+        # them, too. The server refuses all sessions that begin later.
         beginning = self._beginning()
         while True:
-            # Query the sessions that are being opened before those that are open. Then a session
-            # that has left the first list is in the second one, or has ended.
+            # Ask first for the sessions that are being opened, and then for the open ones. A
+            # session that is no longer in the first answer is then in the second one, or has ended.
             beginning &= self._beginning()
             sessions = self._sessions()
             if not beginning and not sessions:
@@ -300,9 +302,9 @@ class PostgreSQLReplicationServer(ReplicationServer):
                 )
             self._rows(queries.END_SESSIONS, self._databases)
             time.sleep(_INTERVAL)
-        # Commit again. Commits of the ended sessions may not be on disk yet (synchronous_commit =
-        # off). This commit writes them, so the position in the log that is read afterwards is
-        # higher than theirs.
+        # Commit something once more. With synchronous_commit = off, commits of the ended sessions
+        # may not be on disk yet. This commit writes them, so the position in the log that is read
+        # next is behind all of them.
         self._allow_connections(False)
         self._fence = self._versions()
 
@@ -310,10 +312,10 @@ class PostgreSQLReplicationServer(ReplicationServer):
         self._allow_connections(True)
 
     def _allow_connections(self, allowed: bool) -> None:
-        # Commit the next statements without waiting for a synchronous replica. A newly promoted
-        # server has no replica yet. On the old primary, the caller itself waits for the replica.
+        # Do not wait for a synchronous replica at the next commits. A newly promoted server has no
+        # replica yet. On the old primary, the caller itself waits for the replica.
         self._rows("SET synchronous_commit = local")
-        # Send the statements in one packet, so that they are one transaction.
+        # Statements in one packet are one transaction: either all databases are changed or none.
         self._rows(
             "; ".join(
                 f"ALTER DATABASE {quoted(name)} ALLOW_CONNECTIONS {str(allowed).lower()}"
@@ -322,8 +324,8 @@ class PostgreSQLReplicationServer(ReplicationServer):
         )
 
     def _versions(self) -> dict[str, str]:
-        """Return the version of each closed database's row in the server's catalog, as database name
-        -> version.
+        """Return a dict that maps each closed database to the version of its row in the server's
+        catalog. The version changes whenever somebody opens or closes the database.
         """
         return {
             row["name"]: row["version"]
@@ -332,17 +334,17 @@ class PostgreSQLReplicationServer(ReplicationServer):
         }
 
     def written_since(self, position: str) -> str:
-        # Do not compare positions in the log: the log grows even if no client writes, for example
-        # by checkpoints.
+        # Ask whether databases were opened, rather than compare positions in the log. The log also
+        # grows when no client writes, for example by checkpoints.
         if self._versions() != self._fence:
             return "its databases were opened"
         sessions = self._sessions()
         return f"{len(sessions)} sessions are open" if sessions else ""
 
     def copy_problems(self, source: Self) -> Iterator[str]:
-        # Compare the versions of the catalog's rows for the closed databases: they are equal only
-        # in a copy of the source. The position in the log is not enough, because a server that is
-        # no copy may have reached it, too.
+        # The fence has changed the catalog's rows of the closed databases. Only a copy of the
+        # source has the same versions of these rows. The position in the log proves less: a server
+        # that is no copy may have reached it, too.
         if self._versions() != source._fence:
             yield f"{self.name!r} is at the position of {source.name!r} and has not closed its databases"
 
@@ -358,7 +360,7 @@ class PostgreSQLReplicationServer(ReplicationServer):
         return self.wait_for(source.status().logged, seconds)
 
     def start(self, link: str) -> None:
-        # There is nothing to start: a replica always replicates until it is promoted.
+        # A replica always replicates until it is promoted, so there is nothing to start.
         pass
 
     def stop(self, link: str) -> None:
@@ -369,8 +371,8 @@ class PostgreSQLReplicationServer(ReplicationServer):
 
     def promote(self, seconds: float) -> bool:
         if self._is_replica():
-            # Do not let pg_promote() wait for the end of the promotion, because it would check only
-            # every 100 ms.
+            # Let pg_promote() return at once. If it waited for the end of the promotion, it would
+            # check only every 100 ms.
             self._rows("SELECT pg_catalog.pg_promote(false)")
         deadline = time.monotonic() + seconds
         while self._is_replica():
@@ -407,8 +409,8 @@ def _link(row: Mapping[str, Any]) -> ReplicationLink:
     executed = str(row["executed"] or "")
     received = str(row["received"] or "")
     if not missing(received, executed):
-        # Let the received position be at least the executed position. After a restart, a replica
-        # replays its stored log before it receives anything.
+        # After a restart, a replica first replays the log that it has stored, and receives nothing
+        # yet. So what it has executed counts as received.
         received = executed
     is_behind = bool(missing(received, executed))
     receives = row["status"] == "streaming"
@@ -427,7 +429,7 @@ def _link(row: Mapping[str, Any]) -> ReplicationLink:
 
 
 def _address(row: Mapping[str, Any]) -> tuple[str, int]:
-    """Return host and port of the server from which the replica receives its log, or should receive it."""
+    """Return host and port of the server from which the replica receives its log, or is meant to."""
     if row["host"]:
         return str(row["host"]), int(row["port"])
     parts = conninfo_to_dict(row["conninfo"] or "")
@@ -439,7 +441,7 @@ def _address(row: Mapping[str, Any]) -> tuple[str, int]:
 
 
 def missing(wanted: str, have: str) -> str:
-    """Return the position ``wanted`` in the server's log if it lies beyond ``have``, otherwise ""."""
+    """Return ``wanted`` if this position in the server's log lies beyond ``have``; otherwise ""."""
     return wanted if _number(wanted) > _number(have) else ""
 
 

@@ -1,5 +1,5 @@
-"""SQL queries about PostgreSQL's streaming replication, and about the sessions that must end when a
-server is fenced (closed for applications).
+"""SQL queries about PostgreSQL's streaming replication, and about the sessions that a fence must
+end. (The fence of a server closes its databases for applications.)
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ SELECT r.status, r.received_tli AS timeline, r.sender_host AS host, r.sender_por
     AS age
 FROM (SELECT 1) one LEFT JOIN pg_catalog.pg_stat_wal_receiver r ON true
 """
-# Queries the databases. The version of a row (xmin) changes whenever somebody opens or closes the
-# database.
+# The query for the databases. The version of a database's row (xmin) changes whenever somebody
+# opens or closes the database.
 DATABASES = """
 SELECT datname AS name, datallowconn AS open, xmin::text AS version,
   pg_catalog.pg_has_role(datdba, 'USAGE') AS owned
@@ -34,8 +34,8 @@ OTHERS = """
 SELECT datname AS name FROM pg_catalog.pg_database
 WHERE datallowconn AND NOT datistemplate AND datname <> ALL(%s) ORDER BY datname
 """
-# Queries the sessions that are being opened. Such a session holds a lock on its database until
-# pg_stat_activity shows the session, or until the server refuses it.
+# The query for sessions that are just being opened. Such a session holds a lock on its database
+# until pg_stat_activity shows it or the server refuses it.
 BEGINNING = """
 SELECT l.pid, l.virtualtransaction AS transaction FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_database d ON d.oid = l.objid
 WHERE l.locktype = 'object' AND l.classid = 'pg_catalog.pg_database'::pg_catalog.regclass
@@ -43,8 +43,9 @@ WHERE l.locktype = 'object' AND l.classid = 'pg_catalog.pg_database'::pg_catalog
   AND l.pid NOT IN (SELECT a.pid FROM pg_catalog.pg_stat_activity a
                     WHERE a.backend_type = 'autovacuum worker')
 """
-# Queries the sessions that may write. Vacuum processes change no rows. Senders of the physical log only
-# read, and have no datname. Sessions of logical replication may write, so they are included.
+# The query for sessions that may write. It leaves out vacuum processes, which change no rows, and
+# senders of the physical log, which have no datname. Sessions of logical replication may write, so
+# they are included.
 SESSIONS = """
 SELECT pid, usename::text AS account FROM pg_catalog.pg_stat_activity
 WHERE datname = ANY(%s) AND pid <> pg_catalog.pg_backend_pid()

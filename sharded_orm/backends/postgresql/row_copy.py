@@ -1,5 +1,5 @@
-"""Copy the rows of a shard key between PostgreSQL servers, with digests that the server computes to
-compare the copies.
+"""Copy the rows of a shard key between PostgreSQL servers. To compare the copies, each server
+computes digests of its rows.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from sharded_orm.backends.postgresql.stock_session import begin_session
 from sharded_orm.backends.row_access import CopiedColumn, RowDigests
 from sharded_orm.backends.row_copy import COPY, DELETED, SIDE_PREFIX, RowCopy
 
-# Seconds that a session waits for another session that works on the same copy of a key's rows.
+# Seconds to wait for another session that changes the rows of the same move.
 _PATIENCE: Final = 50
-# Up to this many numbers, a sequence is advanced by nextval(), one number at a time, and further by
-# setval(). That is safe, because other sessions take fewer numbers than this meanwhile.
+# A sequence is advanced by nextval() if at most this many numbers are to be skipped, otherwise by
+# setval(). Until setval() has run, other sessions surely take fewer numbers than this.
 _TAKEN: Final = 1000
 _RELATION: Final = "%s::pg_catalog.regclass"
 
@@ -27,8 +27,8 @@ _RELATION: Final = "%s::pg_catalog.regclass"
 class PostgreSQLRowCopy(RowCopy):
     """Copies rows on PostgreSQL.
 
-    Values are read and written as text that the server has made. The text means the same on every
-    server. Deferrable foreign keys are checked at the end of the transaction.
+    Values are read and written as text made by the server, in a form that means the same on every
+    server. Deferrable foreign keys are checked only at the end of the transaction.
     """
 
     # With this clause, INSERT may also set columns that are GENERATED ALWAYS AS IDENTITY.
@@ -66,9 +66,9 @@ class PostgreSQLRowCopy(RowCopy):
         with alone, self._transaction():
             if not self._rows(fence, number):
                 raise self._not_closed(number)
-            # With this setting, the triggers let this transaction's changes pass. The fence is
-            # closed, so they refuse all other writes of the key at once, and no writer waits for
-            # this transaction.
+            # Because of this setting, the triggers accept the changes of this transaction. All
+            # other writes of the key are refused at once, because the fence is closed, so no writer
+            # waits for this transaction.
             self._rows("SELECT pg_catalog.set_config(%s, '1', true)", PASSES)
             yield
 
@@ -119,14 +119,15 @@ class PostgreSQLRowCopy(RowCopy):
     # ##### Real tables #####
 
     def cascading(self, tables: Iterable[CapturedTable]) -> set[str]:
-        # Return no table, because on PostgreSQL, triggers see even the changes that CASCADE makes.
+        # On PostgreSQL, triggers also see the changes that CASCADE makes. So no table needs special
+        # care.
         return set()
 
     def may_publish_early(self, table: CapturedTable) -> bool:
-        # Return False if a foreign key forbids inserting rows into the real table before the copy
-        # is complete. A row that changes during the copy is deleted and inserted again. If a
-        # foreign key has an action such as CASCADE, the deletion would change other rows. If a
-        # foreign key is not deferrable, it would refuse the deletion.
+        # Find out if rows may be inserted into the shard's table itself before the copy is
+        # complete. If a row changes meanwhile, it is deleted and inserted again. A foreign key with
+        # an action such as CASCADE would then change other rows, and one that is not deferrable
+        # would refuse the deletion.
         ((has_actions,),) = self._rows(
             "SELECT EXISTS (SELECT 1 FROM pg_catalog.pg_constraint WHERE contype = 'f'"
             f" AND {_RELATION} IN (conrelid, confrelid)"
@@ -152,8 +153,7 @@ class PostgreSQLRowCopy(RowCopy):
         for name, sequence in self._counted_columns(table):
             if table.fresh_ids and name in table.pks:
                 continue
-            # Ignore numbers above the maximum of the sequence, because the sequence can never
-            # return them.
+            # Leave out numbers above the maximum of the sequence, which the sequence never returns.
             ((largest,),) = self._rows(
                 f"SELECT max({self._quote(name)}) FROM {self._side(table)} WHERE"
                 f" {self._quote(COPY)} = %s AND {self._quote(name)} <= (SELECT seqmax"
@@ -165,8 +165,8 @@ class PostgreSQLRowCopy(RowCopy):
                 self._advance(sequence, int(largest))
 
     def _counted_columns(self, table: CapturedTable) -> list[tuple[str, str]]:
-        """Return pairs of column and sequence (as SQL), for columns whose default is the sequence's
-        next number.
+        """Return the columns that get their numbers from a sequence, as pairs (column, SQL name of
+        the sequence).
         """
         rows = self._rows(
             "SELECT a.attname, d.objid::pg_catalog.regclass::text FROM pg_catalog.pg_attribute a"
@@ -176,8 +176,8 @@ class PostgreSQLRowCopy(RowCopy):
             " JOIN pg_catalog.pg_sequence s ON s.seqrelid = d.objid"
             " LEFT JOIN pg_catalog.pg_attrdef e ON e.adrelid = a.attrelid AND e.adnum = a.attnum"
             f" WHERE a.attrelid = {_RELATION} AND (a.attidentity <> '' OR"
-            # Find only columns whose default is exactly nextval(…). With any other expression, the
-            # value of the column may differ from the number of the sequence.
+            # The default must be exactly nextval(…). With any other expression, the column's value
+            # may differ from the number that the sequence has returned.
             " pg_catalog.pg_get_expr(e.adbin, e.adrelid) ="
             " 'nextval(' || pg_catalog.quote_literal(d.objid::regclass::text) || '::regclass)')"
             " AND a.attnum > 0 AND NOT a.attisdropped AND s.seqincrement > 0",
@@ -188,7 +188,7 @@ class PostgreSQLRowCopy(RowCopy):
     def _advance(self, sequence: str, largest: int) -> None:
         """Make a sequence return only numbers above ``largest`` from now on.
 
-        Other sessions may use the sequence at the same time.
+        Other sessions may take numbers from it at the same time.
         """
         ((last, is_called, increment),) = self._rows(
             f"SELECT q.last_value, q.is_called, s.seqincrement FROM {sequence} q,"
@@ -198,10 +198,9 @@ class PostgreSQLRowCopy(RowCopy):
         if largest < last:
             return
         missing = -((last - largest) // increment)
-        # Use setval() only if the sequence must advance by more numbers than other sessions can
-        # take meanwhile. If they took more than ``missing`` numbers, setval() would set the
-        # sequence back, and it would return numbers twice. Otherwise take the missing numbers one
-        # by one.
+        # setval() is dangerous for a small step: if other sessions take more than ``missing``
+        # numbers meanwhile, setval() sets the sequence back, and it returns numbers twice. So for a
+        # small step, take the missing numbers one by one.
         if missing > _TAKEN:
             last += missing * increment
             self._rows(f"SELECT pg_catalog.setval({_RELATION}, %s)", sequence, last)
@@ -218,7 +217,8 @@ class PostgreSQLRowCopy(RowCopy):
     def _exact(self, column: CopiedColumn) -> str:
         name = self._quote(column.name)
         if column.kind.startswith("character(") or column.kind == "bpchar":
-            # Do not cast a value of type character(n) to text: the cast would remove trailing blanks.
+            # For character(n), call these functions rather than cast to text: a cast would remove
+            # the trailing blanks.
             return f"pg_catalog.textin(pg_catalog.bpcharout({name}))"
         return f"{name}::text"
 
@@ -226,16 +226,16 @@ class PostgreSQLRowCopy(RowCopy):
         return "%s"
 
     def _key_condition(self, column: str) -> str:
-        # The first comparison uses an index. The second ignores the column's collation, which may treat
-        # two different keys as equal.
+        # The first comparison can use an index. But the column's collation may treat two different
+        # keys as equal, so the second one ignores it.
         return f'({column} = %s AND {column}::text COLLATE "C" = %s)'
 
     def _key_params(self, key: Any) -> list[Any]:
         return [str(key), str(key)]
 
     def _row_digest(self, table: CapturedTable) -> str:
-        # The text of a row shows where each value ends, and distinguishes NULL from ''. So different
-        # rows have different texts.
+        # The text of a ROW marks where each value ends, and shows NULL and '' differently. So
+        # different rows have different texts, and different digests.
         row = f"ROW({self._names(self._kept_columns(table))})::text"
         return f"pg_catalog.encode(pg_catalog.sha256(pg_catalog.convert_to({row}, 'UTF8')), 'hex')"
 

@@ -1,4 +1,4 @@
-"""Django's schema editor for PostgreSQL. The connection object counts how many editors are open."""
+"""Django's schema editor for PostgreSQL. It tells the connection object how many editors are open."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The work on one server while a schema moves to another node of PostgreSQL.
+"""Work on one server, while a schema moves to another node of PostgreSQL.
 
-On each server, the tables of the schema can be hidden under other names, created, and given their
-real names again.
+It creates the tables of the schema, or hides them: renames them, so that other processes do not
+find them. Later it gives hidden tables their usual names again.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from sharded_orm.backends.snapshot import OWN_PREFIX, SchemaSnapshot
 
 # Seconds between two attempts to lock the tables.
 _BETWEEN: Final = 0.002
-# Seconds to wait for another session that changes the tables of the schema.
+# Seconds to wait for another session that creates, hides or renames tables of the schema.
 _PATIENCE: Final = 30.0
-# Seconds to wait until the server has ended an automatic vacuum of a table. The server does so after
-# deadlock_timeout, usually one second.
+# Seconds to wait until the server has stopped an automatic vacuum of a table. The server does so
+# after deadlock_timeout, usually one second.
 _VACUUM_PATIENCE: Final = 5.0
-#: A table of what new tables lack until they are shown (renamed to their real names). It lists
-#: their foreign keys, and the tables whose automatic vacuum is switched off.
+#: The name of a table that lists what new tables lack until they get their usual names: foreign
+#: keys, and automatic vacuum.
 _ADDITIONS: Final = f"{OWN_PREFIX}additions"
 
 
 class PostgreSQLSchemaMove(SchemaMove):
-    """Moves a schema on PostgreSQL. All tables are created, hidden or shown in one transaction, because
-    schema changes are transactional on PostgreSQL.
+    """Moves a schema on PostgreSQL.
 
-    A hidden table has another name. Sequences are hidden in the same way. New tables get their
-    foreign keys when the tables are shown.
+    To hide the tables and sequences of the schema from other processes, they are renamed. All of
+    them are created, hidden or shown in one transaction, because PostgreSQL can roll back schema
+    changes. New tables get their foreign keys only when they are shown.
     """
 
     def __init__(self, connection: Any, confirm: Callable[[], None]) -> None:
@@ -75,8 +75,8 @@ class PostgreSQLSchemaMove(SchemaMove):
 
     @contextmanager
     def _as_shown(self) -> Iterator[None]:
-        """Run a ``with`` block in which this session, and no other one, sees the tables under their
-        real names.
+        """Run a ``with`` block in which this session sees the hidden tables under their usual
+        names. Other sessions do not: the transaction is rolled back at the end.
         """
         if not self._hidden_relations():
             yield
@@ -92,8 +92,8 @@ class PostgreSQLSchemaMove(SchemaMove):
 
     def identities(self) -> frozenset[str]:
         hidden = set(self.hidden().values())
-        # Identify a table by its id and the number of its file. TRUNCATE gives the table another file,
-        # and so does an ALTER TABLE that rewrites the rows.
+        # A table's identity is its id with the number of its file. TRUNCATE, or an ALTER TABLE that
+        # rewrites the rows, gives the table another file, so the identity shows that, too.
         rows = self._rows(
             "SELECT relname, oid::text || ':' || pg_catalog.pg_relation_filenode(oid)"
             " FROM pg_catalog.pg_class WHERE relkind = 'r' AND relnamespace ="
@@ -128,19 +128,19 @@ class PostgreSQLSchemaMove(SchemaMove):
             names = [table.name for table in tables if table.name not in hidden]
             with self._locks.transaction(max(patience, _VACUUM_PATIENCE)):
                 began = self._lock(names, patience)
-                # If another session uses a sequence, renaming the sequence must fail and not wait.
-                # The timeout is in milliseconds.
+                # Rename the sequences without waiting (lock_timeout of one millisecond): if another
+                # session uses one of them, fail.
                 self._rows("SET LOCAL lock_timeout = 1")
                 sequences = [name for name, kind in self._visible_relations() if kind == "S"]
                 self._hide([*((n, "r") for n in names), *((n, "S") for n in sequences)], tag)
             return began
 
     def _lock(self, names: Sequence[str], patience: float) -> float:
-        """Lock tables in this transaction so that no other session can use them.
+        """Lock tables in this transaction, so that no other session can use them.
 
-        Other sessions never wait for this method. If a table is in use, the attempt fails at once,
-        and is repeated later. An automatic vacuum does not stop for such attempts. So this method
-        first waits for a weaker lock, which makes the vacuum end.
+        No other session has to wait for this. If a table is in use, the attempt fails at once, and
+        is repeated later. Only an automatic vacuum does not give way to such attempts. So this
+        method first waits for a weaker lock, which makes the vacuum stop.
 
         :param patience: seconds for which attempts are repeated.
         :return: when the successful attempt began, as ``time.monotonic()``.
@@ -148,7 +148,8 @@ class PostgreSQLSchemaMove(SchemaMove):
         if not names:
             return time.monotonic()
         lock = f"LOCK TABLE {', '.join(map(self._quote, names))} IN"
-        # Take a lock that makes an automatic vacuum end. It blocks neither readers nor writers.
+        # This lock makes an automatic vacuum of the tables stop. It blocks neither readers nor
+        # writers.
         self._rows(f"{lock} SHARE UPDATE EXCLUSIVE MODE")
         self._rows("SAVEPOINT attempt")
         deadline = time.monotonic() + patience
@@ -192,17 +193,17 @@ class PostgreSQLSchemaMove(SchemaMove):
     def show(self, patience: float) -> None:
         with self._exclusively(patience):
             if NAMES not in self._table_names():
-                # There is nothing to show: the tables have their real names and their foreign keys
-                # already.
+                # The tables have their usual names and their foreign keys already.
                 return
             self._refuse_names_in_use(self.hidden())
             with self._locks.transaction(patience):
                 self._show()
 
     def _show(self, *, validate: bool = False) -> None:
-        """Rename all hidden tables and sequences back to their real names, in this transaction.
+        """Give all hidden tables and sequences their usual names again, in this transaction. Also
+        add the foreign keys that new tables lack.
 
-        :param validate: whether the foreign keys are checked against the existing rows.
+        :param validate: whether to check the foreign keys for the existing rows.
         """
         statements = [
             self._rename(hidden, name, kind) for name, hidden, kind in self._hidden_relations()
@@ -234,7 +235,7 @@ class PostgreSQLSchemaMove(SchemaMove):
         sequences = [hidden for _, hidden, kind in self._hidden_relations() if kind == "S"]
         if tables:
             self._rows(f"DROP TABLE {', '.join(map(self._quote, tables))}")
-        # Use IF EXISTS, because most sequences belong to tables and were dropped together with these.
+        # IF EXISTS: most sequences belong to a table, and were dropped with the table.
         for name in sequences:
             self._rows(f"DROP SEQUENCE IF EXISTS {self._quote(name)}")
 
@@ -245,9 +246,9 @@ class PostgreSQLSchemaMove(SchemaMove):
             yield
 
     def _visible_relations(self) -> list[tuple[str, str]]:
-        """Return the tables and sequences that are not hidden under other names.
+        """Return the tables and sequences of the schema that are not hidden.
 
-        :returns: pairs of the name and the kind, a letter of ``pg_class.relkind``.
+        :returns: pairs (name, kind), where the kind is a letter of ``pg_class.relkind``: r or S.
         """
         return [
             (name, kind)
@@ -257,10 +258,9 @@ class PostgreSQLSchemaMove(SchemaMove):
         ]
 
     def _hidden_relations(self) -> list[tuple[str, str, str]]:
-        """Return real name, hidden name and kind of each table and sequence that is hidden under
-        another name.
+        """Return the hidden tables and sequences as tuples (usual name, hidden name, kind).
 
-        The kind is a letter of ``pg_class.relkind``.
+        The kind is a letter of ``pg_class.relkind``: r or S.
         """
         present = set(schema_objects.relations(self._rows, self._schema, "rS"))
         if NAMES not in present:
@@ -271,11 +271,12 @@ class PostgreSQLSchemaMove(SchemaMove):
     # ##### Foreign keys and vacuum of new tables #####
 
     def _put_additions_off(self) -> None:
-        """Postpone foreign keys and automatic vacuum of new tables until the tables are shown
-        (renamed to their real names).
+        """Take the foreign keys and the automatic vacuum away from new tables, until the tables are
+        shown under their usual names.
 
-        Without foreign keys, rows can be copied in any order. A table records the keys, so that
-        they can be added later. Vacuum could hold a lock on a table when the table is to be shown.
+        Without foreign keys, rows can be copied in any order. The keys are recorded in a table, to
+        add them later. Without the automatic vacuum, no vacuum can hold a lock at the moment when
+        the tables are to be shown.
         """
         table = self._quote(_ADDITIONS)
         self._rows(
@@ -303,8 +304,8 @@ class PostgreSQLSchemaMove(SchemaMove):
         return [(str(table), str(name), str(definition)) for table, name, definition in rows]
 
     def warm_up(self) -> None:
-        # Create statistics. Without them, the server would plan the first queries as if the tables were
-        # empty.
+        # Create statistics about the copied rows. Otherwise the server would plan the first queries
+        # as if the tables were empty.
         if hidden := self.hidden():
             self._rows(f"ANALYZE {', '.join(map(self._quote, hidden.values()))}")
 
@@ -314,8 +315,8 @@ class PostgreSQLSchemaMove(SchemaMove):
                 return
             for table, key, definition in self._put_off():
                 if key and not definition.endswith(" NOT VALID"):
-                    # Check the foreign key for the existing rows. Other sessions can read and write
-                    # meanwhile.
+                    # The foreign key was added without a check of the existing rows. Check them
+                    # now, while other sessions can read and write.
                     self._rows(
                         f"ALTER TABLE {self._quote(table)} VALIDATE CONSTRAINT {self._quote(key)}"
                     )
@@ -344,8 +345,8 @@ class PostgreSQLSchemaMove(SchemaMove):
         with self._exclusively(_PATIENCE):
             for name, hidden, kind in self._hidden_relations():
                 if kind == "S" and name in counters:
-                    # A sequence whose numbers are used up has no next number: set it to its last
-                    # number, as used.
+                    # If all numbers of the sequence are used up, its next number is out of range.
+                    # Set it to its last number then, as used.
                     self._rows(
                         "SELECT pg_catalog.setval(seqrelid,"
                         " greatest(seqmin, least(seqmax, %s))::bigint, %s NOT BETWEEN seqmin AND seqmax) FROM pg_catalog.pg_sequence"

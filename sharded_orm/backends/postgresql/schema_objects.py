@@ -1,4 +1,6 @@
-"""Query the objects of a PostgreSQL schema, and find those that prevent its move to another node."""
+"""Query the objects of a PostgreSQL schema, to move it to another node, and find those that prevent
+the move.
+"""
 
 from __future__ import annotations
 
@@ -16,21 +18,23 @@ from sharded_orm.exceptions import MoveFailed
 Run = Callable[..., list[tuple[Any, ...]]]
 
 _NAMESPACE: Final = "(SELECT oid FROM pg_catalog.pg_namespace WHERE nspname = %s)"
-# Types that a primary key may have in a schema that moves, because a trigger can write their values
-# exactly to the journal of changed rows. Each letter stands for a category of types: boolean,
-# enumerated, network, numeric, text and time. Other types are listed by name.
+# Types that the primary key of a table in a moving schema may have. A trigger can write their
+# values exactly into the journal of changed rows. _CATEGORIES has letters for categories of types:
+# boolean, enumerated, network, numeric, text, and date and time. _RECORDABLE lists other types by
+# name.
 _CATEGORIES: Final = "BEINSTD"
 _RECORDABLE: Final = ("uuid", "bytea", "macaddr", "macaddr8")
-# The beginning of the names of functions that generate ids. Such a function contains the number of
-# its shard, so the number is left out when the definitions of schemas are compared.
+# The names of functions that generate ids begin with this. Such a function contains the number of
+# its shard, so this number is left out when the definitions of two schemas are compared.
 _ID_FUNCTION: Final = "sharded_orm_next_id_"
 _NOT_MOVED: Final = frozenset({"view", "trigger", "rule", "policy"})
 
 
 def relations(run: Run, schema: str, kinds: str) -> list[str]:
-    """Return the sorted names of the relations of some kinds, such as tables.
+    """Return the names of tables, sequences and the like in the schema, sorted.
 
-    :param kinds: letters of ``pg_class.relkind``.
+    :param kinds: which kinds, as letters of ``pg_class.relkind``. For example, "rS" for tables and
+        sequences.
     """
     rows = run(
         "SELECT relname FROM pg_catalog.pg_class WHERE relkind::text = ANY(%s) AND relnamespace ="
@@ -42,7 +46,7 @@ def relations(run: Run, schema: str, kinds: str) -> list[str]:
 
 
 def primary_key(run: Run, table: str) -> tuple[str, ...]:
-    """Return the columns of a table's primary key, in the order of the key.
+    """Return the columns of a table's primary key, in the order in which the key has them.
 
     :param table: the quoted name of the table.
     """
@@ -58,7 +62,7 @@ def primary_key(run: Run, table: str) -> tuple[str, ...]:
 
 
 def foreign_keys(run: Run, schema: str) -> list[tuple[str, str, str]]:
-    """Return table, name and definition of each foreign key of the schema."""
+    """Return the foreign keys of the schema, as tuples (table, name of the key, definition)."""
     rows = run(
         "SELECT c.relname, k.conname, pg_catalog.pg_get_constraintdef(k.oid)"
         " FROM pg_catalog.pg_constraint k JOIN pg_catalog.pg_class c ON c.oid = k.conrelid"
@@ -69,7 +73,7 @@ def foreign_keys(run: Run, schema: str) -> list[tuple[str, str, str]]:
 
 
 def with_default_vacuum(run: Run, schema: str) -> list[str]:
-    """Return the tables that do not set the storage parameter ``autovacuum_enabled``."""
+    """Return the tables of the schema that have no setting ``autovacuum_enabled`` of their own."""
     rows = run(
         "SELECT relname FROM pg_catalog.pg_class WHERE relkind = 'r' AND relnamespace ="
         f" {_NAMESPACE} AND NOT EXISTS (SELECT FROM pg_catalog.unnest(reloptions) o"
@@ -82,11 +86,11 @@ def with_default_vacuum(run: Run, schema: str) -> list[str]:
 
 
 def additions(run: Run, schema: str) -> Iterator[tuple[str, str]]:
-    """Yield SQL statements that create what the snapshot of a schema leaves out: privileges of
-    other roles on tables and sequences, and the functions that generate ids, which contain the
-    number of the shard.
+    """Yield the statements that are needed to copy a schema in addition to its snapshot: they grant
+    the privileges of other roles on tables and sequences, and create the functions that generate
+    ids. (In the snapshot, these functions lack the number of the shard.)
 
-    Each item is a pair: the key of an object in the snapshot, and a statement about this object.
+    Each item is a pair (key of the object in the snapshot, statement).
     """
     for name, kind, privileges, role in run(
         "SELECT c.relname, c.relkind, pg_catalog.string_agg(a.privilege_type ||"
@@ -126,7 +130,7 @@ def additions(run: Run, schema: str) -> Iterator[tuple[str, str]]:
 
 
 def obstacles(run: Run, schema: str, definitions: SchemaSnapshot) -> Iterator[str]:
-    """Yield the reasons why a schema cannot be moved, as sentences."""
+    """Yield the reasons why the schema cannot be moved, as sentences for the operator."""
     for name, definition in definitions.definitions.items():
         kind = kind_of(definition)
         if kind in _NOT_MOVED:
@@ -180,7 +184,7 @@ def obstacles(run: Run, schema: str, definitions: SchemaSnapshot) -> Iterator[st
 
 
 def _users(run: Run, schema: str) -> list[tuple[str, str]]:
-    """Return pairs: an object of this schema, and an object of another schema that needs it."""
+    """Return pairs (object of this schema, object of another schema that uses it)."""
     rows = run(
         "SELECT f.relname, 'the foreign key ' || k.conname || ' of ' || k.conrelid::regclass"
         " FROM pg_catalog.pg_constraint k JOIN pg_catalog.pg_class f ON f.oid = k.confrelid"
@@ -206,9 +210,9 @@ def _users(run: Run, schema: str) -> list[tuple[str, str]]:
 
 
 def require_no_users(run: Run, schema: str) -> None:
-    """Check that no object of another schema would be dropped together with this schema.
+    """Refuse to drop the schema if an object of another schema would be dropped with it.
 
-    :raises MoveFailed: such an object exists.
+    :raises MoveFailed: such an object exists, for example a foreign key to a table of this schema.
     """
     for name, other in _users(run, schema):
         raise MoveFailed(
@@ -217,10 +221,10 @@ def require_no_users(run: Run, schema: str) -> None:
 
 
 def become_owner(run: Run, schema: str, alias: str) -> None:
-    """Act as the owner of the schema in this transaction, so that the owner also owns the objects
-    which the transaction creates. Otherwise applications could not use them.
+    """Take the role of the schema's owner for this transaction. The objects that the transaction
+    creates then belong to this owner, so that the application can use them.
 
-    :raises MoveFailed: this account may not act for the owner.
+    :raises MoveFailed: this account may not take the role.
     """
     ((owner, user, may),) = run(
         "SELECT pg_catalog.pg_get_userbyid(nspowner), current_user,"
@@ -237,11 +241,12 @@ def become_owner(run: Run, schema: str, alias: str) -> None:
 
 
 def empty(run: Run, schema: str) -> None:
-    """Drop the functions, types and other objects of a schema without tables, in this transaction.
+    """Drop the functions, types and other objects of a schema that has no tables, in this
+    transaction.
 
     Does nothing if the schema has tables. The privileges on the schema stay.
 
-    :raises MoveFailed: another schema needs one of the objects.
+    :raises MoveFailed: an object of another schema uses this schema.
     """
     rows = run(
         "SELECT o.type, o.identity FROM pg_catalog.pg_depend d CROSS JOIN LATERAL"
@@ -261,6 +266,6 @@ def empty(run: Run, schema: str) -> None:
             run("SAVEPOINT dropping")
             run(f"DROP {str(kind).upper()} IF EXISTS {identity} CASCADE")
         except ProgrammingError:
-            # There is no DROP statement for this kind of object, so keep the object. The later
-            # comparison with the source reports it.
+            # SQL has no DROP for this kind of object, so it stays. When the schema is compared with
+            # the source later, that reports it.
             run("ROLLBACK TO SAVEPOINT dropping")

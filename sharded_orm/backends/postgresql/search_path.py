@@ -1,25 +1,30 @@
-"""SQL for the search path of a shard: the shard's schema, then the schema that all shards share."""
+"""SQL for the search path of a shard: its own schema, then the schema of extensions that all shards
+share.
+"""
 
 from __future__ import annotations
 
 from sharded_orm.backends.postgresql.sql_quotes import literal, quoted
 
-#: The schema for extensions. All shards of a database share it, so it is in their search paths.
+#: The name of the schema for extensions. All shards of a database share it, so it is in the search
+#: path of each shard.
 EXTENSIONS = "extensions"
 
 
 def guard_of(schema: str) -> str:
     """Return an SQL expression that fails if ``schema`` does not exist or may not be used.
 
-    Without this expression, the server would skip such a schema in the search path without an error.
+    Without it, the server would simply skip such a schema in the search path, and find or create
+    tables in the next one.
     """
     return f"1 / pg_catalog.has_schema_privilege({literal(schema)}, 'USAGE')::int"
 
 
 def packet_of(prefix: list[bytes]) -> bytes:
-    """Return the text that stands before a statement in a packet: the statements ``prefix``.
+    """Join the statements ``prefix``, to put them before another statement in the same packet.
 
-    The text ends with a line end, so the server's messages count lines from the statement itself.
+    The text ends with a line break. So line numbers in the server's messages can be corrected for
+    the other statement.
     """
     return b";\n".join([*prefix, b""])
 
@@ -30,6 +35,8 @@ def search_path_of(schema: str) -> str:
 
 
 def search_path_option(schema: str) -> str:
-    """Return the value of libpq's option ``options`` that sets the search path of a session."""
+    """Return a value for libpq's parameter ``options`` with which a session gets the search path of
+    ``schema`` when it connects.
+    """
     path = search_path_of(schema).replace("\\", "\\\\").replace(" ", "\\ ")
     return f"-c search_path={path}"

@@ -19,20 +19,22 @@ from sharded_orm.backends.write_hooks.route_check import check_route
 class PostgreSQLServerCursor(SessionLeaseMixin, StockServerCursor):
     """A named cursor. Its rows stay on the server until they are fetched.
 
-    In autocommit, the cursor keeps a session of its own until it is closed. In a transaction, it is
-    closed at the latest when the transaction ends.
+    In autocommit, it keeps a session of its own until it is closed. In a transaction, the end of
+    the transaction closes it.
     """
 
-    # Attributes of the driver's class that its type hints do not declare.
+    # Attributes of the driver's class that are missing in its type hints.
     _withhold: bool
     _close_gen: Any
 
-    # The session of this cursor; None if the cursor has not run a statement, or is closed.
+    # The session in which the cursor's statement runs. None before the first statement, and after
+    # close().
     _session: PostgreSQLNodeSession | None = None
-    # Whether the session was leased for this cursor only.
+    # Whether the session was leased for this cursor alone, so that the cursor must return it.
     _is_leased = False
 
-    # Whether the cursor was declared in a transaction, whose end closes the cursor.
+    # Whether the end of the connection's transaction closes the cursor, because it was declared in
+    # the transaction without WITH HOLD.
     _ends_with_transaction = False
 
     @property
@@ -62,8 +64,9 @@ class PostgreSQLServerCursor(SessionLeaseMixin, StockServerCursor):
         if self._is_leased:
             session, prefix = connection.lease_session(), connection.autocommit_prefix
         else:
-            # Outside of a transaction, the server refuses a cursor that is not WITH HOLD. So use BARE,
-            # the kind of statements that the server refuses outside of a transaction.
+            # The server refuses a cursor without WITH HOLD outside of a transaction. BARE is the
+            # kind of such statements: begin_statement() then sends nothing before it, and the
+            # server raises its error.
             session, prefix = connection.begin_statement(
                 kind if in_transaction or self._withhold else PostgreSQLKind.BARE
             )
@@ -75,8 +78,9 @@ class PostgreSQLServerCursor(SessionLeaseMixin, StockServerCursor):
             if kind:
                 check_route()
             if prefix and in_transaction:
-                # The driver checks only the last result of a packet that declares a cursor. So send
-                # the statements of ``prefix`` first, to learn which of them the server has executed.
+                # The driver checks only the last result of the packet that declares a cursor. To
+                # know which of the statements of ``prefix`` have succeeded, send them in a packet
+                # before.
                 self._begin(connection, session, prefix)
                 prefix = []
             self._prefix, self._packet = prefix, packet_of(prefix)
@@ -84,11 +88,11 @@ class PostgreSQLServerCursor(SessionLeaseMixin, StockServerCursor):
         except BaseException as exc:
             error = exc
             if self._prefix and session.is_idle and isinstance(exc, psycopg.Error):
-                # The driver does not report which statement of the packet has failed. So query whether
-                # the schema exists.
+                # The driver does not say which statement of the packet has failed. So query whether
+                # the schema exists, which is the usual cause.
                 error = connection.schema_error(session) or exc
             is_leased = self._is_leased
-            # An interrupted statement may have declared the cursor on the server. So discard the
+            # If the statement was interrupted, the cursor may be open on the server. So close the
             # session.
             self._leave(discard=not isinstance(exc, psycopg.Error))
             if not is_leased:
@@ -101,8 +105,8 @@ class PostgreSQLServerCursor(SessionLeaseMixin, StockServerCursor):
         return self
 
     def _raise_for_result(self, result: Any) -> Any:
-        # Overrides BaseCursor._raise_for_result, to convert errors of the prefix statements, which are
-        # sent before the user's statement. ServerCursorMixin._declare_gen() calls it.
+        # Overrides a method of the driver that ServerCursorMixin._declare_gen() calls. Positions in
+        # an error shall count from the start of the statement, not of the packet.
         prefix = self._prefix
         try:
             super()._raise_for_result(result)
@@ -111,8 +115,8 @@ class PostgreSQLServerCursor(SessionLeaseMixin, StockServerCursor):
             raise
 
     def _check_results(self, results: list[Any]) -> None:
-        # The driver declares the cursor, and then sends a statement that describes it. No prefix
-        # statement is in the packet of that second statement, so call the driver's own method.
+        # After it has declared the cursor, the driver sends a second packet, which describes the
+        # cursor. This packet has no prefix, so use the driver's method as it is.
         psycopg.Cursor._check_results(self, results)
 
     def _fetch_gen(self, num: int | None) -> Any:
@@ -130,7 +134,7 @@ class PostgreSQLServerCursor(SessionLeaseMixin, StockServerCursor):
     def __del__(self) -> None:
         if not hasattr(self, "_closed"):
             return  # No session could be opened for the cursor, so the driver's __init__ did not run.
-        # End the lease of the session here, because nothing else does so if close() was not called.
+        # The program has dropped the cursor without close(). So end the use of its session here.
         session = getattr(self, "_session", None)
         if session is not None and not self._closed:
             if self._is_leased:
@@ -147,14 +151,16 @@ class PostgreSQLServerCursor(SessionLeaseMixin, StockServerCursor):
                 is_done = True
             finally:
                 self._close()
-                # If CLOSE has failed, the cursor may still be open on the server. So discard the
+                # If CLOSE has failed, the cursor may still be open on the server. So close the
                 # session.
                 self._leave(discard=not is_done)
         elif not self._closed:
             self._close()
 
     def expire(self) -> None:
-        """Close this cursor without sending anything, because its transaction ends."""
+        """Close this cursor without sending anything. Its transaction or its session ends, and the
+        server then closes the cursor, too.
+        """
         self._close()
         session, self._session = self._session, None
         self._conn = self._owner

@@ -1,7 +1,7 @@
 """Find out whether a PostgreSQL server answers at the address of a node.
 
-libpq has no error code for this. Its messages show whether a server refused a connection or no
-server answered, but their language varies.
+After a failed connection, only libpq's message tells whether a server has refused it or none has
+answered. But the message may be in any language, so this module asks the address itself.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from django.db import OperationalError
 
 _PATIENCE: Final = 5.0  # seconds for each address
 
-# A request to use TLS, sent to find out whether a server answers. It needs no account: the server
-# replies with one byte before any login, even while it starts or shuts down.
+# A request to use TLS. A server replies to it with one byte before any login, even while it starts
+# or shuts down, so no account is needed.
 _SSL_REQUEST: Final = struct.pack("!II", 8, 80877103)
 
 
@@ -27,10 +27,10 @@ class SilentServer(OperationalError):
 
 def is_silent(settings: Mapping[str, Any]) -> bool:
     """Whether nothing answers at the address in ``settings``. Called after a session could not be
-    opened.
+    opened, to tell a dead server from one that refuses the session.
 
-    False if the address is not known, for example with the option ``service``. Waits up to five seconds
-    for each address.
+    False if the address is not known, for example with the option ``service``. Waits up to five
+    seconds for each address.
 
     :param settings: complete settings of a node or of an entry of ``DATABASES``.
     """

@@ -25,10 +25,11 @@ _ACTIVE, _IDLE, _INTRANS, _INERROR = (
 
 
 class PostgreSQLNodeSession:
-    """A physical session with a node's server. While the session is idle in the pool, no transaction is
-    open, and its search path is the server's default.
+    """A physical session with a node's server. While it is idle in the pool, no transaction is
+    open, and the search path is the server's default.
 
-    The driver's connection is in autocommit: the virtual connection sends BEGIN and COMMIT itself.
+    The driver's connection is always in autocommit: our virtual connection sends BEGIN and COMMIT
+    itself.
     """
 
     __slots__ = (
@@ -44,19 +45,19 @@ class PostgreSQLNodeSession:
         self.retired = False
         self.user = 0
         self.permit: object | None = None
-        #: Identity of the session on its server; None until the server was queried for it.
+        #: Which session of which server this is; None until the server was queried for it.
         self.identity: SessionID | None = None
-        #: The schemas that the session has used. The server's process keeps what it knows of their
-        #: tables in memory until the session ends.
+        #: The schemas that the session has used. The pool counts them, because the server's process
+        #: keeps memory for their tables until the session ends.
         self.schemas: set[str] = set()
-        #: The tables that the session has read in queries over many schemas, each as a pair of
-        #: schema and table.
+        #: The tables that queries over many schemas have read in this session, as pairs (schema,
+        #: table). The pool counts them, too.
         self.tables: set[tuple[str, str]] = set()
         self.poll = _poller(raw.fileno())
 
     @property
     def is_idle(self) -> bool:
-        """Whether the session can be used and no transaction is open."""
+        """Whether the session is alive and no transaction is open in it."""
         return self.pgconn.transaction_status == _IDLE
 
     @property
@@ -66,17 +67,21 @@ class PostgreSQLNodeSession:
 
     @property
     def has_failed(self) -> bool:
-        """Whether a statement of the open transaction has failed. Only a rollback can follow then."""
+        """Whether a statement of the open transaction has failed, so that only a rollback is
+        possible.
+        """
         return self.pgconn.transaction_status == _INERROR
 
     @property
     def is_usable(self) -> bool:
-        """Whether the session is alive, as far as known, and no statement is running."""
+        """Whether no statement is running, and the session is not known to be dead."""
         return self.pgconn.transaction_status in (_IDLE, _INTRANS, _INERROR)
 
     @property
     def is_busy(self) -> bool:
-        """Whether a statement is still running, such as a COPY or a stream of rows."""
+        """Whether a statement has not ended yet: a COPY, or a stream of rows that was not read to
+        its end.
+        """
         return self.pgconn.transaction_status == _ACTIVE
 
     @property
@@ -104,8 +109,9 @@ class PostgreSQLNodeSession:
         except psycopg.InternalError as exc:
             if self.is_idle:
                 raise
-            # Raise the usual error for a lost session. The driver raises InternalError if both the
-            # server and a pooler report the end of the session, because it expects one answer.
+            # The driver expects one answer, and raises InternalError if both the server and a
+            # pooler report the end of the session. Raise the usual error for a lost session
+            # instead.
             raise psycopg.OperationalError(f"the connection was lost at {how}: {exc}") from exc
 
     def ping(self) -> bool:
@@ -120,7 +126,7 @@ class PostgreSQLNodeSession:
             self.raw.close()
 
     def abandon(self) -> None:
-        """Detach this session from its socket in a forked child, and send nothing to the server.
+        """Make this session unusable in a forked child, without sending anything to the server.
 
         The session belongs to the parent process, which goes on using it.
         """
@@ -133,19 +139,21 @@ def connect(params: Mapping[str, Any]) -> PostgreSQLNodeSession:
 
     :param params: arguments of ``psycopg.connect``.
     """
-    # prepare_threshold=None keeps the driver from preparing statements. Statements for different
-    # schemas have the same text, and a plan that was prepared for one schema fails if the table of
-    # another schema has other columns.
+    # prepare_threshold=None keeps the driver from preparing statements. A statement has the same
+    # text in all schemas. If it was prepared for the tables of one schema, it would fail in another
+    # schema whose table has other columns.
     raw: Any = psycopg.Connection.connect(**params, autocommit=True, prepare_threshold=None)
-    # The driver's stream() holds the lock from row to row. With a real lock, a second statement of the
-    # same thread would wait for ever, instead of raising an error. A session has one user at a time, so
-    # no lock is needed.
+    # Use no real lock: a session has only one user at a time. The driver's stream() holds the lock
+    # from row to row. A second statement of the same thread would then wait for ever, instead of
+    # raising an error.
     raw.lock = nullcontext()
     return PostgreSQLNodeSession(raw)
 
 
 def unknown_parameters(params: Iterable[str]) -> list[str]:
-    """Return those of ``params`` that are no arguments of ``psycopg.connect``. Asks no server."""
+    """Return those of ``params`` that ``psycopg.connect`` does not know. Does not connect to a
+    server.
+    """
     of_library = {option.keyword.decode() for option in Conninfo.get_defaults()}
     of_driver = {
         parameter.name

@@ -1,4 +1,4 @@
-"""Decide how long the virtual connection of an alias keeps a physical session of its node."""
+"""How long the virtual connection of an alias keeps a physical session of its node."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 
 
 class SessionLease(SessionHold["PostgreSQLNodeSession"]):
-    """Base class of an alias's virtual connection: leases a session, keeps it as long as needed, and
-    returns it.
+    """Base class of an alias's virtual connection: leases a session, keeps it as long as needed,
+    and returns it.
 
-    Not thread-safe, like Django's connections.
+    For example, a transaction needs the same session until its end. Not thread-safe, like Django's
+    connections.
 
     :param schema: name of the schema; None for an alias that uses the server's search path.
     :param alias: the Django alias, for logs and errors.
@@ -35,23 +36,23 @@ class SessionLease(SessionHold["PostgreSQLNodeSession"]):
     def __init__(self, pool: PostgreSQLPool, schema: str | None, alias: str) -> None:
         super().__init__(pool, alias)
         self.schema = schema
-        #: Pairs of schema and table, for the tables that the next statement names. Only for a node's
-        #: cursors, which read many shards.
+        #: The tables that the next statement names, as pairs (schema, table). Used only by cursors
+        #: of a node, which read many shards.
         self.tables: frozenset[tuple[str, str]] = frozenset()
-        #: Schemas whose tables the statements use without naming them. Only for a node's cursors,
-        #: which read many shards.
+        #: Schemas whose tables the next statements use, although their text does not name the
+        #: tables. Used only by cursors of a node.
         self.schemas: frozenset[str] = frozenset()
-        #: Whether the pinned session (kept until close()) has a search path of its own, so none is
-        #: sent with statements.
+        #: Whether the search path was set in the pinned session (kept until close()) for good, so
+        #: that it is not sent with each statement.
         self.has_own_path = False
-        #: The number of statements that cursors have sent through this connection. A caller
-        #: compares two readings to find out whether a statement was sent in between.
+        #: How many statements cursors have sent by this connection. If two readings are equal, no
+        #: statement was sent in between.
         self.statements = 0
-        #: Whether a statement may have taken a number of a sequence on this session for this
-        #: connection. Otherwise ``lastval()`` is refused, because it could return another alias's
-        #: number.
+        #: Whether this connection may have taken a number of a sequence on this session. If not,
+        #: ``lastval()`` and ``currval()`` are refused: they might return the number of another
+        #: alias.
         self.may_have_number = False
-        #: Whether the session was lost together with state that a rollback cannot restore.
+        #: Whether the session was lost together with state that a rollback cannot bring back.
         self.has_lost_state = False
 
     @property
@@ -61,11 +62,15 @@ class SessionLease(SessionHold["PostgreSQLNodeSession"]):
 
     @property
     def has_state(self) -> bool:
-        """Whether closing this connection would lose a transaction or session state."""
+        """Whether the session has something that would be lost if this connection were closed: an
+        open transaction, or state such as a changed setting.
+        """
         return self.is_open or self.is_held or self.mode in (SessionMode.PINNED, SessionMode.LOST)
 
     def lease_session(self) -> PostgreSQLNodeSession:
-        """Lease a session, and record which schema it will use."""
+        """Lease a session. Record which schemas it will use, because the pool closes a session that
+        has used many.
+        """
         if self.tables or self.schemas:
             return self.pool.lease_for(self.schemas, self.tables)
         session = self.pool.lease()
@@ -76,7 +81,7 @@ class SessionLease(SessionHold["PostgreSQLNodeSession"]):
     def record_error(self, exc: BaseException) -> None:
         """Record that a statement has failed in the session of this connection.
 
-        If the session is unusable, close it.
+        If the session cannot be used any more, it is closed.
         """
         session = self.session
         if session is None or session.is_usable:
@@ -85,9 +90,10 @@ class SessionLease(SessionHold["PostgreSQLNodeSession"]):
             self._lose(exc)
 
     def refuse_if_busy(self) -> None:
-        """Raise an error if a COPY or stream() is still running in the session of this connection.
+        """Raise an error if a COPY or stream() in this connection's session was not read to its
+        end.
 
-        The driver would raise the same error. The transaction stays open.
+        The driver would raise the same error. Nothing is sent, so the transaction stays open.
 
         :raises psycopg.OperationalError: the session is busy.
         """
@@ -99,8 +105,8 @@ class SessionLease(SessionHold["PostgreSQLNodeSession"]):
             )
 
     def prefix_error(self, exc: psycopg.Error) -> Exception:
-        """Return the error for the caller after the statement that sets the search path failed with
-        ``exc``.
+        """Return the error to raise after the statement that sets the search path has failed with
+        ``exc``. For example, ``ShardDatabaseMissing`` if the schema does not exist.
         """
         if isinstance(exc, psycopg.errors.InvalidSchemaName):
             return ShardDatabaseMissing(
@@ -115,8 +121,8 @@ class SessionLease(SessionHold["PostgreSQLNodeSession"]):
         return exc
 
     def schema_error(self, session: PostgreSQLNodeSession) -> Exception | None:
-        """Return an error for the caller if the schema cannot be used or the session is lost, else
-        None.
+        """Find out whether the schema can be used in ``session``. Return None if so; otherwise the
+        error to raise.
         """
         if self.schema is not None:
             try:
@@ -126,13 +132,13 @@ class SessionLease(SessionHold["PostgreSQLNodeSession"]):
         return None
 
     def pin(self, reason: str, *, own_path: bool = False) -> PostgreSQLNodeSession:
-        """Return the session, and keep it until close(), as a stock Django connection does.
+        """Keep one session until close(), as Django's own backend does. Return the session.
 
         :param reason: the operation that leaves state in the session. Logs and errors name it.
         :param own_path: if True, the schema's search path is set once for the session, instead of
             with each statement. From then on, the project may change the search path.
-        :raises SessionStateRefused: a connection pooler would pass the state to other clients, or the
-            search path would be lost with the open transaction.
+        :raises SessionStateRefused: a connection pooler would pass the state to other clients, or
+            the search path would be lost with the open transaction.
         """
         if self.mode >= SessionMode.LOST:
             raise self._lost_error()
@@ -155,7 +161,9 @@ class SessionLease(SessionHold["PostgreSQLNodeSession"]):
         return session
 
     def restore_path(self) -> None:
-        """Set the search path of the pinned session back to the schema."""
+        """Set the search path of the pinned session to the schema again, for example after ``RESET
+        ALL``.
+        """
         session = self.session
         if self.schema is not None and session is not None:
             try:
@@ -164,7 +172,7 @@ class SessionLease(SessionHold["PostgreSQLNodeSession"]):
                 self.record_error(exc)
                 raise
             except BaseException as exc:
-                # After an interruption, it is unknown whether the server has set the path. Close the
+                # After an interruption, nobody knows if the server has set the path. So close the
                 # session.
                 self._lose(exc)
                 raise
@@ -200,10 +208,11 @@ class SessionLease(SessionHold["PostgreSQLNodeSession"]):
 
     @contextmanager
     def standing_session(self) -> Iterator[PostgreSQLNodeSession]:
-        """Yield a session that is in no transaction, and whose search path names the schema.
+        """Context manager that yields a session for one statement that the server refuses in a
+        transaction, such as ``VACUUM``.
 
-        A ``with`` block uses it for one statement that the server refuses in a transaction. This costs
-        three packets: they set the search path, run the statement, and reset the path.
+        The session is in no transaction, so its search path is set for the session, and reset
+        afterwards. This costs three packets, with the statement.
 
         :raises SessionStateRefused: clients reach the server through a connection pooler.
         """
@@ -244,17 +253,19 @@ class SessionLease(SessionHold["PostgreSQLNodeSession"]):
         assert self.schema is not None
         path = f"SET search_path TO {search_path_of(self.schema)}; SELECT ".encode()
         try:
-            # The guard, the second statement of the packet, fails if the schema does not exist. The
-            # server then undoes the SET, too.
+            # The second statement of the packet, the guard, fails if the schema does not exist. The
+            # server then also undoes the SET.
             session.run(path + guard_of(self.schema).encode())
         except psycopg.Error as exc:
             raise self.prefix_error(exc) from exc
 
     @contextmanager
     def held_cursor(self) -> Iterator[psycopg.ClientCursor[Any]]:
-        """Context manager that yields a plain cursor of the driver, on the session that hold() keeps.
+        """Context manager that yields a plain cursor of the driver, on the session that
+        :meth:`hold` keeps.
 
-        The cursor uses the server's default search path. Do not call this method in a transaction.
+        The search path is the server's default, not that of the schema. Must not be called in a
+        transaction.
         """
         self.hold()
         assert self.session is not None
@@ -266,9 +277,10 @@ class SessionLease(SessionHold["PostgreSQLNodeSession"]):
             raise
 
     def hold(self) -> None:
-        """Keep one session for this connection, as the base class does, but not behind a pooler.
+        """Keep one session for this connection, as the base class does; but raise an error behind a
+        pooler.
 
-        :raises SessionStateRefused: a connection pooler would pass the session's state to other
+        :raises SessionStateRefused: a pooler would pass the session, with its state, to other
             clients.
         """
         if self.has_pooler:
@@ -276,7 +288,9 @@ class SessionLease(SessionHold["PostgreSQLNodeSession"]):
         super().hold()
 
     def session_id(self) -> SessionID:
-        """Return the identity of this connection's session on its server; empty if there is none."""
+        """Return which session of which server this connection holds; an empty identity if it holds
+        none.
+        """
         if self.session is None:
             return SessionID()
         try:
@@ -301,7 +315,9 @@ class SessionLease(SessionHold["PostgreSQLNodeSession"]):
             self.return_session(session)
 
     def return_session(self, session: PostgreSQLNodeSession) -> None:
-        """Return ``session`` to the pool, or close it if it has a transaction or an unread result."""
+        """Return ``session`` to the pool. If the session has an open transaction or an unread
+        result, close it instead, so that the next user does not get them.
+        """
         (self.pool.release if session.is_idle else self.pool.discard)(session)
 
     def _lose(self, exc: BaseException) -> BaseException:

@@ -1,4 +1,4 @@
-"""Read the sizes of schemas and tables."""
+"""Read the sizes of schemas and tables from the server's statistics."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from collections.abc import Sequence
 from sharded_orm.backends.postgresql.catalog import CatalogCursor
 from sharded_orm.backends.sizes import ShardSize, TableSize
 
-# SQL for the number of rows. The server counts rows as they are written, but a crash loses the
-# counts, and a standby has none. If there is no count, use the estimate of the last VACUUM or
-# ANALYZE. The estimate is -1 if there was neither.
+# SQL for the number of rows of a table. The server counts rows as they are written, but it loses
+# the counts in a crash, and a standby has none. If there is no count, use the estimate of the last
+# VACUUM or ANALYZE, which is -1 if there was neither.
 _ROWS = """\
 CASE WHEN pg_stat_get_live_tuples(c.oid) > 0 THEN pg_stat_get_live_tuples(c.oid)
   ELSE greatest(c.reltuples, 0)::bigint END"""
 
-# SQL for the size of a table in bytes. pg_total_relation_size() opens the table and its indexes,
-# and then costs the session 15 kB of memory until it ends. So it is called only if more than 1,000
-# rows plus a fifth of the table have changed since the last ANALYZE. Otherwise the size is that of
-# the last ANALYZE. A table that has rows and was never analyzed counts as one page.
+# SQL for the size of a table in bytes. By default, it is the size at the last ANALYZE. A table that
+# has rows but was never analyzed counts as one page. pg_total_relation_size() is exact, but it
+# opens the table and its indexes, and the session then keeps 15 kB of memory until it ends. So it
+# is called only if more than 1,000 rows plus a fifth of the table have changed since the last
+# ANALYZE.
 _BYTES = """\
 CASE WHEN pg_stat_get_mod_since_analyze(c.oid) > 1000 + 0.2 * greatest(c.reltuples, 0)
   THEN pg_total_relation_size(c.oid)
@@ -30,8 +31,8 @@ CASE WHEN pg_stat_get_mod_since_analyze(c.oid) > 1000 + 0.2 * greatest(c.reltupl
     ), 0)
   ) END"""
 
-# The FROM clause of queries for the tables of a schema. The tables are found by their dependency on
-# the schema, for which there is an index.
+# The FROM clause of queries for the tables of a schema. It finds them by their dependency on the
+# schema, because there is an index for that.
 _FROM = """\
 FROM pg_namespace n
 JOIN pg_depend d ON d.refclassid = 'pg_namespace'::regclass AND d.refobjid = n.oid AND d.deptype = 'n'
@@ -40,10 +41,10 @@ WHERE n.nspname"""
 
 
 def read(cursor: CatalogCursor, schemas: Sequence[str]) -> dict[str, ShardSize]:
-    """Return the size of each of ``schemas``, keyed by schema name. One query.
+    """Return a dict that maps the name of each of ``schemas`` to its size. One query.
 
-    The size of a table that has changed little is that of the server's last analysis. A schema that
-    has no tables or does not exist has 0 bytes and 0 rows.
+    The size of a table that has changed little is that at the server's last ANALYZE. A schema that
+    has no tables, or does not exist, has 0 bytes and 0 rows.
     """
     sizes = dict.fromkeys(schemas, ShardSize(0, 0))
     if sizes:
@@ -52,8 +53,7 @@ def read(cursor: CatalogCursor, schemas: Sequence[str]) -> dict[str, ShardSize]:
             f" {_FROM} = ANY (%(schemas)s) GROUP BY n.nspname",
             {"schemas": list(sizes)},
         )
-        # The size is NULL if the only table of the schema is dropped during the query. Return 0 for
-        # NULL.
+        # The size is NULL if the schema's only table is dropped during the query.
         for name, size, rows in cursor.fetchall():
             sizes[name] = ShardSize(int(size or 0), int(rows or 0))
     return sizes

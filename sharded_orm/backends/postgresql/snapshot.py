@@ -21,8 +21,8 @@ from sharded_orm.backends.snapshot import (
 from sharded_orm.backends.sqlstate import UNDEFINED_SCHEMA, UNDEFINED_TABLE, sqlstate_of
 from sharded_orm.exceptions import RehearsalFailed
 
-#: The largest number of schemas that one query reads. With more, the server takes longer for each
-#: schema, and its process keeps the memory that it needed to plan the query.
+#: The largest number of schemas that one query reads. A longer query takes the server more time for
+#: each schema, and its process keeps the memory that planning the query needed.
 BATCH = 100
 _RECORDS = "django_migrations"
 # SQLSTATEs for a schema or a table that does not exist.
@@ -33,7 +33,8 @@ _CONCURRENTLY = re.compile(r"\bINDEX\s+CONCURRENTLY\b", re.IGNORECASE)
 
 
 def read(cursor: CatalogCursor, schema: str) -> SchemaSnapshot:
-    """Return the definitions of ``schema``. Two queries are sent, or one if the schema is empty.
+    """Return the definitions of all objects of ``schema``. Sends two queries, or one if the schema
+    is empty.
 
     The definitions do not name the schema, so schemas with equal objects have equal snapshots.
 
@@ -44,13 +45,13 @@ def read(cursor: CatalogCursor, schema: str) -> SchemaSnapshot:
 
 
 def build(cursor: CatalogCursor, snapshot: SchemaSnapshot) -> None:
-    """Create the tables, views, … of ``snapshot`` that the current schema of ``cursor`` lacks.
+    """Create the objects (tables, views, …) of ``snapshot`` that the current schema of ``cursor``
+    lacks.
 
-    Existing objects are not changed. Up to three queries read what exists. Then one packet creates all
-    missing objects in one transaction.
+    Existing objects are not changed. Up to three queries read what exists. Then one packet creates
+    all missing objects, in one transaction.
 
-    :raises RehearsalFailed: the snapshot has objects for which there are no statements, such as
-        operators.
+    :raises RehearsalFailed: this library cannot create some of the objects, such as operators.
     """
     cursor.execute("SELECT current_schema()")
     ((schema,),) = cursor.fetchall()
@@ -64,17 +65,16 @@ def build(cursor: CatalogCursor, snapshot: SchemaSnapshot) -> None:
             f" {', '.join(map(repr, names))}. Create them in the schema of the extensions instead, once"
             " for each database."
         )
-    # Do not check the bodies of functions now, because they may use tables that are created later.
+    # Do not check the bodies of functions, because they may use tables that are created after them.
     setting = "SET LOCAL check_function_bodies = off"
     cursor.execute(";\n".join((setting, *statements(snapshot.definitions, missing, schema))))
 
 
 def create_schema(cursor: CatalogCursor, schema: str) -> None:
-    """Create an empty schema. If the schema exists and has no rows, it is dropped first.
-
+    """Create an empty schema. A schema of this name is dropped first, but only if it has no rows.
     Costs up to four statements.
 
-    :raises RehearsalFailed: the existing schema of that name has rows.
+    :raises RehearsalFailed: a schema of this name exists and has rows.
     """
     if _has_rows(cursor, schema):
         raise RehearsalFailed(
@@ -110,8 +110,8 @@ def create_missing_schema(cursor: CatalogCursor, schema: str) -> None:
     try:
         cursor.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(schema)}")
     except psycopg.errors.InsufficientPrivilege as exc:
-        # The account may not create schemas. Ignore the error if the schema exists: the server
-        # checks the privilege before it looks for the schema.
+        # The server checks the privilege before it looks for the schema. So the schema may exist,
+        # and then nothing is wrong.
         if schema in names(cursor):
             return
         raise psycopg.errors.InsufficientPrivilege(
@@ -126,12 +126,13 @@ def drop_schema(cursor: CatalogCursor, schema: str) -> None:
 
 
 def drop_unfinished_indexes(cursor: CatalogCursor, sql: str) -> bool:
-    """Drop the invalid indexes of the current schema that the statement ``sql`` names.
+    """Drop the invalid index that a failed CREATE or DROP INDEX CONCURRENTLY has left.
 
-    Such an index is left if CREATE or DROP INDEX CONCURRENTLY fails. Return whether there were
-    invalid indexes. Does nothing if ``sql`` does not create or drop an index concurrently.
-    Otherwise costs one query, and one statement for each index. The caller must know that no
-    session is working on such an index.
+    Return whether there was one. Does nothing if ``sql`` is no such statement. Otherwise costs one
+    query, and one statement for each index. The caller must be sure that no session is still
+    working on the index.
+
+    :param sql: the statement that has failed. Only indexes that it names are dropped.
     """
     if not _CONCURRENTLY.search(sql):
         return False
@@ -140,8 +141,8 @@ def drop_unfinished_indexes(cursor: CatalogCursor, sql: str) -> bool:
         " JOIN pg_class t ON t.oid = i.indrelid WHERE NOT i.indisvalid AND c.relkind = 'i'"
         " AND c.relnamespace = quote_ident(current_schema())::regnamespace"
     )
-    # If ``sql`` has no name for the index, the server makes one up. In that case, look in ``sql`` for
-    # the name of the table.
+    # If ``sql`` has no name for the index, the server has made one up. In this case, find the index
+    # by its table, whose name is in ``sql``.
     has_name = not _WITHOUT_NAME.search(sql)
     names = [
         index for index, table in cursor.fetchall() if _is_named(index if has_name else table, sql)
@@ -156,16 +157,16 @@ def _is_named(name: str, sql: str) -> bool:
 
 
 def digests(cursor: CatalogCursor, schemas: Sequence[str]) -> dict[str, str | None]:
-    """Return a digest of each schema's applied migrations, keyed by schema name.
+    """Return a dict that maps each schema to a digest of its applied migrations.
 
     The digest is "" if the schema has no table ``django_migrations``, and None if the schema does
     not exist. One query reads 100 schemas. If it fails because a schema or a table is missing, one
-    more query finds the schemas with the table, and these are read again.
+    more query finds out which schemas have the table, and the digests of these are read again.
 
     :param cursor: a cursor in autocommit.
     """
     try:
-        # Do not check first which schemas exist, because most often all of them do.
+        # Query the digests without first checking which schemas exist, because usually all do.
         return dict(_digests(cursor, schemas))
     except Exception as exc:
         if sqlstate_of(exc) not in _NOT_THERE:
@@ -194,7 +195,7 @@ def names(cursor: CatalogCursor) -> set[str]:
 
 
 def _digests(cursor: CatalogCursor, schemas: Sequence[str]) -> Iterator[tuple[str, str]]:
-    # This SQL computes the same digest as applied_digest() in sharded_orm.backends.snapshot.
+    # Compute the same digest as applied_digest() in sharded_orm.backends.snapshot does.
     row = "md5(convert_to(app || '/' || name, 'UTF8'))"
     digest = f"bit_xor(('x' || left({row}, 16))::bit(64)::bigint)"
     marker = f"app = '{MARKER_APP}' AND starts_with(name, '{MARKER_PREFIX}')"

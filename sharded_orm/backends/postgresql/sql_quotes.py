@@ -9,8 +9,8 @@ def quoted(name: str) -> str:
 
 
 def literal(text: str) -> str:
-    """Return ``text`` as an SQL literal that is valid with any value of
-    ``standard_conforming_strings``.
+    """Return ``text`` as an SQL literal. It is valid whether the server's setting
+    ``standard_conforming_strings`` is on or off.
     """
     if "\\" in text:
         return " E'{}'".format(text.replace("\\", "\\\\").replace("'", "''"))

@@ -1,11 +1,11 @@
 """Classify SQL statements by what they do to the session that runs them. Pure functions.
 
-All schemas of a node share its sessions, and the search path of a schema is set for one transaction
-only. These functions find the statements that cannot share a packet with the statement that sets
-the search path, and those that leave state in the session.
+All schemas of a node share its sessions. The search path of a schema is set for one transaction
+only, in the same packet as the statement. So these functions find the statements that cannot share
+a packet with others, and the statements that leave state in the session.
 
-Stored functions and triggers are not considered: the text of a statement does not show what they
-do. But the text of a ``DO`` statement contains its body, which is considered.
+The text of a statement does not show what its stored functions and triggers do, so these are not
+considered. But the body of a ``DO`` statement is part of the text, and is considered.
 """
 
 from __future__ import annotations
@@ -59,8 +59,9 @@ _SAVEPOINTS = {
     SavepointStatement.RELEASE: PostgreSQLKind.RELEASE,
 }
 
-# Statements of at most this many characters are cached with their kinds. Of longer statements, such as
-# queries over many shards and bulk inserts, only a few are cached, because they would fill the memory.
+# The kinds of statements of at most this many characters are cached. For longer ones, such as
+# queries over many shards and bulk inserts, only the last few kinds are kept, because their texts
+# would fill the memory.
 _CACHED_LENGTH = 2000
 _CACHE_SIZE = 2048
 _LONG_LENGTH = 300_000
@@ -73,16 +74,16 @@ _WRITES = frozenset([
     "TRUNCATE", "UPDATE", "WITH",
 ])  # fmt: skip
 
-# The words of _WRITES whose statements may call nextval() of a sequence by themselves. A trigger
-# that calls it is not considered.
+# The words of _WRITES whose statements may take numbers from a sequence (nextval()), as an INSERT
+# does for an id. Triggers that do so are not considered.
 _INSERTS = frozenset(["COPY", "INSERT", "MERGE", "WITH"])
 _CONTROL = frozenset(
     ["ABORT", "BEGIN", "COMMIT", "END", "RELEASE", "ROLLBACK", "SAVEPOINT", "START"]
 )
 
-# Matches quoted text. The alternatives are in the order in which the server's scanner tries them. A
-# backslash escapes in E'…' only. Only the beginning of a comment /* … */ is matched here, because such
-# comments nest. The last alternative matches an opening quote that is never closed.
+# Matches quoted text and comments. The order of the alternatives is that of the server's scanner. A
+# backslash escapes in E'…' only. Of a comment /* … */, only the beginning is matched, because such
+# comments can be nested. The last alternative matches an opening quote that is never closed.
 _QUOTED = re.compile(
     r"(?P<literal>\b[Ee]'(?:[^'\\]|\\.|'')*'|'[^']*'"
     r"|(?<![\w$\x80-\U0010ffff])\$(?P<tag>[A-Za-z_\x80-\U0010ffff][\w\x80-\U0010ffff]*)?\$"
@@ -93,15 +94,16 @@ _QUOTED = re.compile(
     r"|(?P<open>['\"]|(?<![\w$\x80-\U0010ffff])\$(?:[A-Za-z_\x80-\U0010ffff][\w\x80-\U0010ffff]*)?\$)",
     re.DOTALL,
 )
-# If a text contains none of these marks, its literals and quoted names follow standard SQL, so that
-# _STANDARD_QUOTED finds them.
+# If a text contains none of these marks, it has only literals and quoted names of standard SQL.
+# These are found by the simpler pattern _STANDARD_QUOTED.
 _BEYOND_STANDARD = ("--", "/*", "$", "\\", "E'", "e'")
 _STANDARD_QUOTED = re.compile(r"'[^']*'|\"(?:[^\"]|\"\")*\"")
 _COMMENT_MARK = re.compile(r"/\*|\*/")
 _NEEDS_STRIPPING = ("'", '"', "--", "/*", "$", ";")
 _FIRST_WORD = re.compile(r"[\s(]*([A-Za-z_]+)")
 _QUOTED_NAME = re.compile(r'"([a-z_][a-z0-9_]*)"')
-# A cheap first test: the patterns below can match a text only if it contains one of these words.
+# A cheap first test before the regular expressions below: only a text that contains one of these
+# words can match one of them.
 _SUSPICIOUS = (
     "SET_CONFIG", "ADVISORY", "SETSEED", "SET_LIMIT", "DBLINK", "CURRVAL", "LASTVAL", "TEMP", "PG_SETTINGS",
     "REPLICATION_ORIGIN", 'U&"',
@@ -111,14 +113,13 @@ _STATEFUL_FUNCTION = re.compile(
     r"|DBLINK_(?:CONNECT|DISCONNECT|OPEN|CLOSE|SEND_QUERY)\w*|PG_REPLICATION_ORIGIN_SESSION_\w+)\s*\("
 )
 _LOCAL_CONFIG = re.compile(r"\bSET_CONFIG\s*\([^()]*,\s*(?:IS_LOCAL\s*(?:=>|:=)\s*)?TRUE\s*\)")
-# Matches a call of set_config() whose first argument, the name of a parameter, is an expression.
-# Such a call might set any parameter. Literals have been replaced by question marks before.
+# Matches a call of set_config() with an expression as its first argument, the name of a setting. It
+# might set any setting. (A literal name would be a question mark here.)
 _ANY_CONFIG = re.compile(r"\bSET_CONFIG\s*\(\s*[^?]")
 _AFFINE = re.compile(r"\b(?:CURRVAL|LASTVAL)\s*\(")
 _PATH = re.compile(
     r"(?:SET|RESET)\b.*\bSEARCH_PATH\b|RESET\s+ALL\b|SET\s+(?:SESSION\s+)?SCHEMA\b|DISCARD\s+ALL\b"
-    # A parameter whose name is quoted matches as well: here, the quoted name was replaced by ?,
-    # and it could be search_path.
+    # SET or RESET with a quoted name, which is a question mark here. It could be "search_path".
     r"|(?:SET|RESET)\s+(?:SESSION\s+)?\?",
     re.DOTALL,
 )
@@ -126,8 +127,8 @@ _DEFAULT_PATH = re.compile(
     r"\bRESET\s+(?:ALL|SEARCH_PATH)\b|\bDISCARD\s+ALL\b|\bSEARCH_PATH\s*(?:TO|=)\s*DEFAULT\b"
 )
 _LOCKING_READ = re.compile(r"\bFOR\s+(?:UPDATE|SHARE|NO\s+KEY|KEY)\b|\bINTO\b")
-# Matches INTO, together with INSERT or MERGE if one of these words is before it. INTO without such
-# a word names a table that the statement creates.
+# Matches INTO, with INSERT or MERGE if that stands before it. INTO alone, as in SELECT … INTO,
+# names a table that the statement creates.
 _NEW_ROWS = re.compile(r"\b(?:(?:INSERT|MERGE)\s+)?INTO\b")
 _NUMBERS = re.compile(r"\bNEXTVAL\b|\bSETVAL\b")
 _TEMPORARY = re.compile(
@@ -135,7 +136,7 @@ _TEMPORARY = re.compile(
     r"|\bINTO\s+(?:(?:LOCAL|GLOBAL)\s+)?(?:TEMPORARY|TEMP)\b|\bPG_TEMP(?:_\d+)?\b"
 )
 _SETTINGS = re.compile(r"\bUPDATE\s+(?:ONLY\s+)?(?:PG_CATALOG\s*\.\s*)?PG_SETTINGS\b")
-# The patterns from here on are matched against text without literals and comments.
+# The patterns from here on are used on text whose literals and comments were removed.
 _ALONE = re.compile(
     r"(?:VACUUM|CLUSTER|CHECKPOINT|REINDEX|ALTER\s+SYSTEM|COMMIT\s+PREPARED|ROLLBACK\s+PREPARED)\b"
     r"|(?:CREATE|DROP|ALTER)\s+(?:DATABASE|TABLESPACE|SUBSCRIPTION)\b"
@@ -143,8 +144,8 @@ _ALONE = re.compile(
     r"|ALTER\b.*\bDETACH\s+PARTITION\b.*\bCONCURRENTLY\b",
     re.DOTALL,
 )
-# Matches statements of _ALONE that the server refuses in a transaction block only if the table is
-# partitioned. Most tables are not.
+# Matches those statements of _ALONE that the server accepts in a transaction block, except for a
+# partitioned table. Most tables are not partitioned.
 _MAYBE_ALONE = re.compile(
     r"REINDEX\s*(?:\((?![^()]*\bCONCURRENTLY\b)[^()]*\)\s*)?(?:TABLE|INDEX)\s+(?!CONCURRENTLY\b)"
     r"|CLUSTER\b\s*(?:\([^()]*\)\s*|VERBOSE\s+)?(?!VERBOSE\s*$)[\w?]"
@@ -154,20 +155,21 @@ _SET_STATELESS = re.compile(r"SET\s+(?:LOCAL|CONSTRAINTS)\b")
 _SET_TRANSACTION = re.compile(r"SET\s+TRANSACTION\b")
 _EXTENSION = re.compile(r"CREATE\s+EXTENSION\b(?!.*\bSCHEMA\b)", re.DOTALL)
 _CHAIN = re.compile(r"\bAND\s+CHAIN\b")
-# Matches the body of a function in standard SQL. It contains semicolons, and ends with the word END.
+# Matches the beginning of CREATE FUNCTION with a body in standard SQL. Such a body contains
+# semicolons, up to the word END.
 _ATOMIC_BODY = re.compile(r"CREATE\b.*\bBEGIN\s+ATOMIC\b(?P<body>.*)", re.DOTALL)
 # Matches words that leave state in the session, in the body of a DO statement.
 _BODY_STATE = re.compile(
     r"\b(?:LISTEN|LOAD|TEMPORARY|TEMP|PG_TEMP|PG_SETTINGS)\b"
     r"|\b(?:RESET|DISCARD|PREPARE|DEALLOCATE)\b"
 )
-# Matches SET anywhere in a body, because a comment may stand before it, and EXECUTE may run it from a
-# text. The SET of an UPDATE or of a foreign key does not count.
+# Matches SET anywhere in a body: a comment may stand before it, or EXECUTE may run it from a text.
+# SET in an UPDATE or in a foreign key (ON DELETE SET NULL) does not count.
 _BODY_SET = re.compile(r"\bSET\s+(?!LOCAL\b|CONSTRAINTS\b|NULL\b|DEFAULT\b)")
 _BODY_UPDATE = re.compile(r"\b(?:UPDATE|DO\s+UPDATE)\b[^;]*?\bSET\b", re.DOTALL)
 _BODY_CONTROL = re.compile(r"\b(?:COMMIT|ROLLBACK|CALL)\b")
-# Words and functions that may stand before a parenthesis in a statement that changes nothing. Any
-# other word there may be a stored function, which may write.
+# Words that may stand before a parenthesis in a statement that changes nothing: words of SQL, and
+# functions of the server. Any other word there may be a stored function, which may write.
 _HARMLESS_WORDS = """
     SELECT FROM WHERE AND OR NOT IN EXISTS AS ON ANY ALL SOME VALUES USING OVER FILTER UNION EXCEPT INTERSECT
     BY THEN ELSE WHEN CASE LIMIT OFFSET LIKE ILIKE BETWEEN IS JOIN DISTINCT HAVING LATERAL WITHIN GROUP ARRAY
@@ -207,7 +209,7 @@ def classify(sql: str) -> PostgreSQLKind:
 
 
 def reason(sql: str) -> str:
-    """Return a word or two, for logs, that say why the statement ``sql`` pins its session.
+    """Return why the statement ``sql`` pins its session, in a word or two, for logs.
 
     A pinned session is kept for one alias. The returned text contains no values of ``sql``.
     """
@@ -224,7 +226,7 @@ def reason(sql: str) -> str:
 
 
 def is_several(sql: str) -> bool:
-    """Whether ``sql`` has, or may have, more than one statement."""
+    """Whether ``sql`` contains more than one statement. Also True if that is unclear."""
     if ";" not in sql:
         return False
     bare = _strip(sql)
@@ -232,7 +234,8 @@ def is_several(sql: str) -> bool:
 
 
 def begins_anew(sql: str) -> bool:
-    """Whether ``sql`` ends a transaction and begins another one at once (AND CHAIN).
+    """Whether ``sql`` ends a transaction and begins the next one at once, as ``COMMIT AND CHAIN``
+    does.
 
     :param sql: a statement of the kind CONTROL, which begins or ends a transaction.
     """
@@ -250,7 +253,7 @@ def prepares_transaction(sql: str) -> bool:
 
 
 def resets_path(sql: str) -> bool:
-    """Whether ``sql`` restores the server's default search path.
+    """Whether ``sql`` resets the search path to the server's default, as ``RESET ALL`` does.
 
     :param sql: a statement of the kind PATH, which changes the search path.
     """
@@ -259,7 +262,8 @@ def resets_path(sql: str) -> bool:
 
 
 def is_repeatable(sql: str) -> bool:
-    """Whether the statement ``sql`` may be sent again if its result was lost.
+    """Whether the statement ``sql`` may be sent again if its session was lost before the result
+    arrived.
 
     True if ``sql`` calls no function that might write. The server may have run the statement before
     its result was lost, so the function might write twice. Results for short statements are cached.
@@ -299,7 +303,7 @@ def _ends_in_call(text: str) -> bool:
 
 
 def makes_table(sql: str) -> bool:
-    """Whether a statement that begins with WITH makes a table: ``WITH … SELECT … INTO table``."""
+    """Whether a statement that begins with WITH creates a table: ``WITH … SELECT … INTO table``."""
     bare = (_strip(sql) or "").upper()
     return bare.startswith("WITH") and "INTO" in _NEW_ROWS.findall(bare)
 
@@ -310,16 +314,17 @@ def without_comments(sql: str) -> str:
 
 
 def _strip(sql: str, *, literals: bool = False, names: bool = False) -> str | None:
-    """Return ``sql`` without comments, and with ``?`` in place of each literal and each quoted name.
+    """Return ``sql`` without comments, and with ``?`` in place of each literal and each quoted
+    name.
 
-    Return None if it is unclear where literals or comments end.
+    Return None if it cannot be known where literals or comments end.
 
-    :param literals: whether to keep literals.
-    :param names: whether to keep quoted names.
+    :param literals: if True, literals are kept.
+    :param names: if True, quoted names are kept.
     """
     if not (literals or names or any(mark in sql for mark in _BEYOND_STANDARD)):
-        # Use a simple pattern if possible, to save time: a statement over hundreds of shards has
-        # thousands of names.
+        # Try a simple pattern first, to save time: a statement over hundreds of shards has
+        # thousands of quoted names.
         bare = _STANDARD_QUOTED.sub("?", sql)
         return None if "'" in bare or '"' in bare else bare.strip()
     parts: list[str] = []
@@ -350,8 +355,7 @@ def _strip(sql: str, *, literals: bool = False, names: bool = False) -> str | No
 
 def _classify(sql: str) -> PostgreSQLKind:
     text = sql.strip()
-    # Look for savepoints before quoted names are removed, because Django quotes the names of
-    # savepoints.
+    # Look for savepoints first. Django quotes their names, and quoted names are removed below.
     if (savepoint := savepoint_statement(text)) is not None:
         return _SAVEPOINTS[savepoint]
     bare: str | None = text
@@ -369,7 +373,9 @@ def _classify(sql: str) -> PostgreSQLKind:
 
 
 def _parts(upper: str) -> list[str]:
-    """Split a text at its semicolons, except at those in the body of a function."""
+    """Split a text into its statements, at the semicolons. Those in the body of a function do not
+    count.
+    """
     if ";" not in upper:
         return [upper] if upper else []
     parts: list[str] = []
@@ -382,21 +388,21 @@ def _parts(upper: str) -> list[str]:
             parts.append(part)
             body = _ATOMIC_BODY.match(part)
             is_open = body is not None and body["body"].strip() != "END"
-    # The body of the function has no END, so the last part may contain any statement. "END" makes
-    # the text count as one that may end a transaction.
+    # The END of a function's body is missing, so the last part may contain any statement. Add
+    # "END", which counts as a statement that may end a transaction.
     return [*parts, "END"] if is_open else parts
 
 
 def _of_several(kinds: list[PostgreSQLKind]) -> PostgreSQLKind:
-    """Return the kind of a text with several statements, whose kinds are ``kinds``."""
     if any(PostgreSQLKind.SAVEPOINT <= k <= PostgreSQLKind.RELEASE for k in kinds):
         kinds = [*kinds, PostgreSQLKind.CONTROL]
     strongest = max(kinds, default=PostgreSQLKind.WRITE)
     if PostgreSQLKind.EXTENSION in kinds and strongest < PostgreSQLKind.CONTROL:
         return PostgreSQLKind.EXTENSION
     if PostgreSQLKind.MAYBE_ALONE <= strongest <= PostgreSQLKind.ALONE:
-        # One statement of the text must be sent alone. The server would run the text as one
-        # transaction block, and raise an error at that statement. So send the text like any write.
+        # One of the statements must be sent alone. In a text with others, the server raises an
+        # error at this statement, and undoes the text as a whole. So nothing special is needed:
+        # send it like a write.
         return PostgreSQLKind.WRITE
     if strongest in (PostgreSQLKind.BARE, PostgreSQLKind.SET_TRANSACTION):
         return PostgreSQLKind.WRITE
@@ -404,10 +410,10 @@ def _of_several(kinds: list[PostgreSQLKind]) -> PostgreSQLKind:
 
 
 def _by_word(upper: str, raw: str) -> PostgreSQLKind:
-    """Return the kind of one statement by its first words.
+    """Return the kind of one statement, judged by its first words.
 
     :param upper: the statement in upper case, without literals and comments.
-    :param raw: the whole text in upper case, including the bodies of DO statements.
+    :param raw: the whole text in upper case, with the bodies of DO statements.
     """
     match = _FIRST_WORD.match(upper)
     if match is None:
@@ -437,8 +443,8 @@ def _by_word(upper: str, raw: str) -> PostgreSQLKind:
     if _EXTENSION.match(upper):
         return PostgreSQLKind.EXTENSION
     if word == "EXPLAIN":
-        # EXPLAIN ANALYZE runs the statement that it explains, which may write. So treat EXPLAIN as
-        # a write.
+        # EXPLAIN ANALYZE runs the statement that it explains, and this may write. So treat each
+        # EXPLAIN as a write.
         return PostgreSQLKind.WRITE
     if word in _INSERTS or ((is_read or word == "UPDATE") and _takes_numbers(upper)):
         return PostgreSQLKind.INSERT
@@ -452,25 +458,27 @@ def _takes_numbers(upper: str) -> bool:
 
 
 def _of_body(raw: str) -> PostgreSQLKind:
-    """Return the kind of a DO statement.
+    """Return the kind of a DO statement, judged by its body.
 
-    :param raw: text in upper case that contains the body of the DO.
+    :param raw: a text in upper case that contains the body.
     """
     sets = _BODY_SET.search(_BODY_UPDATE.sub(" ", raw))
     if sets or _BODY_STATE.search(raw) or _STATEFUL_FUNCTION.search(raw):
-        # Choose between PATH and STATE. A search path that is sent with the statement ends with the
-        # transaction. So if the body may end transactions, return PATH: the session then gets the
-        # search path for good.
+        # With the kind STATE, the search path is sent with the statement, and lasts for its
+        # transaction only. If the body may end this transaction, that is not enough. So return
+        # PATH: the path is then set for the session.
         changes_path = "SEARCH_PATH" in raw or _BODY_CONTROL.search(raw)
         return PostgreSQLKind.PATH if changes_path else PostgreSQLKind.STATE
     return PostgreSQLKind.MAYBE_ALONE if _BODY_CONTROL.search(raw) else PostgreSQLKind.INSERT
 
 
 def _by_names(upper: str, text: str, raw: str) -> PostgreSQLKind:
-    """Return the kind of a text by the functions and tables that it names. READ if these are harmless."""
+    """Return the kind of a text, judged by the functions and tables in it. READ if these are
+    harmless.
+    """
     if 'U&"' in raw:
-        # A name in U&"…" may contain any character as a number, so it might be any name. So assume
-        # that the statement changes the search path.
+        # In U&"…", characters can be written as numbers, so this might be the name of any function.
+        # Assume the worst: that it changes the search path.
         return PostgreSQLKind.PATH
     if '"' in text:
         upper = _QUOTED_NAME.sub(r"\1", _strip(text, names=True) or "").upper()
@@ -484,7 +492,7 @@ def _by_names(upper: str, text: str, raw: str) -> PostgreSQLKind:
         return PostgreSQLKind.PATH if may_set_path else PostgreSQLKind.STATE
     if _AFFINE.search(upper):
         return PostgreSQLKind.AFFINE
-    # Treat a text with a set_config() that lasts for the transaction as a write.
+    # A set_config() that lasts only for the transaction leaves no state, so treat it like a write.
     return PostgreSQLKind.WRITE if "SET_CONFIG" in upper else PostgreSQLKind.READ
 
 

@@ -1,6 +1,6 @@
 """Sessions of Django's own backend, for copying rows of a shard and moving its tables.
 
-They are not taken from a pool, because their settings are changed until they end.
+They do not come from a pool, because their settings stay changed until they end.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from typing import Any, Final
 from django.db import OperationalError
 
 # Settings of a session that copies rows or moves tables. The trigger functions in
-# :mod:`~sharded_orm.backends.postgresql.capture_triggers` use the same formats, because equal values
-# must have equal texts.
+# :mod:`~sharded_orm.backends.postgresql.capture_triggers` write values in the same formats, because
+# the texts of equal values must be equal.
 _SETTINGS: Final = (
     "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE",
-    # With these formats, equal values have the same text on all servers, and no digits are lost.
+    # With these formats, equal values have the same text on all servers, and numbers keep all
+    # digits.
     "SET DateStyle = 'ISO, YMD'",
     "SET IntervalStyle = 'postgres'",
     "SET TimeZone = 'UTC'",
@@ -22,25 +23,24 @@ _SETTINGS: Final = (
     "SET bytea_output = 'hex'",
     "SET lc_monetary = 'C'",
     "SET xmloption = 'content'",
-    # Make a statement fail if row security would hide rows from it.
+    # If row security hides rows from the account, raise an error rather than leave them out.
     "SET row_security = off",
 )
 
 
 def begin_session(connection: Any) -> str:
-    """Connect, change the settings of the session, and return the name of its schema.
+    """Open the session of ``connection``, change its settings, and return the name of its schema.
 
-    :param connection: a connection object of Django's own backend that has not connected yet, and is
-        used for nothing else. Its sessions come from no pool, because their settings are changed until
-        they end.
+    :param connection: a connection object of Django's own backend that has not connected yet.
+        Nothing else may use it, because the settings stay changed.
     :raises django.db.OperationalError: the first schema of the search path does not exist.
     """
     options = connection.settings_dict["OPTIONS"]
     for name in ("pool", "server_side_binding", "isolation_level"):
         options.pop(name, None)
     with connection.cursor() as cursor:
-        # Check the schema before anything else. If a shard's schema is missing, its tables must not be
-        # created in another schema of the search path.
+        # Check the schema first. If a shard's schema is missing, the next schema of the search path
+        # would be the current one, and the shard's tables would be created there.
         cursor.execute(
             "SELECT pg_catalog.current_schema(), pg_catalog.current_setting('search_path')"
         )
@@ -60,6 +60,6 @@ def begin_session(connection: Any) -> str:
 def _begins_with(path: str, schema: str) -> bool:
     quoted = '"' + schema.replace('"', '""') + '"'
     first = path.lstrip()
-    # The default path begins with "$user". Accept it, because no schema with the account's name
-    # need exist.
+    # Also accept the server's default path, which begins with "$user", because a schema with the
+    # name of the account need not exist.
     return first.startswith(('"$user"', quoted)) or first.partition(",")[0].strip() == schema

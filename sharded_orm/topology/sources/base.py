@@ -33,9 +33,9 @@ BUILT_IN = {
     "zookeeper": "sharded_orm.topology.sources.zookeeper.ZooKeeperSource",
 }
 
-#: The type of the function to which a source passes each new document, or an error if a document
-#: cannot be read. A source may call the function in any thread. The function must return quickly
-#: and must not raise an exception.
+#: The type of the function to which a source passes each new document. If a document cannot be
+#: read, the source passes an error instead. A source may call the function in any thread. The
+#: function must return quickly and must not raise an exception.
 OnChange = Callable[[Document | TopologyError], None]
 
 
@@ -85,7 +85,7 @@ def author() -> str:
 
 
 def parsed_time(text: Any) -> datetime | None:
-    """Return the time that is written in ``text`` in ISO format; None if ``text`` is not such a time."""
+    """Return the time that ``text`` contains in ISO format; None if it contains no such time."""
     try:
         return datetime.fromisoformat(text)
     except (TypeError, ValueError):
@@ -163,8 +163,8 @@ class TopologySource(ABC):
     def last_good(self) -> str | None:
         """The path of the file in which the last valid document is saved (the option LAST_GOOD).
 
-        A process can start with this file if the source does not answer. None if the option is not
-        set; then no file is saved.
+        A process can start with this file if the source does not answer. If the option is not set,
+        None is returned, and no file is saved.
         """
         path = self.options.get("LAST_GOOD")
         return str(path) if path else None

@@ -215,8 +215,8 @@ class DatabaseSource(TopologySource):
             "document": json.dumps(document.content(), indent=1),
         }
         try:
-            # If several processes publish at the same time, only one of them can insert a row with
-            # this primary key.
+            # Several processes may publish at the same time. Only one of them can insert a row with
+            # this primary key; the others get an IntegrityError.
             insert(connection, VERSIONS, values)
         except IntegrityError as exc:
             raise TopologyConflict(
@@ -407,12 +407,11 @@ def _runs_event_loop() -> bool:
 
 @contextmanager
 def _without_warning() -> Iterator[None]:
-    """Silence Django's warning about queries while applications are loaded
-    (CursorWrapper._execute).
+    """Silence the warning of Django's CursorWrapper about queries while applications are loaded.
 
-    The topology is needed at that time, so the query is right. The change of the warning filters
-    would affect all threads. So only the caller's thread does this; the watching thread waits until
-    the applications are loaded.
+    The topology is needed at that time, so the query is right. The filters of warnings apply to all
+    threads. So the watching thread does not use this function, but waits until the applications are
+    loaded.
     """
     if apps.ready:
         yield

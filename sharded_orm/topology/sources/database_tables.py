@@ -145,6 +145,7 @@ def read_processes(connection: BaseDatabaseWrapper) -> list[tuple[Any, ...]]:
 
 
 def clock_sql(connection: BaseDatabaseWrapper) -> str:
+    """Return SQL for the current time by the clock of the database."""
     compiler = Query(None).get_compiler(connection=connection)
     return str(compiler.compile(DatabaseClock())[0])
 

@@ -137,8 +137,9 @@ class ZooKeeperSource(TopologySource):
         self._reported: int | None = None
         self._version = 0
         self._since = datetime.now(UTC)
-        #: The id of the ZooKeeper session in which this process has written its znode below
-        #: ``processes``, and the topology version in the znode; None if there is no such znode.
+        #: A pair: the id of the ZooKeeper session in which this process has written its znode below
+        #: ``processes``, and the topology version that it has written. None if there is no such
+        #: znode.
         self._announced: tuple[int, int] | None = None
         self._name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
 
