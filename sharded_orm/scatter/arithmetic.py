@@ -234,8 +234,8 @@ def divider(
     """
     if features.exact_averages == "significant":
         return significant_quotient
-    # On a database without a type for durations, Django stores microseconds and casts their average
-    # to an integer.
+    # MySQL and MariaDB have no type for durations. Django stores microseconds there, and casts their
+    # average to an integer.
     if duration and features.averages_durations_to_integers:
         return rounded_quotient
     if features.computes_beyond_types and not has_places_of_type:

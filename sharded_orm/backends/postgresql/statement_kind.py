@@ -1,11 +1,10 @@
 """Classify SQL statements by what they do to the session that runs them. Pure functions.
 
-All schemas of a node share its sessions. The search path of a schema is set for one transaction
-only, in the same packet as the statement. So these functions find the statements that cannot share
-a packet with others, and the statements that leave state in the session.
+All schemas of a node share its sessions. The search path of a schema is set for one transaction, in
+the same packet as the statement. So these functions find the statements that need a packet of their
+own, and those that leave state in the session.
 
-The text of a statement does not show what its stored functions and triggers do, so these are not
-considered. But the body of a ``DO`` statement is part of the text, and is considered.
+What stored functions and triggers do is not considered, but the body of a ``DO`` statement is.
 """
 
 from __future__ import annotations
