@@ -229,11 +229,10 @@ class Comparison:
         self.ranked: frozenset[int] = frozenset()
 
     def normal(self, row: Row, column: int) -> Any:
-        """Return the value in column number ``column`` of ``row``, converted so that Python
-        compares it as the database does.
+        """Return a value of ``row``, converted so that Python compares it as the database does.
 
-        None stands for NULL. ``==``, ``hash()`` and ``<`` of the returned values agree with the
-        database.
+        The value is the one in column number ``column``. None stands for NULL. ``==``, ``hash()``
+        and ``<`` of the returned values agree with the database.
         """
         raise NotImplementedError
 
