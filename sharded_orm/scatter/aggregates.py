@@ -93,7 +93,10 @@ def aggregate(
     aggregates: Mapping[str, Any],
     failures: Failures,
 ) -> dict[str, Any]:
-    """Return the values of ``aggregates``, keyed by name, with the types that one database returns."""
+    """Return a dict that maps the name of each aggregate to its value over all rows.
+
+    The values have the types that a single database returns.
+    """
     if not aggregates:
         return {}
     summaries: dict[int, Summary] = {}

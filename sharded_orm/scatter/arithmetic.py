@@ -163,8 +163,8 @@ def rounded_quotient(total: Any, count: int) -> int:
 def significant_quotient(total: Any, count: int) -> Any:
     """Return ``total / count`` as PostgreSQL computes ``AVG``.
 
-    The result for an integer or a Decimal is a Decimal with at least 16 significant digits, counted
-    in groups of four. All other results are floats.
+    For an integer or a Decimal, the result is a Decimal with at least 16 significant digits.
+    PostgreSQL counts digits in groups of four, so there may be more. All other results are floats.
     """
     if isinstance(total, float):
         return total / count

@@ -229,19 +229,18 @@ class Comparison:
         self.ranked: frozenset[int] = frozenset()
 
     def normal(self, row: Row, column: int) -> Any:
-        """Return the value in column number ``column`` of ``row``, converted so that Python
-        compares it as the database does.
+        """Return a value of ``row``, converted so that Python compares it as the database does.
 
-        None stands for NULL. ``==``, ``hash()`` and ``<`` of the returned values agree with the
-        database.
+        The value is the one in column number ``column``. None stands for NULL. ``==``, ``hash()``
+        and ``<`` of the returned values agree with the database.
         """
         raise NotImplementedError
 
     def ordered(self, row: Row, column: int) -> Any:
-        """Return the value in column number ``column`` of ``row``, converted so that Python sorts
-        it as the database does.
+        """Return a value of ``row``, converted so that Python sorts it as ORDER BY does.
 
-        None stands for NULL. ``<`` of the returned values agrees with ORDER BY of the database.
+        The value is the one in column number ``column``. None stands for NULL. ``<`` of the
+        returned values agrees with ORDER BY of the database.
         """
         return self.normal(row, column)
 

@@ -119,10 +119,13 @@ class Executor:
         self._statements = plan.statements
         self._unreachable: dict[str, BaseException] = {}
         # If all statements fail, the query itself may be wrong. Then ScatterError must be raised
-        # before the caller receives a row or the end of the rows. For this check, _doubt is an error
-        # that a wrong query may have caused, or None. _answered says whether any shard has answered.
-        # _unsettled is the number of statements that have neither been answered nor failed. The
-        # threads that query the nodes may set _doubt and _answered, but not _unsettled.
+        # before the caller receives a row or the end of the rows. Three attributes serve this
+        # check:
+        #
+        # - _doubt is an error that a wrong query may have caused, or None.
+        # - _answered says whether any shard has answered.
+        # - _unsettled is the number of statements that have neither been answered nor failed. Only
+        #   the calling thread changes it; the threads that query the nodes may set the other two.
         self._doubt: BaseException | None = None
         self._answered = False
         self._unsettled = len(plan.statements)

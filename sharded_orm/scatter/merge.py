@@ -91,9 +91,10 @@ def _merged_by_ranks(
 
 
 def cut(rows: Iterable[Row], low: int, high: int | None) -> Iterator[Row]:
-    """Return the rows from number ``low`` up to, but not including, ``high``: OFFSET and LIMIT.
+    """Return the rows to which OFFSET ``low`` and LIMIT restrict the result.
 
-    Rows are counted from 0. If ``high`` is None, all rows to the end are returned.
+    These are the rows from number ``low`` up to, but not including, ``high``. The first row has
+    number 0. If ``high`` is None, all rows to the end are returned.
     """
     return islice(rows, low, high)
 

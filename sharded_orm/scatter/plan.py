@@ -343,9 +343,11 @@ def make_plan(
 def plan_by_key(
     keys: Mapping[Shard, Sequence[Any]], templates: Mapping[str, Template], failures: Failures
 ) -> ScatterPlan | None:
-    """Plan the statements that read rows by keys, as :func:`make_plan` does, in a third of its time.
+    """Plan the statements that read rows by keys, as :func:`make_plan` does, but three times as
+    fast.
 
-    Return None if a template is missing.
+    Return None if the template of a node is missing. Then call :func:`make_plan`, which compiles
+    it.
 
     :param keys: the keys to read from each shard of one group.
     :param templates: the templates of the query for all nodes, see :func:`make_plan`.

@@ -39,8 +39,8 @@ class Cloner(ABC):
     def clone(self, shard: Shard, *, keep: bool) -> None:
         """Create the database of ``shard`` as a clone of the template.
 
-        :param keep: False to replace an existing database. If True, a database that has the
-            template's tables may be kept, and only its rows are replaced by the template's.
+        :param keep: False to replace an existing database. If True, an existing database that has
+            the template's tables may be kept. Then only its rows are replaced.
         """
 
     @abstractmethod

@@ -176,8 +176,8 @@ class PostgreSQLCloner(ServerCloner):
         self._replace_rows(cursor, shard, filled=())
         statements = [
             *self._sequence_values(),
-            # Create the functions that generate ids for this shard, because each such function
-            # contains the number of its shard.
+            # Create the functions that generate ids. They are not copied from the template, because
+            # each function contains the number of its shard.
             *functions_of(shard, template.functions),
             *(f"REFRESH MATERIALIZED VIEW {_quoted(view)}" for view in template.views),
         ]

@@ -28,9 +28,9 @@ FORMAT = 1
 _RANGE_DEFAULTS = {
     part.name: part.default for part in fields(ShardRange) if part.default is not MISSING
 }
-# The type of RANGES after conversion for comparisons: a dict with one item for each entry of
-# RANGES. The key is the entry's "range" (its shards) as text. The value is the rest of the entry,
-# without the keys that have their default value.
+# The type of RANGES after conversion for comparisons. The dict has one item for each entry of
+# RANGES. It maps the entry's "range" (its shards), as text, to the rest of the entry, without the
+# keys that have their default value.
 _Ranges = dict[str, dict[str, Any]]
 # The maximum depth of a document. Correct documents are nested only a few levels deep. A much
 # deeper document is a mistake, and recursive functions would fail on it.
@@ -48,11 +48,12 @@ _SECRET = re.compile(
 class Document:
     """A version of the topology document. A document and its parts are never changed in place.
 
-    :param version: a number that grows with every change; 0 for the document made from the settings.
-    :param nodes: settings of nodes (database servers), keyed by the node's name. A setting that is
+    :param version: a number that grows with every change; 0 for the document made from the
+        settings.
+    :param nodes: maps the name of each node (database server) to its settings. A setting that is
         missing here is taken from ``SHARDED_ORM["NODES"]``.
-    :param groups: settings of shard groups, keyed by the group's name. A setting that is missing here is
-        taken from ``SHARDED_ORM["GROUPS"]``.
+    :param groups: maps the name of each shard group to its settings. A setting that is missing here
+        is taken from ``SHARDED_ORM["GROUPS"]``.
     """
 
     version: int

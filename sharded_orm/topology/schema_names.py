@@ -67,9 +67,9 @@ class SchemaNames:
         return cls(texts[0], texts[1], max(width, 1))
 
     def _windows(self, last: int) -> Iterator[_Window]:
-        """Yield the names of the shards 0 to ``last`` as windows.
+        """Yield the names of the shards 0 to ``last``, as windows.
 
-        A window is a set of names; all names in a window have the same length.
+        A window is a set of names that all have the same length.
         """
         for digits in range(self.width, max(self.width, len(str(last))) + 1):
             # A number with more digits than the width has no leading zeros. So the smallest number

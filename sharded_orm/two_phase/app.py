@@ -7,8 +7,8 @@ from typing import Any, Final
 from django.apps import apps
 from django.db import connections
 
-#: The app with the table of decisions. A shard stores a row there when it decides that a
-#: transaction in two phases is committed.
+#: The app with the table of decisions. When a shard decides that a transaction in two phases is
+#: committed, it stores a row in this table.
 APP: Final = "sharded_orm.contrib.two_phase"
 
 

@@ -24,10 +24,10 @@ from sharded_orm.two_phase.recovery import GRACE, PreparedBranch
 
 logger = logging.getLogger("sharded_orm.two_phase")
 
-#: The least number of seconds between two searches of this process for prepared branches.
+#: The minimum number of seconds between two searches of this process for prepared branches.
 INTERVAL: Final = 1.0
-# The most branches that one search ends. The number is small, because the caller of look() waits
-# for the search.
+# The maximum number of branches that one search ends. It is small, because the caller of look()
+# waits for the search.
 _BATCH = 10
 
 

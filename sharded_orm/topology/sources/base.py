@@ -233,7 +233,11 @@ class TopologySource(ABC):
         raise LookupError(f"{self.describe()} keeps no version {version!r}.")
 
     def using(self, version: int) -> None:  # noqa: B027  # most sources do not record the version
-        """Inform the source that this process now uses ``version``. Returns at once."""
+        """Tell the source that this process now uses ``version``, so that :meth:`processes` can
+        report it.
+
+        Returns at once.
+        """
 
     def processes(self) -> list[Process] | None:
         """Return the processes that are connected to the source; None if they are unknown."""

@@ -75,13 +75,14 @@ _KEPT_AT_LEAST = 20
 # Every process writes this many signs of life (the current time in its row) in TIMEOUT seconds. A
 # process without a sign of life for TIMEOUT seconds counts as ended.
 _SIGNS = 3
-# How long the watching thread waits after an error that did not come from the database, in seconds.
+# The seconds for which the watching thread waits after an error that did not come from the
+# database.
 _RECOVER_AFTER = 5.0
 # The seconds between two checks whether Django has loaded the applications. The watching thread
 # makes these checks.
 _UNTIL_READY = 0.02
-# How long stop() waits at most for the end of the watching thread, in seconds. Then it returns
-# anyway.
+# The seconds for which stop() waits at most for the end of the watching thread. Then it returns,
+# although the thread still runs.
 _END_WITHIN = 3.0
 # For each alias, the entry of DATABASES when the first source for the alias was created. A test run
 # replaces the alias's database by a test database. But the topology must stay in the first

@@ -116,7 +116,7 @@ def newest_version(connection: BaseDatabaseWrapper) -> tuple[int, str] | None:
 
 
 def current_version(connection: BaseDatabaseWrapper) -> tuple[int, str, str] | None:
-    """Return id, publication time and text of the current document; None if nothing was published."""
+    """Return the id, publication time and text of the current document; None if there is none."""
     sql = f"SELECT id, published_at, document FROM {VERSIONS} ORDER BY id DESC LIMIT 1"
     rows = read_versions(connection, sql, [])
     return (rows[0][0], rows[0][1], rows[0][2]) if rows else None

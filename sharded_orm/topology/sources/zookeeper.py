@@ -70,8 +70,8 @@ _REPEAT_AFTER = 1.0
 # The number of seconds after which a read of the document is repeated, if it has failed with an
 # unexpected error. It is more than _REPEAT_AFTER, because such an error will probably occur again.
 _RECOVER_AFTER = 5.0
-# How long stop() waits at most for the end of the watching thread, in seconds. Then it returns
-# anyway.
+# The seconds for which stop() waits at most for the end of the watching thread. Then it returns,
+# although the thread still runs.
 _END_WITHIN = 3.0
 # How kazoo repeats attempts to connect: without end, with at most 2 seconds between two attempts.
 # By default, kazoo would increase this pause up to an hour.
