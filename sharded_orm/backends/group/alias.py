@@ -40,9 +40,9 @@ class GroupAliasMixin(GroupTransactions):
     group.
     """
 
-    # True while ensure_connection() runs. Django's test cases replace ensure_connection() to forbid
-    # connections. So connect() must not go around it: unless ensure_connection() has called it,
-    # connect() calls ensure_connection().
+    # True while ensure_connection() runs. Django's test cases replace
+    # BaseDatabaseWrapper.ensure_connection() to forbid connections. So connect() must not go around
+    # it: unless ensure_connection() has called it, connect() calls ensure_connection().
     _connecting = False
     _connection: GroupConnection | None = None
 
