@@ -62,7 +62,9 @@ def test_a_relation_that_comes_later(placed: None) -> None:
         }
         for key in ([[ONE, "later"]],)
     ]
-    (item,) = serializers.deserialize("python", rows, using="photos", handle_forward_references=True)
+    (item,) = serializers.deserialize(
+        "python", rows, using="photos", handle_forward_references=True
+    )
     item.save()
     tag = Tag.objects.create(user_id=ONE, name="later")
     item.save_deferred_fields()
