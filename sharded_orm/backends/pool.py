@@ -121,6 +121,11 @@ class SessionPool(Generic[S]):
         """The number of open sessions, idle and leased."""
         return len(self._sessions)
 
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether a lease would have to wait until another session is released."""
+        return False
+
     def lease(self) -> S:
         """Return a live session. Only the caller may use it until :meth:`release` or :meth:`discard`.
 
@@ -323,6 +328,10 @@ class BoundedPool(SessionPool[S]):
         # the threads that wait for a permit. If a permit leaves the set without a release, waiting
         # threads notice it only when their timeout ends.
         self._permit_freed = threading.Condition()
+
+    @property
+    def is_exhausted(self) -> bool:
+        return not self._has_free_permit()
 
     def lease(self) -> S:
         with self._permit() as permit:

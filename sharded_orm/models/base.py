@@ -38,7 +38,7 @@ from sharded_orm.models.relations.forms import install_relations_in_forms
 from sharded_orm.models.relations.order import install_order, neighbour_in_order
 from sharded_orm.models.relations.through import install_through
 from sharded_orm.models.row_validation import RowValidation
-from sharded_orm.models.sharding import row_placement
+from sharded_orm.models.sharding import row_placement, statements
 from sharded_orm.models.sharding.bound_key import key_in_force, unbound
 from sharded_orm.models.sharding.bound_rows import give_bound_key, refuse_other_key
 from sharded_orm.models.sharding.current_shard import current_alias, is_of_other_key
@@ -161,10 +161,9 @@ class ShardedModel(RowValidation, metaclass=ShardedModelBase):
         self._refuse_relations_to_other_shards(options, using, update_fields)
         self._refuse_near_on_other_shard(options, using)
         # Check the expressions among the row's values here, because an error after the transaction
-        # has begun would make it unusable. The insert of a new row checks them once more, and also
-        # refuses references to columns: a new row has no column values yet.
+        # has begun would make it unusable. Lazy objects, which pre_save may replace, are checked later.
         if has_expressions(self):
-            check_update(colocation_on(options, using), [self], update_fields)
+            check_update(colocation_on(options, using), [self], update_fields, lazy=False)
         if self._state.adding and not raw:
             check_references(using, [self])
         with writing(self):
@@ -393,6 +392,8 @@ class ShardedModel(RowValidation, metaclass=ShardedModelBase):
         # onto the wrong shard. Like Django's method, return a true value if a row was updated
         # (since Django 6.0, the values of ``returning_fields``).
         options = self._shard_options()
+        if statements.has_lazy(values):
+            check_update(colocation_on(options, str(using)), [self], update_fields)
         key = options.key
         update: Any = super()._do_update
         if key is None or key.model._meta.concrete_model is not base_qs.model._meta.concrete_model:

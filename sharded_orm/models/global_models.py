@@ -18,6 +18,8 @@ from sharded_orm.models.sharding.statements import (
     check_insert,
     check_update,
     check_values,
+    has_expressions,
+    has_lazy,
     named_aggregates,
 )
 from sharded_orm.models.sharding.type_variables import M
@@ -97,11 +99,27 @@ class GlobalModel(models.Model):
         abstract = True
 
     def save_base(self, *args: Any, **kwargs: Any) -> None:
-        check_update(Colocation(None, DEFAULT_DB_ALIAS), [self])
+        # A receiver of pre_save may still replace a lazy object. _do_update() and _do_insert() check it
+        # when Django evaluates it.
+        check_update(Colocation(None, DEFAULT_DB_ALIAS), [self], lazy=False)
         with writing(self):
             super().save_base(*args, **kwargs)
 
     save_base.alters_data = True  # type: ignore[attr-defined]  # Django's method has this attribute, too
+
+    def _do_update(
+        self, base_qs: Any, using: Any, pk_val: Any, values: Any, update_fields: Any, *rest: Any
+    ) -> Any:
+        # Overrides Model._do_update().
+        if has_lazy(values):
+            check_update(Colocation(None, DEFAULT_DB_ALIAS), [self], update_fields)
+        return super()._do_update(base_qs, using, pk_val, values, update_fields, *rest)
+
+    def _do_insert(self, *args: Any, **kwargs: Any) -> Any:
+        # Overrides Model._do_insert().
+        if has_expressions(self):
+            check_update(Colocation(None, DEFAULT_DB_ALIAS), [self])
+        return super()._do_insert(*args, **kwargs)  # type: ignore[misc]  # not in the stubs
 
     def delete(self, *args: Any, **kwargs: Any) -> tuple[int, dict[str, int]]:
         with writing(self):

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from django.db import DatabaseError, connections, transaction
+from django.db import OperationalError, connections, transaction
 
 from sharded_orm.backends.two_phase.coordinator import Coordinator
 from sharded_orm.exceptions import TwoPhaseMisused, TwoPhaseUnavailable
@@ -68,7 +68,7 @@ class TwoPhaseAtomic(transaction.Atomic):
             raise
 
     def __exit__(self, *exc_info: Any) -> None:
-        if isinstance(exc_info[1], DatabaseError):
+        if isinstance(exc_info[1], OperationalError):
             # The block may have waited in vain for a branch whose process has died. Let the next block
             # look for such branches on the shards of this one.
             coordinator: Any = connections[self._group].coordinator  # type: ignore[attr-defined]

@@ -10,6 +10,8 @@ from django.core.exceptions import FieldError
 from django.db import connections
 from django.db.models import F, Subquery, Value
 from django.db.models.functions import Upper
+from django.db.models.signals import pre_save
+from django.db.transaction import atomic
 from django.test.utils import CaptureQueriesContext
 from django.utils.functional import SimpleLazyObject
 
@@ -158,7 +160,8 @@ def test_a_lazy_object_of_an_expression_is_checked_as_the_expression(
         lambda: Person.objects.filter(pk=person.pk).update(username=_lazy(expression)),
     ]
     for call in calls:
-        with pytest.raises(CrossShardRelation):
+        # save() evaluates the object inside its own block, as Django does.
+        with pytest.raises(CrossShardRelation), atomic(), atomic(using=SHARD[ONE]):
             call()
     assert [photo.title for photo in Photo.objects.filter(user_id=ONE)] == ["a"]
     assert [each.username for each in Person.objects.all()] == ["x"]
@@ -183,3 +186,29 @@ def test_a_lazy_object_beside_the_fields_is_not_evaluated(placed: None) -> None:
     photo.other = SimpleLazyObject(read)  # type: ignore[attr-defined]  # no field of the model
     photo.save()
     photo.save()
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_lazy_object_is_evaluated_after_pre_save(placed: None, is_new: bool) -> None:
+    """A receiver may replace the object, which is not evaluated then, as in Django."""
+
+    def read() -> str:
+        raise AssertionError("the value was evaluated")
+
+    def replace(instance: Any, **kwargs: Any) -> None:
+        instance.__dict__[name] = "b"
+
+    for model, name, values in (
+        (Photo, "title", {"user_id": ONE, "stars": 1}),
+        (Person, "username", {}),
+    ):
+        row = model(**values, **{name: "a"})
+        if not is_new:
+            row.save()
+        row.__dict__[name] = SimpleLazyObject(read)
+        pre_save.connect(replace, sender=model)
+        try:
+            row.save()
+        finally:
+            pre_save.disconnect(replace, sender=model)
+        assert getattr(model.objects.get(**values, **{name: "b"}), name) == "b"

@@ -115,13 +115,14 @@ _HARMLESS_WORDS = """
     MONTH WEEK WEEKDAY DAYOFWEEK DAYOFMONTH DAYOFYEAR DAY HOUR MINUTE SECOND MICROSECOND NOW CURDATE CURTIME
     UTC_TIMESTAMP UNIX_TIMESTAMP FROM_UNIXTIME DATE_ADD DATE_SUB DATE_FORMAT STR_TO_DATE TIMESTAMP TIMESTAMPDIFF
     TIMESTAMPADD DATEDIFF TIMEDIFF LAST_DAY MAKEDATE MAKETIME CONVERT_TZ ROUND ABS CEIL CEILING FLOOR POW POWER
-    SQRT SIGN LN LOG LOG2 LOG10 EXP TRUNCATE PI RAND SIN COS TAN COT ASIN ACOS ATAN ATAN2 DEGREES RADIANS MATCH SLEEP UUID VERSION DATABASE SCHEMA CONNECTION_ID ROW_NUMBER
-    RANK DENSE_RANK PERCENT_RANK CUME_DIST NTILE LAG LEAD FIRST_VALUE LAST_VALUE NTH_VALUE
+    SQRT SIGN LN LOG LOG2 LOG10 EXP TRUNCATE PI RAND SIN COS TAN COT ASIN ACOS ATAN ATAN2 DEGREES RADIANS MATCH SLEEP
+    UUID UUID_V4 UUID_V7 VERSION DATABASE SCHEMA CONNECTION_ID ROW_NUMBER RANK DENSE_RANK PERCENT_RANK CUME_DIST NTILE
+    LAG LEAD FIRST_VALUE LAST_VALUE NTH_VALUE ANY_VALUE CURRENT_TIMESTAMP TIME_TO_SEC YEARWEEK REGEXP_LIKE VALUE
 """
 _HARMLESS = frozenset(_HARMLESS_WORDS.split())
 # Matches the name of a function at the end of a text. A quote ends a quoted name.
-_LAST_WORD = re.compile(r"(?:\w+|[?`\"])\Z")
-_COMMENTS_OR_BACKSLASH = ("--", "/*", "#", "\\")
+_LAST_WORD = re.compile(r"(?:[\w$]+|[?`\"])\Z")
+_COMMENTS = ("--", "/*", "#")
 # No word of _HARMLESS is as long as this.
 _LONG_WORD = 70
 
@@ -168,10 +169,11 @@ def calls_stored_function(sql: str | bytes | bytearray) -> bool:
 
 def _calls(text: str) -> bool:
     # Split at each parenthesis, because a search for words before one would read long texts slowly.
-    if not any(mark in text for mark in _COMMENTS_OR_BACKSLASH) and not any(
+    if not any(mark in text for mark in _COMMENTS) and not any(
         map(_ends_in_call, text.upper().split("(")[:-1])
     ):
-        # Quoted text need not be removed: it can only add calls to those that the statement makes.
+        # Quoted text need not be removed, wherever it ends: it can only add calls to those that the
+        # statement makes.
         return False
     bare = _bare(text)
     return bare is None or any(map(_ends_in_call, bare.upper().split("(")[:-1]))

@@ -99,13 +99,16 @@ def note_orphans(error: Error, wrapper: Any) -> None:
     """Add a note to ``error`` if it ends a wait for a lock that a prepared branch may hold.
 
     A prepared branch whose process has died holds its locks until a recovery ends it. Queries the
-    server, in another session, only if ``error`` is the end of a wait for a lock.
+    server, in another session, only if ``error`` is the end of a wait for a lock. Adds no note if
+    the pool has no session left.
 
     :param wrapper: the connection object of a shard that is in a block with ``two_phase=True``.
     """
     state = getattr(error.__cause__, "sqlstate", None)
     if state != LOCK_NOT_AVAILABLE and error.args[:1] != (_MYSQL_LOCK_WAIT,):
         return
+    if wrapper.node_pool.is_exhausted:
+        return  # The caller, who may have asked not to wait (NOWAIT), would wait for a session.
     shard: Shard = wrapper.shard
     try:
         branches: list[BranchName] = wrapper.prepared_branches()

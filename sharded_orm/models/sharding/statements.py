@@ -98,13 +98,22 @@ def has_expressions(row: Any) -> bool:
     return not kinds <= _NO_EXPRESSIONS and any(map(may_be_expression, kinds))
 
 
+def has_lazy(values: Iterable[tuple[Any, Any, Any]]) -> bool:
+    """Whether a lazy object is among the new values that ``Model._do_update()`` receives."""
+    return any(issubclass(type(value), LazyObject) for _, _, value in values)
+
+
 def may_be_expression(kind: type) -> bool:
     """Whether values of the type ``kind`` are expressions, or may turn out to be: lazy objects."""
     return hasattr(kind, "resolve_expression") or issubclass(kind, LazyObject)
 
 
 def check_update(
-    colocation: Colocation, rows: Sequence[Any], names: Iterable[str] | None = None
+    colocation: Colocation,
+    rows: Sequence[Any],
+    names: Iterable[str] | None = None,
+    *,
+    lazy: bool = True,
 ) -> None:
     """Raise :exc:`CrossShardRelation` if new values of ``rows`` read rows of another database.
 
@@ -112,8 +121,10 @@ def check_update(
     computes it, so it must not read rows of other databases.
 
     :param names: the names of the fields to be saved; None for all fields.
+    :param lazy: whether to check lazy objects, too. That evaluates them, so it must not be done
+        before Django does so.
     """
-    values = _expressions(rows, names)
+    values = _expressions(rows, names, lazy)
     if values:
         check_values(colocation, ShardedQuery(type(rows[0])), values)
 
@@ -191,7 +202,9 @@ def _reads_own_columns(query: Query, expression: Any) -> bool:
     )
 
 
-def _expressions(rows: Sequence[Any], names: Iterable[str] | None = None) -> list[Any]:
+def _expressions(
+    rows: Sequence[Any], names: Iterable[str] | None = None, lazy: bool = True
+) -> list[Any]:
     # Look at the types of all values first, and return at once if none is an expression. This is the
     # usual case.
     types = {type(value) for row in rows for value in row.__dict__.values()}
@@ -211,7 +224,9 @@ def _expressions(rows: Sequence[Any], names: Iterable[str] | None = None) -> lis
             expressions += [
                 value
                 for value in values
-                if hasattr(value, "resolve_expression") and not _is_default(field, value)
+                if (lazy or not issubclass(type(value), LazyObject))
+                and hasattr(value, "resolve_expression")
+                and not _is_default(field, value)
             ]
     return expressions
 

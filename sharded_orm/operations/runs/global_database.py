@@ -6,15 +6,25 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
-from django.db import DEFAULT_DB_ALIAS, Error, OperationalError, ProgrammingError, connections
+from django.db import (
+    DEFAULT_DB_ALIAS,
+    Error,
+    InternalError,
+    OperationalError,
+    ProgrammingError,
+    connections,
+)
 
 from sharded_orm import runtime
 from sharded_orm.models.tables.journal import OperationScript
 from sharded_orm.operations.exceptions import JournalMissing
 
-# The codes by which servers refuse a write because they are read only: MariaDB's and MySQL's number, and
-# PostgreSQL's SQLSTATE.
-_READ_ONLY: Final = (1290, "25006")
+# The codes by which servers refuse a write because they are read only, and what opens them: MariaDB's and
+# MySQL's number, and PostgreSQL's SQLSTATE.
+_READ_ONLY: Final[Mapping[Any, str]] = {
+    1290: "SET GLOBAL read_only = OFF",
+    "25006": "pg_promote() if it is a standby, else default_transaction_read_only = off",
+}
 
 
 def nodes_beside() -> list[str]:
@@ -34,12 +44,12 @@ def explain(error: Error) -> None:
     server = f"the server of node {' and '.join(map(repr, nodes))}" if nodes else "its server"
     cause = error.__cause__
     codes = (*error.args[:1], getattr(cause, "sqlstate", None))
-    if any(code in _READ_ONLY for code in codes):
+    remedies = [_READ_ONLY[code] for code in codes if code in _READ_ONLY]
+    if remedies:
         closed = ", as each side of a pair is after a restart" if nodes else ""
         error.add_note(
             f"The global database ({place}), which has the journal of operations, refuses writes: {server} is"
-            f" read only{closed}. Open it by hand (SET GLOBAL read_only = OFF), and run the command again at"
-            " once."
+            f" read only{closed}. Open it by hand ({remedies[0]}), and run the command again at once."
         )
     else:
         error.add_note(
@@ -56,7 +66,7 @@ def require_journal() -> Iterator[None]:
     """
     try:
         yield
-    except (OperationalError, ProgrammingError) as exc:
+    except (InternalError, OperationalError, ProgrammingError) as exc:
         try:
             tables = connections[DEFAULT_DB_ALIAS].introspection.table_names()
         except Error:

@@ -24,6 +24,7 @@ from typing import Any, Final
 
 from django.db import (
     DEFAULT_DB_ALIAS,
+    InternalError,
     OperationalError,
     connections,
     transaction,
@@ -292,7 +293,7 @@ class JournalRun:
     def _write(self, **changes: Any) -> None:
         try:
             is_written = self.lease.own_row().update(**changes)
-        except OperationalError as exc:
+        except (InternalError, OperationalError) as exc:
             global_database.explain(exc)
             raise
         if not is_written:

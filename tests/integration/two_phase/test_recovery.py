@@ -8,9 +8,17 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from django.db import DatabaseError, OperationalError, ProgrammingError, connections, transaction
+from django.db import (
+    DatabaseError,
+    IntegrityError,
+    OperationalError,
+    ProgrammingError,
+    connections,
+    transaction,
+)
 
 import sharded_orm
+from sharded_orm.backends.pool import BoundedPool
 from sharded_orm.backends.postgresql import branches
 from sharded_orm.backends.two_phase.branch import BranchName, Fate, new_transaction
 from sharded_orm.backends.two_phase.coordinator import Coordinator
@@ -289,6 +297,42 @@ def test_a_block_of_a_new_process_names_the_branch_that_it_waits_for(
     # The next block looks for the branch, and ends it.
     bank.transfer(0, 8)
     assert bank.balances() == [START + 1, START, START - 1, START]
+
+
+def test_the_error_of_a_lock_waits_for_no_session(
+    nodes: list[dict[str, Any]], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for node in nodes:
+        node["POOL"] = {"MAX": 1, "TIMEOUT": 0.05}
+    bank: Bank = request.getfixturevalue("bank")
+    orphan(bank, 8, branch_on(bank, 8))
+    with sharded_orm.atomic(GROUP, two_phase=True):
+        bank.add(0, 0)
+        with bank[8].cursor() as cursor:
+            cursor.execute("SELECT 1")
+            refused: list[object] = []
+            take = BoundedPool._take_permit
+
+            def look(self: Any, timeout: float) -> Any:
+                permit = take(self, timeout)
+                if permit is None:
+                    refused.append(self)
+                return permit
+
+            monkeypatch.setattr(BoundedPool, "_take_permit", look)
+            with pytest.raises(OperationalError):
+                cursor.execute("SELECT balance FROM account WHERE id = 1 FOR UPDATE NOWAIT")
+        assert refused == []
+        bank.group.set_rollback(True)
+
+
+def test_the_next_block_looks_for_no_branch_after_a_duplicate_row(bank: Bank) -> None:
+    bank.transfer(0, 8)
+    with pytest.raises(IntegrityError), sharded_orm.atomic(GROUP, two_phase=True):
+        bank.add(0, 1)
+        with bank[8].cursor() as cursor:
+            cursor.execute("INSERT INTO account VALUES (1, 0)")
+    assert branch_watch.watch._next
 
 
 def test_waits_of_a_block_are_limited_on_postgresql(bank: Bank) -> None:

@@ -190,6 +190,8 @@ def test_the_reason_tells_no_values(sql: str, why: str) -> None:
         (f"SELECT {'x' * 99}lower(1)", True),
         ("SELECT site." + " " * 99 + "lower(1)", True),
         ("SELECT a FROM t WHERE id IN (" + ", ".join(["%s"] * 1000) + ")", False),
+        ("SELECT take$lower(1)", True),
+        ("SELECT a FROM t WHERE b LIKE CONCAT(REPLACE(c, '\\\\', '\\\\\\\\'), '%%')", False),
         ("SELECT site.lower('A')", True),
         ("SELECT `site` . lower('A')", True),
         ("SELECT 'a\\'', take(1)", True),

@@ -340,6 +340,7 @@ def test_statements_that_give_back_the_default_path() -> None:
         ("SELECT pg_notify('a', 'b')", False),
         ("SELECT lo_create (0)", False),
         ("SELECT pg_catalog.lower('A')", True),
+        ("SELECT take$lower(1)", False),
         ("SELECT mine.lower('A')", False),
         ('SELECT "take" (1)', False),
         ("SELECT take /* lower */ (1)", False),
