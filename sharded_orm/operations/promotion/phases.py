@@ -152,7 +152,7 @@ class ForwardPhases:
                 record.report.position = position
                 return position
             # The log of the old primary has grown although the server refuses the application's
-            # writes. So a privileged account has written to it, or a session that is still open.
+            # writes. So somebody else has written to it, such as a privileged account.
             # Wait until the replica has executed these writes, too.
             position = self._fence(old).logged
         raise PromotionFailed(
