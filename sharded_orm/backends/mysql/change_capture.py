@@ -54,13 +54,13 @@ _DENIED = frozenset({_NO_SUPER, 1044, 1142, 1227})
 class MySQLChangeCapture(ChangeCapture):
     """Change capture of one shard on MariaDB or MySQL.
 
-    A fence is a row in the table of fences. Each key that moves has a fence, and so has a whole
-    shard that moves. Triggers on the shard's tables look there: they record a changed row in the
-    journal or, if its fence is closed, refuse the change.
+    A fence is a row in the table of fences. For example, there is one for each key that moves, or
+    for a whole shard that moves. Triggers on the tables look there: they record a changed row in
+    the journal or, if its fence is closed, refuse the change.
 
     The trigger takes a shared lock on the row of the fence, and the transaction holds this lock
     until it ends. So a session that takes an exclusive lock on the row waits only for the writers
-    of this key or shard.
+    of this key or of these tables.
     """
 
     _all_triggers = "SELECT trigger_name FROM information_schema.triggers WHERE event_object_schema = DATABASE()"

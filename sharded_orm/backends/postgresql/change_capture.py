@@ -49,8 +49,8 @@ _TRIGGERS: Final = (
 class PostgreSQLChangeCapture(ChangeCapture):
     """Change capture of one shard on PostgreSQL.
 
-    Each key that moves has a fence, and so has a whole shard that moves: a row that says whether
-    the triggers record changes or refuse them.
+    A fence is a row that says whether the triggers record changes or refuse them. For example,
+    there is one for each key that moves, or for a whole shard that moves.
 
     Each fence has an advisory lock, its *gate*. A transaction that changes rows of the key or shard
     holds a shared lock on the gate until it ends. So a session that asks for an exclusive lock on
