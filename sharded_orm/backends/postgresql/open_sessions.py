@@ -44,8 +44,8 @@ def left(run: Run, markers: Sequence[Mapping[str, Any]]) -> list[int]:
     """Return for each marker how many of its sessions and prepared transactions may still change
     rows by a statement that began before the marker was made.
 
-    A session no longer counts after it has ended. It also does not count if it has run another
-    statement since to the end, and the transaction of that time has ended. A statement is recognized by its
+    A session no longer counts after it has ended. It also does not count if it has finished another
+    statement since, and the transaction of that time has ended. A statement is recognized by its
     start time. Start times are only compared for equality, and only on the same server, so the
     clock does not matter.
 
