@@ -358,10 +358,10 @@ class ReplicationServer(ABC):
     @staticmethod
     @abstractmethod
     def missing(wanted: str, have: str) -> str:
-        """Return what a server at the position ``have`` lacks to reach the position ``wanted``, as
-        a text for messages.
+        """Return the part of the position ``wanted`` that a server at the position ``have`` has not
+        reached yet. The part is a position, too.
 
-        Return "" if it lacks nothing.
+        Return "" if the server has reached ``wanted``.
         """
 
     @staticmethod

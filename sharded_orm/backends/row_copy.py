@@ -341,10 +341,10 @@ class RowCopy(RowAccess):
 
     @abstractmethod
     def cascading(self, tables: Iterable[CapturedTable]) -> set[str]:
-        """Return the names of those ``tables`` in which the database itself changes rows for a
-        foreign key with CASCADE, SET NULL or SET DEFAULT.
+        """Return the names of those ``tables`` in which a foreign key with CASCADE, SET NULL or SET
+        DEFAULT may change rows without a call of the triggers, so that a move does not notice.
 
-        Some databases call no trigger for such a change, so a move would not notice it.
+        Empty on PostgreSQL, which calls the triggers for such changes.
         """
 
     @abstractmethod
