@@ -163,7 +163,7 @@ class ForwardPhases:
         """Return the time since which the old primary refuses writes.
 
         If an earlier process of this promotion has made the server refuse writes, and it still
-        does, return the time that this process has recorded. Otherwise return the time now.
+        does, return the time that the earlier process has recorded. Otherwise return the time now.
         """
         since: str | None = self._run.arguments.get("fenced_at")
         if since is not None:

@@ -318,8 +318,10 @@ class ShardMover:
 
     def _refuse_prepared(self) -> None:
         # Refuse the switch if a two-phase transaction is prepared on the shard, because the target
-        # would lack its rows. On MariaDB, there is a second reason: RENAME TABLE would wait for the
-        # end of the prepared transaction, and all other statements would wait for RENAME TABLE.
+        # would lack its rows. On MariaDB, there is a second reason. If the session of the
+        # transaction has ended, RENAME TABLE gets the locks of the tables, and only then waits for
+        # the end of the transaction. HIDE_PATIENCE does not limit this wait, and all other
+        # statements wait for RENAME TABLE.
         group = self._move.group
         refuse_prepared(runtime.group(group), [self._move.on(self._move.source)])
 
