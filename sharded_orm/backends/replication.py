@@ -219,8 +219,8 @@ class ReplicationServer(ABC):
     def idle_seconds(self) -> float | None:
         """Return for how many seconds the server has had no replicated changes left to execute.
 
-        If the source is dead, this shows how old the last change is that has arrived from it.
-        Return None if the server does not report the time.
+        A promotion whose old primary is dead reports this: what was written there since then is
+        lost. Return None if the server does not report the time.
         """
 
     @abstractmethod
