@@ -66,7 +66,8 @@ class ActiveConfig:
         # Otherwise None.
         self._unavailable: tuple[float, str] | None = None
         # The topology source (such as a file or ZooKeeper) that source() returns while there is no
-        # _watcher: the source never changes, or it has no topology yet, so load() fails.
+        # _watcher: the source never changes, or load() has failed, because the source does not
+        # answer or has no topology yet.
         self._unwatched_source: TopologySource | None = None
         # A forked child keeps the topology sources (such as connections to ZooKeeper) of its parent
         # processes here, because finalising them would write to the parents' connections.

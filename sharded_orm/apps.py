@@ -82,9 +82,8 @@ class ShardedOrmConfig(AppConfig):
             runtime.validate()
         except (InvalidConfiguration, TopologyUnavailable) as exc:
             if command is not None:
-                # There is no topology. Only "manage.py topology" may run without one, because it
-                # publishes the first one. The signal receivers below need a topology, and this
-                # command does not need them. So return.
+                # If there is no topology, only "manage.py topology" may run, because it publishes
+                # the first one. It does not need the signal receivers below, so return.
                 if isinstance(exc, TopologyUnavailable) and command[1:2] == ["topology"]:
                     return
                 end_command(exc, command)

@@ -43,7 +43,8 @@ def CASCADE(
 
     If the second step fails, or the process dies before it, no row on a shard refers to a missing
     row, and the deletion can be repeated. If a row on a shard is protected or restricted, an error
-    is raised before anything is deleted. It has the protected rows of all shards.
+    is raised before anything is deleted. The error has the rows of all shards that prevent the
+    deletion.
 
     Cost: ``delete()`` of a queryset on each shard. If rows that refer to the deleted rows must be
     deleted, too, all these rows are read twice: for the check and for the deletion.
@@ -145,8 +146,8 @@ def _dependent_rows(field: ForeignKey[Any, Any], sub_objs: QuerySet[Any]) -> Sha
 def _aliases(field: ForeignKey[Any, Any], rows: ShardedQuerySet[Any]) -> list[str]:
     """Return the aliases of the shards that may have ``rows``.
 
-    If ``field`` is the shard key, ids of deleted rows are shard keys: return the shards of these
-    keys without a query for the rows. Otherwise all shards are queried.
+    If ``field`` is the shard key, the ids of the deleted rows are shard keys: return the shards of
+    these keys without a query for the rows. Otherwise query all shards.
 
     :raises BoundKeyMismatch: one of the rows does not have the key that ``bound()`` has set.
     """

@@ -126,7 +126,7 @@ class ShardedChangeList(ChangeList):
                 values = lookup.find_by({lookup.rest: lookups.pop(name)}, request)
                 if lookup.name in lookups:
                     # Another filter or the URL has already given a list of values for the same
-                    # lookup, such as status__in. Django would join the two lists, and so find the
+                    # lookup, such as owner__in. Django would join the two lists, and so find the
                     # rows that match either filter. But a row must match both. So keep only the
                     # values that are in both lists.
                     others = {str(value) for part in lookups[lookup.name] for value in part}

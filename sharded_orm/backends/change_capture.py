@@ -54,7 +54,7 @@ class CapturedTable:
         the shard key; empty if this table has the shard key itself.
     :param fresh_ids: whether a row gets a new primary key when it moves to another shard, because
         another row may have the old one there. True for the automatic table of a many-to-many
-        field. No other row may refer to such a row.
+        field, if the database makes its ids. No other row may refer to such a row.
     :param fence: the value that names the fence, if one fence is for all rows of the table. None if
         each shard key has a fence of its own.
     """

@@ -1,5 +1,5 @@
-"""Checks, before each statement, that the database compares shard keys which are texts as exactly
-as the router.
+"""Checks, before each statement, that the database compares shard keys that are texts as exactly as
+the router does.
 
 The router may send "a" and "A" to different shards. If the database treats them as equal, a query
 finds the rows of the wrong key. The backends do not know which columns are shard keys. So the app

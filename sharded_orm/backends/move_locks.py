@@ -26,7 +26,7 @@ def of_fence(number: int) -> str:
 
 def of_copier(number: int) -> str:
     """Return the name of the lock that a session holds as long as it copies rows for a move. By the
-    lock, another process that takes the move over finds the session, and ends it.
+    lock, another process that takes the move over can find the session and end it.
 
     :param number: the number of the move.
     """

@@ -1,7 +1,7 @@
 """Pools of physical sessions (server connections): one pool per node and process, for any driver.
 
-A pool gives each session to one user at a time. A leased session is alive and has no state of
-earlier users. A forked child process never uses a session of its parent.
+A pool gives each session to one user at a time. When a session is leased, it is alive and
+has no state of earlier users. A forked child process never uses a session of its parent.
 """
 
 from __future__ import annotations
@@ -236,14 +236,14 @@ class SessionPool(Generic[S]):
             self._close(session)
 
     def leave(self, occasion: int) -> None:
-        """Record that a connection object now uses another node, because its shard has moved there.
+        """Record that a connection object has left this pool, because the topology has changed.
 
-        The first call for a move closes the pool's sessions as :meth:`dispose` does. So none stays
-        open to a node that nobody uses any more. Connection objects that still use this pool open
-        new sessions. Each call also forgets an earlier failure of the node.
+        The first call for a change closes the pool's sessions as :meth:`dispose` does. So none
+        stays open to a node that nobody uses any more. Connection objects that still use this pool
+        open new sessions. Each call also forgets an earlier failure of the node.
 
-        :param occasion: number of the move. All connection objects that change together pass the
-            same number.
+        :param occasion: number of the change. All connection objects that leave because of the same
+            change pass the same number.
         """
         if occasion != self._last_occasion:
             self._last_occasion = occasion
@@ -326,7 +326,7 @@ class BoundedPool(SessionPool[S]):
         self._permits: weakref.WeakSet[_Permit] = weakref.WeakSet()
         # Guards _permits, because several threads may add to it. The release of a session notifies
         # the threads that wait for a permit. If a permit leaves the set without a release, waiting
-        # threads notice it only when their timeout ends.
+        # threads notice it only at the next release, or when their timeout ends.
         self._permit_freed = threading.Condition()
 
     @property
@@ -466,7 +466,7 @@ def pools() -> list[SessionPool[Any]]:
 
 
 def all_nodes_answer() -> bool:
-    """Whether the last attempt to open a session succeeded in every pool of this process. Costs no
+    """Whether no pool of this process has failed in its last attempt to open a session. Costs no
     I/O.
     """
     return all(pool.breaker.is_closed for pool in pools())

@@ -54,7 +54,7 @@ class ShardExecuteWrappers(list[Any]):
     A wrapper can be installed on one shard (``connections["photos_00042"].execute_wrapper()``) or
     on the whole group (``connections["photos"].execute_wrapper()``). The list has only the shard's
     wrappers. But ``reversed()``, with which Django goes through the list, also returns the wrappers
-    of the group. They run around the shard's wrappers.
+    of the group. So the group's wrappers run, too, around those of the shard.
 
     :param group_wrappers: function that returns the ``execute_wrappers`` of the shard's group.
     """

@@ -1,8 +1,8 @@
 """Query and change the replication of a server.
 
 A promotion (a replica replaces its primary) and a split (a replica takes over some of the primary's
-shards) need this. Both *fence* the primary: they make the database itself refuse the writes of all
-applications.
+shards) need this. A promotion first *fences* the primary: it makes the database itself refuse the
+writes of all applications.
 
 Each backend whose servers can be promoted derives a class from :class:`ReplicationServer`, and
 names the class in its features. :func:`server_class` returns the class for the settings of a node.
@@ -23,7 +23,7 @@ from sharded_orm.backends.features import features_of
 from sharded_orm.backends.two_phase.branch import BranchName
 
 #: What the operator's account is about to do on a server: fence a primary (make it refuse writes),
-#: promote a replica, or end a replication for good. Each needs other privileges.
+#: promote a replica, or end a replication for good. It decides which privileges the account needs.
 Task = Literal["fence", "promote", "end"]
 
 
@@ -219,8 +219,8 @@ class ReplicationServer(ABC):
     def idle_seconds(self) -> float | None:
         """Return for how many seconds the server has had no replicated changes left to execute.
 
-        A server that is long idle has caught up with its source. Return None if the server does not
-        report the time.
+        A promotion whose old primary is dead reports this: what was written there since then is
+        lost. Return None if the server does not report the time.
         """
 
     @abstractmethod
@@ -309,9 +309,10 @@ class ReplicationServer(ABC):
         """
 
     def copy_problems(self, source: Self) -> Iterator[str]:
-        """Yield the reasons why this server is not an exact copy of ``source``.
+        """Yield the reasons why this server is no replica of ``source``, although it has reached
+        the position of ``source`` in the log.
 
-        Call it when ``source`` is fenced (refuses writes), and this server has executed all changes
+        Call this when ``source`` is fenced (refuses writes), and this server has executed all changes
         of ``source``.
         """
         return iter(())
@@ -357,10 +358,10 @@ class ReplicationServer(ABC):
     @staticmethod
     @abstractmethod
     def missing(wanted: str, have: str) -> str:
-        """Return the changes that a server at the position ``have`` lacks to reach the position
-        ``wanted``, as a text for messages.
+        """Return the part of the position ``wanted`` that a server at the position ``have`` has not
+        reached yet. The part is a position, too.
 
-        Return "" if it lacks none.
+        Return "" if the server has reached ``wanted``.
         """
 
     @staticmethod

@@ -61,9 +61,9 @@ class RowAccess(OwnSession, ABC):
     Several threads may use the same object, but only one at a time.
     """
 
-    #: SQL between the column names and VALUES in an INSERT, such as OVERRIDING SYSTEM VALUE. Copied
-    #: rows keep their ids, which PostgreSQL refuses in an identity column if the INSERT does not
-    #: have this text.
+    #: SQL that follows the column names in an INSERT, such as OVERRIDING SYSTEM VALUE. Copied rows
+    #: keep their ids. Without this text, PostgreSQL refuses such an INSERT if it generates the ids
+    #: of the table ALWAYS.
     _as_given: ClassVar[str] = ""
 
     def __init__(self, connection: Any) -> None:
@@ -217,7 +217,7 @@ class RowAccess(OwnSession, ABC):
         """Return the number and the digest of a shard key's rows in ``table``. The server computes
         the digest from all columns.
 
-        Rows that a running move keeps in the side table of ``table`` do not count.
+        Rows in the side table of ``table``, where moves keep copied rows, do not count.
         """
         return self._digests(table, self._quote(table.name), *self._of_key(table, key))
 

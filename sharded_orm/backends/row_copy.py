@@ -2,8 +2,8 @@
 
 First the rows are copied into *side tables* on the target shard, while the application still uses
 the source shard. Queries of the application do not see side tables. Later the rows are *published*:
-one transaction inserts them into the tables of the models. There is one side table for each of
-these tables. It has the same columns, and one more: the number of the copy to which a row belongs.
+inserted into the tables of the models. There is one side table for each of these tables. It has the
+same columns, and one more: the number of the copy to which a row belongs.
 
 Each backend derives a class from :class:`RowCopy`. ``connection.row_copy()`` returns an object of
 that class, which has a session of its own.
@@ -28,8 +28,8 @@ from sharded_orm.exceptions import MoveFailed
 COPY: Final = "sharded_orm_copy"
 #: How the names of side tables begin. A side table keeps copied rows until they are published.
 SIDE_PREFIX: Final = f"{OWN_PREFIX}rows_"
-#: One DELETE statement deletes at most this number of rows of an old copy, so that it does not hold
-#: locks for long.
+#: One DELETE statement deletes at most this number of rows of an old copy, so that its transaction
+#: is short.
 DELETED: Final = 1000
 
 
@@ -218,8 +218,8 @@ class RowCopy(RowAccess):
         One transaction. Can be repeated. The fence with the same number must be closed: its
         triggers let only the changes of this session pass.
 
-        :param tables: a child table, whose foreign key leads to the table with the shard key, must
-            come after this table.
+        :param tables: a table without the shard key must come after all tables to which its links
+            (the foreign keys that lead to the shard key) lead.
         :raises MoveFailed: the fence is not closed. Nothing was moved.
         """
         with self._passing(number):
@@ -238,8 +238,8 @@ class RowCopy(RowAccess):
         """Delete the published rows of a shard key from the models' tables, in one transaction. The
         side tables keep them.
 
-        :param tables: a child table, whose foreign key leads to the table with the shard key, must
-            come after this table.
+        :param tables: a table without the shard key must come after all tables to which its links
+            (the foreign keys that lead to the shard key) lead.
         :raises MoveFailed: the fence is not closed. Nothing was deleted.
         """
         with self._passing(number):
@@ -333,18 +333,18 @@ class RowCopy(RowAccess):
 
     def _advance_counters(self, table: CapturedTable, number: int) -> None:
         """Raise the counter that generates the ids of ``table`` above the ids that were just
-        published (inserted with their ids).
+        published (inserted with their ids). Otherwise the next generated id could be one of them.
 
         Does nothing here, because most databases raise the counter by themselves when a row with an
-        id is inserted. Otherwise the next generated id could be taken.
+        id is inserted.
         """
 
     @abstractmethod
     def cascading(self, tables: Iterable[CapturedTable]) -> set[str]:
-        """Return the names of those ``tables`` in which the database itself changes rows for a
-        foreign key with CASCADE, SET NULL or SET DEFAULT.
+        """Return the names of those ``tables`` in which a foreign key with CASCADE, SET NULL or SET
+        DEFAULT may change rows without a call of the triggers, so that a move does not notice.
 
-        Some databases call no trigger for such a change, so a move would not notice it.
+        Empty on PostgreSQL, which calls the triggers for such changes.
         """
 
     @abstractmethod

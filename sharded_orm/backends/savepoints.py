@@ -36,9 +36,9 @@ def savepoint_statement(sql: str) -> SavepointStatement | None:
 def defer(sql: str, pending: list[bytes], *, may_release: bool) -> bool:
     """Process a statement about one of Django's savepoints. Return True if it need not be sent now.
 
-    A SAVEPOINT is added to ``pending``. If its RELEASE or ROLLBACK follows without another
-    statement between them, the SAVEPOINT is removed from ``pending``. So nothing is ever sent for
-    an empty ``atomic()`` block.
+    A SAVEPOINT is added to ``pending``. If its RELEASE comes before any other statement was sent,
+    the SAVEPOINT is removed from ``pending``. So nothing is ever sent for an inner ``atomic()``
+    block without statements.
 
     :param sql: a statement for which :func:`savepoint_statement` is not None.
     :param pending: the delayed statements, which are sent together with the next statement.

@@ -125,9 +125,8 @@ class SchemaMove(OwnSession, ABC):
 
     @abstractmethod
     def identities(self) -> frozenset[str]:
-        """Return a value for each table that shows whether the table was replaced: it changes with
-        TRUNCATE or ALTER TABLE, which triggers do not see. Hiding a table does not change its
-        value.
+        """Return a value for each table. It changes if the table gets new storage by TRUNCATE or
+        ALTER TABLE, because triggers do not see this. Hiding a table does not change its value.
 
         :raises django.db.OperationalError: the account may not see these values.
         """
@@ -136,8 +135,8 @@ class SchemaMove(OwnSession, ABC):
 
     @abstractmethod
     def build(self, definition: SchemaDefinition, tag: str) -> None:
-        """Create hidden tables without rows, under renamed names from the beginning. No other
-        session ever sees them under their real names.
+        """Create hidden tables without rows. They have their hidden names from the beginning, so no
+        other session ever sees them under their real names.
 
         Hidden tables that an earlier move has left are dropped.
 

@@ -147,8 +147,8 @@ class ServerConnectionMixin(ShardConnectionMixin, Generic[P]):
         """
         if len(shards) == 1 and shards[0].alias == self.alias:
             with self.cursor() as cursor:
-                # _execute() does not log the query, as execute() does. But like execute(), it finds
-                # the shard if it has moved to another node.
+                # Unlike execute(), _execute() does not log the query. But like execute(), it
+                # follows the shard to another node.
                 cursor._execute(sql, params, False)
                 return cursor.fetchall()
         with self.wrap_database_errors, self.node_cursor() as node_cursor:

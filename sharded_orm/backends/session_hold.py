@@ -146,10 +146,9 @@ class SessionHold(Generic[S]):
         raise NotImplementedError
 
     def leave_branch(self) -> None:
-        """Close the session without a commit or rollback of a two-phase commit.
+        """Close the session without ending its branch, this shard's part of a two-phase commit.
 
-        If the server has prepared this shard's part of it, the part stays on the server until a
-        recovery ends it.
+        A prepared branch stays on the server until a recovery commits it or rolls it back.
         """
         raise NotImplementedError
 

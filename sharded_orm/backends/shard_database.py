@@ -109,8 +109,8 @@ class ShardDatabaseMixin:
         Two shards with equal digests have applied the same migrations. The digest is "" if the
         schema has no table ``django_migrations``, and None if the schema does not exist.
 
-        :param shards: shards on the node of this alias. One query reads all of them, without their
-            own connection objects.
+        :param shards: shards on the node of this alias. Few queries read all of them (SQLite: one
+            for each file). Their own connection objects are not used.
         """
         raise NotImplementedError
 
@@ -146,8 +146,8 @@ class ShardDatabaseMixin:
         ``features.can_introspect_collations`` is true.
 
         :param shards: shards on the node of this alias. If this alias's own shard is the only one,
-            the query is part of an open transaction of the alias. Otherwise, no transaction is
-            used.
+            the query is part of an open transaction of the alias. Otherwise, the queries are
+            outside of all transactions, and no shard's connection object is used.
         """
         raise NotImplementedError
 
@@ -284,10 +284,10 @@ class ShardDatabaseMixin:
         raise NotImplementedError
 
     def wait_for_side_switch(self, seconds: float) -> None:
-        """Wait, for at most ``seconds``, until the other server of this shard's pair has become the
-        active one.
+        """Wait, for at most ``seconds``, until a change of the active side of this shard's pair is
+        over.
 
-        A write that was refused during such a change can then be repeated. Returns at once if no
+        A write that was refused during the change can then be repeated. Returns at once if no
         change is under way on the present node. Call this outside of transactions. It sends one
         query on a leased session, which the server answers at the end of the change. Only for
         backends with the feature ``has_side_fences``.

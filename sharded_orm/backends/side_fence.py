@@ -24,10 +24,10 @@ from sharded_orm.backends.snapshot import OWN_PREFIX
 
 #: The SQL function that the fence's triggers call. It returns 1 if they must refuse writes.
 FUNCTION: Final = f"{OWN_PREFIX}side"
-#: The SQL function that returns the epoch of the shard that this server has stored. A new epoch
-#: begins when the active side is dead, and an operator makes the passive side active without it. A
-#: server with an older epoch was the dead side. It may have other rows, so it must not become
-#: active again before it has rejoined the pair.
+#: The SQL function that returns the epoch of the shard, as this server has stored it. A new epoch
+#: begins when an operator gives up a dead server, and the shard goes on without it on the other
+#: server. So the server with the older epoch is the one that was dead. Its rows may differ, so it
+#: must not become active again before it has rejoined the pair.
 EPOCH: Final = f"{OWN_PREFIX}epoch"
 #: How the names of the fence's triggers begin.
 TRIGGER_PREFIX: Final = f"{OWN_PREFIX}side_"
@@ -134,8 +134,8 @@ class SideFence(OwnSession, ABC):
     def store_epoch(self, epoch: int) -> None:
         """Store ``epoch`` on this server as the shard's epoch.
 
-        A new epoch begins when the active side is dead, and an operator makes the passive side
-        active without it.
+        A new epoch begins when an operator gives up a dead server, and the shard goes on without it
+        on the other server.
         """
 
     @abstractmethod

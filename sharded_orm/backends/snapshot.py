@@ -14,15 +14,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 #: Marker rows in the table ``django_migrations`` have this ``app``, and a ``name`` that begins with
-#: "run ". The transaction of each operation of a migration writes one. If a migration was
-#: interrupted, the marker proves that the operation was committed. Django ignores markers, because
-#: they belong to no existing migration.
+#: "run ". Each transaction in which an operation of a migration runs writes one. If the migration
+#: was interrupted, the marker proves that the transaction was committed. Django ignores markers,
+#: because they belong to no existing migration.
 MARKER_APP = "sharded_orm"
 MARKER_PREFIX = "run "
 
-#: How the names of tables and triggers begin that the library creates on shards for a while, such
-#: as the journal of changed rows. Migrations do not create them, so comparisons of schemas leave
-#: them out.
+#: The library creates some tables and triggers on shards for a while, such as the journal of
+#: changed rows. Their names begin with this. Migrations do not create them, so comparisons of
+#: schemas leave them out.
 OWN_PREFIX = "sharded_orm_capture_"
 
 _KIND = re.compile(

@@ -21,7 +21,7 @@ UNDEFINED_SCHEMA: Final = "3F000"
 def sqlstate_of(error: BaseException) -> str:
     """Return the SQLSTATE of a psycopg error, or of a Django error that psycopg has caused.
 
-    Return "" for any other error.
+    Return "" for errors of other drivers, and for errors that do not come from a server.
     """
     for candidate in (error, error.__cause__):
         state = getattr(candidate, "sqlstate", None)

@@ -40,10 +40,10 @@ class ClosingQueue:
     answer then.
 
     The queued closings of a server are sent before the next read from the server, and before a
-    transaction sends its markers to it. Each process has one queue, which is thread-safe. It keeps
-    at most :attr:`MAXIMUM` closings for a server. A further one replaces the oldest, whose markers
-    stay open until a reader finds that their writer is dead. A forked child starts with an empty
-    queue, because the parent sends the closings.
+    transaction opens or closes markers on it. Each process has one queue, which is thread-safe. It
+    keeps at most :attr:`MAXIMUM` closings for a server. A further one replaces the oldest, whose
+    markers stay open until a reader repairs their guards (:mod:`sharded_orm.cache.repair`). A
+    forked child starts with an empty queue, because the parent sends the closings.
     """
 
     # The largest number of closings (ends of writes that a server must be told) that the queue

@@ -53,8 +53,8 @@ def token(value: Any) -> str:
         value = int(value)
         return str(value) if value >= 0 else f"%2D{-value}"
     if isinstance(value, str):
-        # For a member of a TextChoices class: str.__str__() returns its value, but str() may return
-        # its name.
+        # For a member of an enumeration of texts (``class Color(str, Enum)``): str.__str__()
+        # returns its value, but str() may return its name.
         text = str.__str__(value)
     elif isinstance(value, bytes | bytearray | memoryview):
         text = bytes(value).hex()

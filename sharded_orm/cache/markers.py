@@ -40,8 +40,9 @@ from sharded_orm.exceptions import CacheUnavailable
 
 logger = logging.getLogger("sharded_orm.cache")
 
-#: How often a transaction tries to announce its writes to all cache servers within COMMIT_WITHIN
-#: seconds. If the last attempt takes longer, too, the transaction is rolled back.
+#: How often a transaction tries to announce its writes to all cache servers. An attempt fails if it
+#: takes longer than COMMIT_WITHIN seconds. If the last one fails, too, the transaction is rolled
+#: back.
 _ATTEMPTS = 3
 
 
@@ -308,8 +309,8 @@ class TransactionMarkers:
         """Delete the objects of the written rows from the cache, then close the markers.
 
         Called after the end of the transaction. Sends one packet to each cache server. Does not
-        wait for the answer, if there is an idle connection and nobody else can have closed the
-        markers. If a server does not confirm, what it must do is queued.
+        wait for the answer if there is an idle connection, and nobody else can have closed the
+        markers. If a server does not confirm the packet, its closing is queued.
 
         If a server cannot be reached, the database session is closed, too. A reader that finds an
         open marker looks for the session of its writer. If the session is gone, the reader knows

@@ -79,9 +79,7 @@ class RequestCache:
         self._entries = 0
 
     def close(self) -> None:
-        """Drop all entries, and keep no further ones. Tasks that outlive the request or block then
-        use no first level.
-        """
+        """Drop all entries. Tasks that outlive the request or block then use no first level."""
         self.is_closed = True
         self.clear()
 

@@ -57,8 +57,8 @@ def days(text: str) -> timedelta:
 
 
 def add_kill(parser: CommandParser) -> None:
-    """Add the option ``--kill``. It ends the database sessions of a process that hangs, because
-    these may hold locks.
+    """Add the option ``--kill``. It ends the database sessions of a process that hangs or is
+    paused, because these may hold locks.
     """
     parser.add_argument(
         "--kill",

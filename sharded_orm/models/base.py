@@ -490,7 +490,7 @@ class ShardedModel(RowValidation, metaclass=ShardedModelBase):
         return super()._get_next_or_previous_by_FIELD(field, is_next, **kwargs)  # type: ignore[misc]  # not in the stubs
 
     def _get_next_or_previous_in_order(self, is_next: bool) -> Any:
-        # get_next_in_order() and get_previous_in_order() call this method of Model. Keep its memory.
+        # get_next_in_order() and get_previous_in_order() call this. Keep the result, as Django does.
         refuse_other_key(self)
         if (name := f"__{is_next}_order_cache") not in self.__dict__:
             setattr(self, name, neighbour_in_order(self, is_next=is_next))

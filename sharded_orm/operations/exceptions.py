@@ -72,7 +72,7 @@ class PairRefused(OperationError, OperationalError):
 
 
 class RollingRefused(OperationError, ValueError):
-    """A rolling upgrade is refused: it would migrate one side of a pair, and the other side later.
+    """A rolling upgrade, which migrates one side of a pair and later the other one, is refused.
 
     :attr:`problems` lists every reason.
     """

@@ -28,8 +28,8 @@ T = TypeVar("T")
 TROUBLE = (Error, ShardedOrmError, ImproperlyConfigured, OSError)
 
 #: The largest number of abandoned threads per node. An abandoned thread still waits for the node's
-#: answer, but its caller has given up. Each query to a hanging node leaves one more such thread. If
-#: a node has this many, it is not queried again.
+#: answer, but its caller has given up. Each query to a hanging node leaves one more such thread. A
+#: node with this many is not queried until one of them has ended.
 MAX_ABANDONED = 20
 
 Alive = Callable[[], None]

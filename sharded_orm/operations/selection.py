@@ -110,7 +110,7 @@ def numbers_text(shards: Sequence[Shard]) -> str:
 
 
 def given_text(values: Iterable[object]) -> str:
-    """Return values that a caller has given as shard numbers as a text, for an error message.
+    """Return a text, for an error message, with the values that a caller gave as shard numbers.
 
     Objects that are no numbers come last, for example ``8,10-12,'1',None``.
 

@@ -88,7 +88,8 @@ def split(
     begun. Can be repeated.
 
     :param shards: maps the name of each group to the numbers of its shards that are to move.
-    :param replica: the node that becomes the replica of the moved shards; None if there is none.
+    :param replica: the node that becomes the replica of the moved shards; see
+        :func:`~sharded_orm.operations.shard_moves.plan.plan_shard_moves`.
     :return: a list of reports, one for each group that was begun. If an earlier process was killed
         during a move, a report on this move may precede them.
     :raises: the errors of :func:`~sharded_orm.operations.shard_moves.runner.move_shards`.
@@ -150,16 +151,17 @@ def _is_on(shard: Shard, *nodes: str) -> bool:
 
 
 def clean_up(source: str, target: str, *, tell: Tell = lambda line: None) -> list[str]:
-    """End a split: drop the copies of tables that the two servers do not need any more.
+    """End a split: drop the copies of tables that the servers do not need any more.
 
-    On MariaDB, the replication from ``source`` to ``target`` is ended first. Then ``target`` drops
-    its copies of the shards that have stayed on ``source``. On all databases, the old tables of the
-    moved shards are dropped on ``source``. Before that, it is checked that each shard on ``target``
-    has its tables there. Can be repeated.
+    First it is checked that each shard on ``target`` has its tables there. On MariaDB, the
+    replication from ``source`` to ``target`` is then ended, and the copies of shards that have
+    stayed on ``source`` are dropped on ``target``. At last, the old tables that moves of shards
+    have left are dropped, even if their time is not over: those of this split, and those of all
+    other moves. Can be repeated.
 
     :return: sentences about what was dropped, and what could not be dropped.
-    :raises MoveRefused: the replication is still needed, or a shard lacks tables. Nothing was
-        changed.
+    :raises MoveRefused: the replication is still needed, a move was interrupted, or a shard lacks
+        tables. Nothing was changed.
     :raises OperationHeld: shards of a group are being moved.
     """
     with ExitStack() as stack:

@@ -119,8 +119,8 @@ class ShardChangeRecord(Generic[C]):
     def publish(self) -> int:
         """Publish the topology with the change. This commits the change.
 
-        Return the version of the published topology. Until it is refreshed, this process still uses
-        an earlier version.
+        Return the version of the published topology. This process may use an earlier version until
+        it refreshes its topology.
 
         :raises LeaseLost: another process has taken over the run.
         :raises TopologyError: the topology was not published, or it is not known whether it was.

@@ -66,8 +66,9 @@ class DirectoryStrategy(Strategy):
 
     - If a key has no placement, :meth:`locate` returns None and stores nothing.
     - The placement of a new key is committed before the key's first row is written, outside of the
-      caller's transaction. So it stays even if that transaction is rolled back. If two processes
-      place the same key at once, the first insert wins, and both use its shard.
+      caller's transaction. So a rollback of that transaction does not remove it: others may have
+      written rows of the key by then. If two processes place the same key at once, the first insert
+      wins, and both use its shard.
     - Each process remembers up to 100,000 committed placements (option ``CACHE_SIZE``). It may use
       them as long as it has a lease (:mod:`sharded_orm.routing.placement_lease`). A key that is
       moving to another shard is looked up each time.

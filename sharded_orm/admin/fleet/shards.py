@@ -99,7 +99,7 @@ class ShardMapAdmin(RangePages, DirectoryPages):
         if by not in ("bytes", "rows", "same"):
             by = "bytes" if len(shards) <= _MAX_SIZED else "same"
         # If the page shows all shards, call status() without a list of shards. Then it also reports
-        # a schema on one node if its name is that of a shard on another node.
+        # schemas that are named like shards, but do not belong on their node.
         whole = pages.num_pages == 1 and len(groups) == len(topology.groups)
         fleet = status(None if whole else shards, within=DEADLINE, sizes=False)
         sizes_by_alias = (

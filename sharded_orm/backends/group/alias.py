@@ -160,7 +160,7 @@ class GroupAliasMixin(GroupTransactions):
 
     def close_if_unusable_or_obsolete(self) -> None:
         if self.connection is not None and not self.autocommit:
-            # Outside of atomic blocks, autocommit is off: the user has called
+            # Autocommit is off: an atomic block is open, or the user has called
             # set_autocommit(False). A transaction may be open. Close the connection, and lose the
             # transaction, as Django does.
             self.close()

@@ -60,7 +60,7 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
     known_at_snapshot: Any = None
     #: Whether a transaction was begun, but its first statement was not sent yet.
     awaits_snapshot = False
-    #: True while this object looks up the current node of its shard, after a missing table.
+    #: True while this object looks up its shard's current node, after a statement has failed.
     looks_for_place = False
     #: The number of open schema editors. If it is not 0, a migration runs on this connection.
     open_editors = 0

@@ -22,9 +22,9 @@ from django.utils.connection import BaseConnectionHandler
 from sharded_orm.backends.group.contract import GroupMember
 from sharded_orm.method_origin import module_of
 
-# Each new wrapper (connection object of a shard) above the limit is a reason to drop idle ones. But
-# look at only this many others. For example, in a transaction over thousands of shards, none is
-# idle. To look at all of them for each new one would cost the square of their number.
+# If a new wrapper (connection object of a shard) exceeds the limit, idle ones are dropped. To find
+# them, look at only this many others. For example, in a transaction over thousands of shards, none
+# is idle. To look at all of them for each new one would cost the square of their number.
 _EVICTION_CHECKS = 8
 # Connections older than CONN_MAX_AGE are searched for at most once in this many seconds.
 _EXPIRY_INTERVAL = 1.0

@@ -1,9 +1,9 @@
 """Remembers, for each transaction, which moves of keys between shards were known when it began.
 
-If a key moves to another shard while a transaction is open, the transaction may see the key's rows
-both before and after the move, or not at all. Upper layers refuse such a transaction: they compare
-the moves that were known at its beginning with later ones. Only upper layers know keys and moves,
-so the package's Django app provides the function that returns what they know.
+If a key moves to another shard while a transaction is open, the transaction may miss the key's rows
+or see them twice. To notice that, upper layers compare the moves that were known at its beginning
+with later ones. Only upper layers know keys and moves, so the package's Django app provides the
+function that returns what they know.
 """
 
 from __future__ import annotations

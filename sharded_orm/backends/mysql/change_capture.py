@@ -1,5 +1,6 @@
-"""Change capture of a shard on MariaDB or MySQL. While a key moves, triggers record its changed
-rows in a journal. At the end of the move, a fence makes the same triggers refuse writes to the key.
+"""Change capture of a shard on MariaDB or MySQL. During a long operation, such as the move of a
+shard key, triggers record changed rows in a journal. While a fence is closed, the same triggers
+refuse writes.
 """
 
 from __future__ import annotations
@@ -51,15 +52,15 @@ _DENIED = frozenset({_NO_SUPER, 1044, 1142, 1227})
 
 
 class MySQLChangeCapture(ChangeCapture):
-    """Change capture of one shard on MariaDB or MySQL, for keys that move.
+    """Change capture of one shard on MariaDB or MySQL.
 
-    Each key that moves has a row in the table of fences. Triggers on the shard's tables look there:
-    they record a changed row of such a key in the journal or, if the fence is closed, refuse the
-    change.
+    A fence is a row in the table of fences. For example, there is one for each key that moves, or
+    for a whole shard that moves. Triggers on the tables look there: they record a changed row in
+    the journal or, if its fence is closed, refuse the change.
 
     The trigger takes a shared lock on the row of the fence, and the transaction holds this lock
-    until it ends. So a session that takes an exclusive lock on the row waits for the writers of
-    this key only.
+    until it ends. So a session that takes an exclusive lock on the row waits only for the writers
+    of this key or of these tables.
     """
 
     _all_triggers = "SELECT trigger_name FROM information_schema.triggers WHERE event_object_schema = DATABASE()"
@@ -148,8 +149,8 @@ class MySQLChangeCapture(ChangeCapture):
             " WHERE user NOT IN ('system user', 'event_scheduler')"
             " AND command NOT IN ('Daemon', 'Binlog Dump', 'Binlog Dump GTID')"
         )
-        # Add the present time to the result. The server's list of transactions may be out of date.
-        # A later call compares the transactions' start times with this time.
+        # Add the present time to the result. The server's list of transactions may be out of date,
+        # and lack some. So sessions_left() also counts transactions that began up to this time.
         ((at,),) = self._rows(
             "SELECT CAST(CONVERT_TZ(NOW(), @@SESSION.time_zone, 'SYSTEM') AS CHAR)"
         )

@@ -84,7 +84,7 @@ class CommitPacket:
 
     def wait_for_commit(self, cursor: Any, query: Any, args: Any) -> bytes:
         """Keep a statement of ``cursor`` until the COMMIT. The ``lastrowid`` of the cursor is set
-        only when the COMMIT has sent the statement.
+        only when the statement has been sent.
 
         Return the statement with its parameters filled in.
         """

@@ -157,8 +157,8 @@ class VirtualConnection(BranchLease, CommitPacket, DriverFace, SessionHold[NodeS
             self._end(COMMIT)
 
     def rollback(self) -> None:
-        """Roll back the transaction. If its session was lost, send nothing: the server has already
-        rolled the transaction back.
+        """Roll back the transaction. If its session was lost, send nothing, because the transaction
+        ends with the session.
         """
         self.waiting.clear()
         if self.mode is SessionMode.PINNED:
@@ -340,8 +340,8 @@ class VirtualConnection(BranchLease, CommitPacket, DriverFace, SessionHold[NodeS
             self.settle()
 
     def limit_writes(self, seconds: float | None) -> None:
-        # Use SET STATEMENT, because its setting lasts for one statement only and leaves no state in
-        # the session. Without a limit, no SET STATEMENT is needed.
+        # SET STATEMENT lasts for one statement only, so it leaves no state in the session. Keep a
+        # shorter limit that the session has already (0 stands for no limit).
         self.limit = (
             b""
             if seconds is None

@@ -439,8 +439,8 @@ class LeaseMixin(BaseCursor):
             raise
 
     def _query(self, statement: bytes) -> Any:
-        # Overrides the driver's method that sends a statement. LeasedCursor itself does not use it:
-        # only the driver's callproc() calls it.
+        # Overrides the driver's method that sends a statement. execute() does not use it: only the
+        # driver's callproc() calls it.
         connection = self.connection
         assert connection is not None
         session, prefix = connection.begin_statement()

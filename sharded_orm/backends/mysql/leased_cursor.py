@@ -1,5 +1,5 @@
-"""The cursor classes of shards: :class:`LeasedCursor`, the default, and a function that makes the
-same of the driver's other cursor classes.
+"""The cursor classes of shards: :class:`LeasedCursor`, the default, and a function that makes
+such a class from any cursor class of the driver.
 """
 
 from __future__ import annotations

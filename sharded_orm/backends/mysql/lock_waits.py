@@ -49,8 +49,8 @@ class LockWaits:
         """Call ``action`` again and again, until it succeeds, because locks of other sessions may
         stop it.
 
-        Each attempt waits only for a few hundredths of a second, because other sessions queue
-        behind it.
+        Each attempt waits only for a few hundredths of a second (on MySQL, for one second), because
+        other sessions queue behind it.
 
         :param deadline: a moment of ``time.monotonic()``, after which no new attempt begins.
         :param prepare: called before each attempt, without a time limit.

@@ -74,7 +74,7 @@ def query_until_free(purpose: str, seconds: float) -> str:
 
 def take_for_good(run: Callable[..., Any], purpose: str) -> None:
     """Take the lock for ``purpose`` and keep it until the session ends. By the lock,
-    :func:`end_holder` finds the session, for example to end it.
+    :func:`end_holder` finds the session that it shall end.
     """
     run(f"DO GET_LOCK({_NAME}, 0)", purpose)
 

@@ -128,7 +128,7 @@ class _NodeCursorMixin(BaseCursor):
 class NodeCursor(_NodeCursorMixin, Cursor):
     """A node's cursor that fetches all rows at once, in ``execute`` or ``receive``."""
 
-    # The driver's error, if it could not send the last statement. Otherwise None.
+    # The error with which the driver has refused to send the last statement; None if it was sent.
     _not_sent: MySQLError | None = None
 
     @property

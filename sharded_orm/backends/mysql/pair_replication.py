@@ -54,8 +54,8 @@ class MySQLPairReplication(MySQLReplicationServer):
     def transactions_after(self, position: str) -> Iterator[LoggedTransaction]:
         """Yield the transactions that this server itself has logged after ``position``.
 
-        Reads the binary log in pages. Transactions in log files that were already purged are
-        missing.
+        Reads the binary log in pages, from the file with ``position`` on. Transactions in log files
+        that were already purged are missing.
         """
         status = self.status()
         after = positions(position).get(status.domain, (0, 0))[1]
@@ -154,14 +154,15 @@ class MySQLPairReplication(MySQLReplicationServer):
             )
         link = source.link_from(self)
         if link is not None and link.executes:
-            # If the source also replicates from this server, wait until it has received all that
+            # If the source also replicates from this server, wait until it has executed all that
             # this server has written. With such an event missing in its log, the source would
             # refuse this server for good.
             source.wait_for(self.written(), _CONNECTING)
         self._rows("START SLAVE")
 
     def run_until(self, link: MySQLReplicationLink, position: str, seconds: float) -> bool:
-        """Start the stopped replication ``link`` until all changes up to ``position`` are executed.
+        """Start the stopped replication ``link``. It stops again after it has executed all changes
+        up to ``position``.
 
         Return False if that takes more than ``seconds``. The replication may then still run.
         """

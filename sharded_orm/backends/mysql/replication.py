@@ -328,8 +328,8 @@ class MySQLReplicationServer(ReplicationServer):
     def fence(self, patience: float) -> None:
         """Make the server refuse all writes except those of privileged accounts (``read_only``).
 
-        When this method returns, no commit is running any more. Transactions that are still open
-        cannot be committed: their ``COMMIT`` is refused.
+        When this method returns, no commit is running any more. Transactions that have written and
+        are still open cannot be committed: their ``COMMIT`` is refused.
 
         :param patience: seconds to wait for running statements to end. During the wait, new
             statements are blocked.

@@ -17,8 +17,9 @@ from sharded_orm.backends.row_access import CopiedColumn, RowDigests
 from sharded_orm.backends.row_copy import COPY, DELETED, SIDE_PREFIX, RowCopy
 from sharded_orm.backends.snapshot import OWN_PREFIX
 
-#: A session variable for sessions that copy rows. If it is set, the triggers of this library accept
-#: all changes of the session, even changes that a closed fence would refuse to others.
+#: A session variable for this library's own sessions, such as those that copy rows. If it is set,
+#: the triggers of this library accept all changes of the session, even those that a closed fence
+#: would refuse to others.
 PASSES: Final = f"@{OWN_PREFIX}passes"
 # Seconds to wait for another session that changes the rows of the same move.
 _PATIENCE: Final = 50

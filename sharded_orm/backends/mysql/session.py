@@ -87,7 +87,7 @@ class NodeSession:
         self.last_user: object = None
         #: The virtual connection (the ``connection`` of a Django alias) that was the last to insert
         #: a row with an id on this session. LAST_INSERT_ID() here is meant for this connection
-        #: only. (It is also set by an insert with an explicit id, although such an insert leaves
+        #: only. (An insert with an explicit id sets this attribute, too, although it leaves
         #: LAST_INSERT_ID() as it is.)
         self.inserter: object = None
         self.poll = _poller(raw.fileno())
@@ -138,7 +138,7 @@ class NodeSession:
         if isinstance(query, str):
             statement = query.encode(self.raw.encoding)
         else:
-            # Make it immutable bytes, because the driver accepts nothing else.
+            # Copy a bytearray, because the driver needs an immutable buffer.
             statement = bytes(query)
         if args is None:
             return statement

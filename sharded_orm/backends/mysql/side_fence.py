@@ -37,8 +37,8 @@ _STOPPED: Final = f"({PASSES} IS NULL OR @@SESSION.sql_log_bin)"
 EVENTS: Final = ("INSERT", "UPDATE", "DELETE")
 # Seconds to wait for a lock that another session holds for a long time.
 _PATIENCE: Final = 30
-# Seconds to wait for the lock of switching(), under which the active side
-# changes. Writes that the fence refuses wait for the same lock, until the change is over.
+# Seconds to wait for the lock of switching(), under which the active side changes. Writes that the
+# fence refuses wait for the same lock, until the change is over.
 _SWITCH_PATIENCE: Final = 0.5
 _UNKNOWN_TABLE: Final = 1146  # ER_NO_SUCH_TABLE
 #: ER_SP_DOES_NOT_EXIST
@@ -188,8 +188,9 @@ class MySQLSideFence(SideFence):
             self._open(time.monotonic() + patience)
 
     def _open(self, deadline: float) -> None:
-        # Replace the function only if the fence is closed. CREATE OR REPLACE FUNCTION waits for
-        # open transactions, and new writes wait behind it. Calling the function waits for nothing.
+        # Do not replace the function if the fence is open already. CREATE OR REPLACE FUNCTION
+        # waits for open transactions, and new writes wait behind it. Calling the function waits for
+        # nothing.
         if self._answer() != 0:
             self._set(deadline, is_closed=False)
 

@@ -61,8 +61,8 @@ _LIST = (
 _STATEMENT_COLUMN = {"TRIGGER": 2, "FUNCTION": 2, "PROCEDURE": 2}
 # Kinds of objects that SHOW TABLES does not list: triggers, functions and procedures.
 _NOT_LISTED = frozenset(kind.lower() for kind in _STATEMENT_COLUMN)
-# The order in which kinds of objects are created. A table may use a function, for example in a
-# default, and a view uses tables and functions.
+# The order in which kinds of objects are created. A table may use a sequence for a default, a view
+# may use tables and functions, and a trigger belongs to a table.
 _ORDER = ("function", "procedure", "sequence", "table", "view", "trigger")
 
 

@@ -1,5 +1,5 @@
-"""What the server knows about a transaction: whether it has begun, for example, and which
-statements were deferred, that is, not sent yet.
+"""The state of a transaction on the server (whether it has begun, for example), and its deferred
+statements, which are not sent yet.
 """
 
 from __future__ import annotations

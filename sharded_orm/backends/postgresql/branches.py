@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from sharded_orm.backends.postgresql.node import PostgreSQLPool
     from sharded_orm.backends.postgresql.session import PostgreSQLNodeSession
 
-#: The names of this library's prepared transactions begin with this text. Other programs may have
-#: others.
+#: The names of this library's prepared transactions begin with this text. Those of other
+#: programs do not.
 _PREFIX: Final = "sharded_orm:"
 #: A statement that limits each wait for a lock in the open transaction to 50 seconds, as MariaDB does by
 #: default. Does nothing if the server or the session has a limit already.

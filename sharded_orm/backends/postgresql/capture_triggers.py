@@ -1,8 +1,8 @@
 """SQL for the PostgreSQL triggers that record or refuse changes of a table.
 
-While a key moves to another shard, the triggers record in a journal which of its rows change. Near
-the end of the move, the key's *fence* is closed: a row in a table, because of which the triggers
-refuse changes of the key's rows. The trigger functions run with the privileges of the account that
+For example, while a key moves to another shard, the triggers record in a journal which of its rows
+change. Near the end of the move, the key's *fence* is closed: a row in a table, because of which
+the triggers refuse changes of the key's rows. The trigger functions run with the privileges of the account that
 moves keys. So the application's account needs no privileges on the tables of fences and journal.
 """
 

@@ -1,6 +1,6 @@
-"""Change capture of a shard on PostgreSQL. While a key moves, triggers record its changed rows in a
-journal. At the end of the move, a *fence* (a row in a table) makes the same triggers refuse writes
-to the key.
+"""Change capture of a shard on PostgreSQL. During a long operation, such as the move of a shard
+key, triggers record changed rows in a journal. While a *fence* (a row in a table) is closed, the
+same triggers refuse writes.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ _TRIGGERS: Final = (
 
 
 class PostgreSQLChangeCapture(ChangeCapture):
-    """Change capture of one shard on PostgreSQL, for keys that move.
+    """Change capture of one shard on PostgreSQL.
 
-    Each key that moves has a fence: a row that says whether the triggers record the key's changes
-    or refuse them.
+    A fence is a row that says whether the triggers record changes or refuse them. For example,
+    there is one for each key that moves, or for a whole shard that moves.
 
-    Each fence has an advisory lock, its *gate*. A transaction that changes rows of the key holds a
-    shared lock on the gate until it ends. So a session that asks for an exclusive lock on the gate
-    waits for the writers of this key only, and later writers wait behind it. (With a lock on the
+    Each fence has an advisory lock, its *gate*. A transaction that changes rows of the key or shard
+    holds a shared lock on the gate until it ends. So a session that asks for an exclusive lock on
+    the gate waits only for these writers, and later writers wait behind it. (With a lock on the
     fence's row, later writers would not wait behind it.)
     """
 

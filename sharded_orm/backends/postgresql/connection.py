@@ -5,7 +5,7 @@ In autocommit, it holds a session for one statement. In a transaction, it holds 
 statement to the end of the transaction.
 
 A session finds the tables of a shard by its search path. The first packet of a transaction also
-sets the path, for this transaction only, so that costs no round trip. At the end of the
+sets the path, for this transaction only, so this costs no round trip. At the end of the
 transaction, the server restores the old path. This works even behind a pooler, which may give each
 transaction another session.
 
@@ -199,8 +199,8 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
         self._end("commit")
 
     def rollback(self) -> None:
-        """Roll back the transaction. If its session was lost, send nothing: the server has already
-        rolled the transaction back.
+        """Roll back the transaction. If its session was lost, send nothing, because the transaction
+        ends with the session.
         """
         if self.mode is SessionMode.LOST and not self.has_lost_state:
             self._forget_transaction()

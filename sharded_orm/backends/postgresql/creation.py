@@ -1,4 +1,4 @@
-"""Django's class that creates test databases, for aliases that are no shards."""
+"""Django's class that creates test databases, for aliases that are not shards."""
 
 from __future__ import annotations
 

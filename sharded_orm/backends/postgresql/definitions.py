@@ -18,7 +18,8 @@ from sharded_orm.backends.snapshot import SchemaSnapshot, kind_of
 #: Stands for the name of the schema in the definition of a function that names its own schema. So
 #: equal functions in two schemas have equal definitions.
 SCHEMA = "$schema"
-#: Separates the statements of one definition. (The definition of a function is one statement.)
+#: Separates the statements of one definition. The definition of a function is never split, because
+#: its body may contain this text.
 END = ";\n"
 #: Appended to the definition of a function that names a table in its arguments or SQL body. Such a
 #: function must be created after the tables.

@@ -232,7 +232,7 @@ def close_sessions(params: Mapping[str, Any]) -> None:
 
     Leased sessions are closed when they are released.
 
-    :param params: arguments of ``psycopg.connect``, of which host, port and database matter.
+    :param params: arguments of ``psycopg.connect``, of which host, port, database and service matter.
     """
     where = ("host", "port", "dbname", "service")
     for pool in pools():

@@ -1,5 +1,5 @@
 """Find out which sessions of a database may still change rows by a statement that began before a
-given moment. A move of a key waits for them.
+given moment. A move waits for them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def left(run: Run, markers: Sequence[Mapping[str, Any]]) -> list[int]:
     """Return for each marker how many of its sessions and prepared transactions may still change
     rows by a statement that began before the marker was made.
 
-    A session no longer counts after it has ended. It also does not count if it has begun another
+    A session no longer counts after it has ended. It also does not count if it has finished another
     statement since, and the transaction of that time has ended. A statement is recognized by its
     start time. Start times are only compared for equality, and only on the same server, so the
     clock does not matter.

@@ -19,8 +19,8 @@ from sharded_orm.backends.write_hooks.route_check import check_route
 class PostgreSQLServerCursor(SessionLeaseMixin, StockServerCursor):
     """A named cursor. Its rows stay on the server until they are fetched.
 
-    In autocommit, it keeps a session of its own until it is closed. In a transaction, the end of
-    the transaction closes it.
+    In autocommit, it keeps a session of its own until it is closed. In a transaction, it is closed
+    at the latest when the transaction ends, unless it was declared WITH HOLD.
     """
 
     # Attributes of the driver's class that are missing in its type hints.
@@ -92,8 +92,8 @@ class PostgreSQLServerCursor(SessionLeaseMixin, StockServerCursor):
                 # the schema exists, which is the usual cause.
                 error = connection.schema_error(session) or exc
             is_leased = self._is_leased
-            # If the statement was interrupted, the cursor may be open on the server. So close the
-            # session.
+            # If the statement was interrupted, the cursor may be open on the server. A session that
+            # was leased for it is then closed, not returned to the pool.
             self._leave(discard=not isinstance(exc, psycopg.Error))
             if not is_leased:
                 connection.record_error(exc)
@@ -151,8 +151,8 @@ class PostgreSQLServerCursor(SessionLeaseMixin, StockServerCursor):
                 is_done = True
             finally:
                 self._close()
-                # If CLOSE has failed, the cursor may still be open on the server. So close the
-                # session.
+                # If CLOSE has failed, the cursor may still be open on the server. A session that
+                # was leased for it is then closed, not returned to the pool.
                 self._leave(discard=not is_done)
         elif not self._closed:
             self._close()

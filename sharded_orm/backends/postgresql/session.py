@@ -144,8 +144,8 @@ def connect(params: Mapping[str, Any]) -> PostgreSQLNodeSession:
     # schema whose table has other columns.
     raw: Any = psycopg.Connection.connect(**params, autocommit=True, prepare_threshold=None)
     # Use no real lock: a session has only one user at a time. The driver's stream() holds the lock
-    # from row to row. A second statement of the same thread would then wait for ever, instead of
-    # raising an error.
+    # from row to row. With a real one, a second statement of the same thread would wait for ever,
+    # instead of raising an error.
     raw.lock = nullcontext()
     return PostgreSQLNodeSession(raw)
 

@@ -13,8 +13,8 @@ from sharded_orm.backends.change_capture import FENCES, CapturedTable
 from sharded_orm.backends.row_access import CopiedColumn, RowDigests
 from sharded_orm.backends.row_copy import COPY, DELETED, SIDE_PREFIX, RowCopy
 
-# How many arguments this module passes to an SQL function at most. Every build of SQLite allows at
-# least 100.
+# How many arguments this module passes to an SQL function at most. SQLite allows at least 100,
+# unless it was built with a lower limit.
 _ARGUMENTS = 50
 
 

@@ -34,8 +34,8 @@ class SQLiteSchemaMove(SchemaMove):
     def __init__(self, connection: Any, confirm: Callable[[], None]) -> None:
         super().__init__(connection, confirm)
         self._rows("PRAGMA foreign_keys = OFF")
-        # Seconds to wait for other writers of the new file. The application does not use this file
-        # yet, so the usual timeout is enough.
+        # Seconds to wait for other writers of a file that the application does not use yet, or not
+        # any more. So the usual timeout is enough.
         self._patience = float(connection.settings_dict["OPTIONS"].get("timeout", _DRIVERS_TIMEOUT))
 
     # ##### Definitions of the schema #####

@@ -20,11 +20,11 @@ from sharded_orm.exceptions import ShardedOrmError
 if TYPE_CHECKING:
     from sharded_orm.topology.model import Shard
 
-#: The table for the decisions of two-phase commits. Every shard has it. A row means that the
-#: transaction with this name is committed.
+#: The table for the decisions of two-phase commits. The app ``sharded_orm.contrib.two_phase``
+#: creates it on each shard. A row means that the transaction with this name is committed.
 TABLE: Final = "sharded_orm_decision"
-#: The largest length of the name of a transaction, in bytes, and of the name of a branch. Servers
-#: with XA allow 64 bytes for each.
+#: The largest length in bytes of the name of a transaction. The name of a branch consists of this
+#: name and of a schema. Servers with XA allow 64 bytes for each of the two.
 MAX_BYTES: Final = 64
 _RANDOM_BYTES = 8
 _SEPARATOR = "."

@@ -29,8 +29,8 @@ def check_write(connection: Any, table: str) -> None:
     :param table: the table to which the statement writes.
     :raises InexactShardKey: the column of the shard key has a collation by which the database takes
         two different keys for equal.
-    :raises KeyMoved: a key of the write has moved to another shard. Raised here only on SQLite. The
-        other databases raise it later, when the statement is sent.
+    :raises KeyMoved: a key of the write has moved to another shard. Raised here only on SQLite. On
+        other databases, it is raised later, when the statement is sent.
     """
     shard = getattr(connection, "shard", None)
     if shard is None:

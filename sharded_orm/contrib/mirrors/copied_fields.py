@@ -1,6 +1,6 @@
 """Makes the fields of a mirror from the fields of its source.
 
-``ShardMeta.fields`` of the mirror lists the names of the fields to copy.
+``ShardMeta.fields`` of the mirror names the fields to copy, or is ``"__all__"``.
 """
 
 from __future__ import annotations

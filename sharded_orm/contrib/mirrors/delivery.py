@@ -196,7 +196,8 @@ def read_source(
     The values are in the order of :attr:`Mirror.names`. The dict lacks rows that the mirror is not
     to have, such as deleted rows and rows that do not match ``condition``.
 
-    If all rows are new and the values of their INSERTs are known, nothing is read.
+    If the mirror has no ``condition`` and the values of all rows' INSERTs are known, nothing is
+    read. In any case, the values are not older than the row's version.
     """
     source = mirror.source
     if mirror.condition is None and all(row.inserted is not None for row in rows):

@@ -345,6 +345,8 @@ def _repair(
 ) -> bool:
     """Repair one row that differs from its source.
 
+    If a delivery has written the row since the comparison, no older state overwrites it.
+
     :returns: False if the source's row was deleted since the comparison. A relay then delivers the
         deletion.
     """

@@ -1,6 +1,6 @@
 """The outbox of a shard, a table of rows of sources that were written.
 
-A row stays in the table until it was delivered to its mirrors.
+A row stays in the table at least until it was delivered to its mirrors.
 """
 
 from __future__ import annotations

@@ -85,7 +85,8 @@ def check_body(instance: Any) -> None:
     """
     stored = copy.copy(instance)
     for field in stored.body_fields():
-        # Ignore values that are invalid or still missing: full_clean() reports them by field.
+        # Ignore invalid values, which full_clean() reports by field. Also ignore missing values:
+        # the program may still set them before the save.
         with suppress(ValidationError):
             field.prepare(stored, stored._state.adding)
     for name in stored._object.removed:

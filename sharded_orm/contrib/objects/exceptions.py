@@ -37,7 +37,7 @@ class ConcurrentEdit(ObjectError, DatabaseError):
 
 
 class UnsavedChanges(ObjectError, RuntimeError):
-    """Reading the object again would discard assigned values that were not saved.
+    """Reading the object again would discard changes that were not saved.
 
     Also raised by ``edit()`` for a new object, which has no stored values yet.
     """

@@ -191,8 +191,8 @@ class ObjectLookup(ShardedModel, metaclass=ObjectLookupBase):
         FacebookUsers.objects.find("4711")
 
     The strategy of the group is ``"modulo"``: the shard of a value is its md5 modulo the number of
-    shards. So all shards must exist from the start. A value is text. It is compared exactly, with
-    upper and lower case.
+    shards. So all shards must exist from the start. A value is text. It is compared exactly, so
+    upper and lower case differ.
     """
 
     target: ClassVar[Any]

@@ -272,8 +272,7 @@ class ShardedObject(ShardedModel, metaclass=ObjectBase):
         The body, version and time are always read together. With a new version and an old body,
         ``save()`` would overwrite what somebody else has stored.
 
-        :raises UnsavedChanges: reading a deferred field would discard assigned values that were not
-            saved.
+        :raises UnsavedChanges: reading a deferred field would discard changes that were not saved.
         """
         if fields is not None:
             own = {name for field in self.body_fields() for name in (field.name, field.attname)}
@@ -309,7 +308,7 @@ class ShardedObject(ShardedModel, metaclass=ObjectBase):
         transaction on the object's shard. Costs two statements, besides BEGIN and COMMIT.
 
         :raises DoesNotExist: the object has been deleted or purged.
-        :raises UnsavedChanges: the instance is new, or has assigned values that were not saved.
+        :raises UnsavedChanges: the instance is new, or has changes that were not saved.
         """
         if self._state.adding:
             raise UnsavedChanges(f"{describe(self)} was not stored yet. save() it first.")

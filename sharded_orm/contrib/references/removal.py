@@ -1,8 +1,8 @@
 """Deletes the copies of rows on the shards before the rows in the global database are deleted.
 
 So no row on a shard can begin to refer to a row that is being deleted. In the same transaction,
-each shard records which copies were deleted. If the row stays after all, the next update of the
-shard restores its copy from this record.
+each shard records which copies were deleted. If a row stays after all, the next update of the shard
+finds it in this record, and restores its copy.
 """
 
 from __future__ import annotations

@@ -104,6 +104,8 @@ class ReferenceFollower:
 
 
 class ReferenceWrite(SourceWrite):
+    """One statement that writes rows of a reference table in the global database."""
+
     def _execute_on(self, pks: Sequence[Any], execute: Callable[[], Any]) -> Any:
         if pks and isinstance(self._query, DeleteQuery):
             remove_ahead(self._source.model, pks)
@@ -111,6 +113,11 @@ class ReferenceWrite(SourceWrite):
 
 
 class ReferenceChange(SourceChange):
+    """The rows of a reference table that one statement has changed.
+
+    ``pks`` has their primary keys.
+    """
+
     pks: Sequence[Any] = ()
 
 

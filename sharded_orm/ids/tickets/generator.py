@@ -35,8 +35,8 @@ class TicketGenerator(IdGenerator):
 
     The generator does not use Django's connections. So a transaction of the caller does not lock
     the row of the sequence, and its rollback does not take ids back. If a server does not answer,
-    the next one is asked. The failed server is not asked again for ``BACKOFF`` seconds. After that,
-    one caller tries it.
+    the next one is asked. The failed server is not asked again for ``BACKOFF`` seconds, unless no
+    other server gives an id. After that, one caller tries it.
 
     :param aliases: the database aliases in ``SHARDED_ORM["TICKETS"]``; their order must never
         change.

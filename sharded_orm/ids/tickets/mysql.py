@@ -194,8 +194,8 @@ class MySQLSession(TicketSession):
         # (measured: 10 seconds).
         statement = f"UPDATE {self._counter(row.name)} SET id = LAST_INSERT_ID(id)"
         self._send_checked(statement.encode(), deadline)
-        # The insert id is 0 if somebody has deleted the row of the counter table. Then return the
-        # value in the catalog table, because no better value is known.
+        # The insert id is 0 if the counter table has lost its row. Then return the value in the
+        # catalog table, because no better value is known.
         return int(self.connection.insert_id()) or row.value
 
     def create_catalog(self, deadline: float) -> None:

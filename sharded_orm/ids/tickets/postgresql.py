@@ -36,7 +36,7 @@ _BINARY = pq.Format.BINARY
 # The oids of the types int8, int2, int4 and oid.
 _INTEGERS = {20, 21, 23, 26}
 #: An advisory lock with this key is held during CREATE … IF NOT EXISTS, which may fail if two
-#: processes execute it at once. If an application uses the same key, it only waits.
+#: processes execute it at once. An application that uses the same key only delays this process.
 _CREATING = 0x5348_4F52_4D53_4551
 _WAITS_FOR_INPUT = select.POLLIN
 _WAITS_FOR_BOTH = select.POLLIN | select.POLLOUT

@@ -51,8 +51,8 @@ def after_migrate(
         permissions = apps.get_model("auth", "Permission").objects
     except LookupError:
         # The tables in which Django stores permissions do not exist yet, because auth or contenttypes
-        # is not migrated. migrate sends post_migrate for each app, so a later signal will do the
-        # work.
+        # is not migrated. Each run of migrate sends post_migrate for each app, so a later signal
+        # will do the work.
         return
     names_by_codename = {
         codename(group): f"Can access shards of {group}" for group in runtime.topology().groups

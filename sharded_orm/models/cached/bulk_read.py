@@ -43,7 +43,7 @@ class DriverRows(ModelIterable):  # type: ignore[type-arg]  # the class is gener
 
 
 class ShardRead(RowBatch):
-    """A read of rows of one shard through the cache, before and after it has been sent.
+    """The rows of one shard that are read together through the cache.
 
     :param use: how the connection to the shard may use the cache.
     """

@@ -26,7 +26,8 @@ class InstanceFactory(InstanceLoader):
         self.width = len(self._columns)
         # The converters of a backend depend only on its vendor and time zone. So connections with
         # the same vendor and time zone share the rows that these converters have made. The
-        # from_db_value() of a field is called for each instance: it may return a mutable object.
+        # from_db_value() of a field is called for each instance: it may return a mutable object, or
+        # depend on more than the row.
         self.decoded = plan.decoded(connection.vendor, connection.timezone_name)
         #: Two factories of the model with the same ``kind`` make equal instances from the same row.
         #: So one of them may make the instances of rows from the connections of both.

@@ -272,8 +272,8 @@ def answer(read: CachedRead, reader: Reader) -> list[Any]:
     """Return the model instances of ``read``.
 
     The caller must already have called :meth:`Reader.read` with ``read.request``. If the cache did
-    not have the result, this function queries the database. It then stores the rows in the cache,
-    unless ``read.fill`` is False or the reader has found that the request must bypass the cache.
+    not have the result, this function queries the database. It then stores the rows in the cache if
+    it may: ``read.fill`` must be True, and the reader must have given ``request.state``.
     """
     request = read.request
     if request.outcome == HIT:

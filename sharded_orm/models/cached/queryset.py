@@ -148,7 +148,7 @@ class CachedQuerySet(QuerySet[M]):
     ) -> tuple[int, ...]:
         """Return numbers that are computed from the rows of one shard key, through the cache.
 
-        For example, the numbers of photos and of albums of a user. Each write to a row of the
+        For example, the ids of a user's newest photos. Each write to a row of the model with this
         shard key makes the cached numbers void. Costs one round trip to the cache. If this queryset
         has conditions, or cannot be read through the cache now, the numbers come from the database.
 
@@ -291,7 +291,7 @@ def fetch_together(*querysets: Any) -> None:
 
     After the call, the rows of each queryset are loaded, as after ``list()``. All querysets of
     cached models are read from the cache first, together, in one round trip to each cache server.
-    Then each queryset that still has no rows queries the database, one after the other.
+    Then each queryset that the cache could not answer queries the database, one after the other.
     """
     with recorded_uses(PlacementUses()) as uses:
         looked_up = _look_up_together(querysets)

@@ -6,7 +6,7 @@ the instance has. These keys are also conditions of the UPDATE: if one of them i
 changes. The announcement counts for a limited time only. So the server breaks off an UPDATE that
 takes too long.
 
-If this is not possible, the UPDATE runs in a transaction, and is announced before COMMIT.
+All other saves run the UPDATE in a transaction, and announce it before COMMIT.
 """
 
 from __future__ import annotations
@@ -68,8 +68,9 @@ def save_cached_row(
     Return None, without having changed anything, if Django must update the row. For example, the
     first two saves of the same fields have no plan yet; or no row has the keys of the instance.
 
-    Costs one round trip to the database, and one to each cache server. A save without a plan costs
-    one more round trip to the database.
+    Costs one round trip to the database, and one to each cache server. A second message tells the
+    cache that the write is over; its answer is not waited for. A save without a plan costs one more
+    round trip to the database.
 
     :param attributes: the attributes of the instance. The other arguments are those of
         :func:`~sharded_orm.models.plans.saves.save_row`.
@@ -211,8 +212,9 @@ def _update_alone(row: SavedRow, connection: Any, send: Callable[[], int]) -> bo
     cache = runtime.cache()
     assert cache is not None
     markers = TransactionMarkers(cache, connection)
-    # The commit must begin within COMMIT_WITHIN seconds after the announcement. The announcement
-    # and the way to the server may take half of this time, the statement the other half.
+    # The commit must begin within COMMIT_WITHIN seconds after the begin of the announcement. The
+    # announcement and the way to the server may take half of this time, the statement the other
+    # half.
     limit = cache.options.commit_within / 2
     with connection.limited_session(limit) as is_limited:
         if not is_limited:

@@ -69,10 +69,10 @@ class CacheObserver:
 
     @contextmanager
     def table_flush(self, connection: Any) -> Iterator[None]:
-        """Context manager for a block that empties all tables on ``connection``.
+        """Context manager for a block that empties tables on ``connection``.
 
-        Before the block, announces to the cache that all rows of cached models there are being
-        written. After the block, tells the cache that this write is over.
+        The block may empty any tables. So before it, announces to the cache that all rows of cached
+        models there are being written. After the block, tells the cache that this write is over.
         """
         cache = runtime.cache() if runtime.config().cache is not None else None
         models = [m for m in _cached_models() if m.caches_alias(connection.alias)] if cache else []

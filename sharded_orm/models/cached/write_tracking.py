@@ -275,8 +275,8 @@ class TrackedWrite:
                 new_isolate = value
         if changes_identity:
             # The statement changes a primary key or shard key, so the names of cache entries
-            # change, too. To find the old and new names would be complicated, and the case is rare.
-            # So all rows of the table count as affected.
+            # change, too. Because this is rare, the old and the new names are not determined: all
+            # rows of the table count as affected.
             self.touch_all()
             return execute()
         new_isolates: Iterable[str] | None = ()

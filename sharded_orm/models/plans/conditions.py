@@ -175,8 +175,8 @@ def kind_of(value: Any) -> Any:
     """
     kind = type(value)
     if kind in _EXAMPLES:
-        # Times with and without a time zone need different shapes: Django warns if it prepares one
-        # of the wrong kind for the setting USE_TZ.
+        # Times with and without a time zone need different shapes: if USE_TZ is on, Django warns
+        # when it prepares a time without a time zone.
         return kind if kind is not datetime else (kind, value.tzinfo is None)
     if value is None or kind is bool:
         return value

@@ -189,7 +189,8 @@ class InstanceLoader:
         if aliases is None:
             aliases = [self._alias] * len(rows)
         make = self._make_loaded
-        # The conditions for a plain model, without a call: single rows are read in this way, too.
+        # Some conditions of is_unobserved(), repeated here to save a call: this method also reads
+        # single rows.
         if (
             make is None
             or pre_init.receivers

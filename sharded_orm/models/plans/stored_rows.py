@@ -75,7 +75,8 @@ def save_stored_row(
 
     Otherwise the caller must call Django's ``save()``. The result then tells what was done already:
     a :class:`KeptShard` with the shard that was looked up, and whether the UPDATE was sent and
-    found no row. It is None if no shard was looked up. Sends at most one query.
+    found no row. It is None if nothing needs to be remembered, for example because no shard was
+    looked up. Sends at most one query.
 
     The fast way does what ``Model.save()`` and ``Model.save_base()`` do for a stored row with all
     its fields loaded. It is not used if the model has parents, if the project overrides a method

@@ -142,8 +142,8 @@ def _merged(errors: list[Any], rows: list[Iterable[Any]]) -> Any:
 
 
 def _distinct(rows: Iterable[Iterable[Any]]) -> Any:
-    # Return a set, as Django does. But two rows of different shards with the same id are equal, so
-    # a set would lose one of them. In this case, return a list.
+    # Return a set, as Django does. But two rows of different shards with the same id may be equal
+    # to Python, and a set would lose one of them. In this case, return a list.
     distinct = {(type(row), row._state.db, row.pk): row for some in rows for row in some}
     as_set = set(distinct.values())
     return as_set if len(as_set) == len(distinct) else list(distinct.values())

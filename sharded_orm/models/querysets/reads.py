@@ -101,8 +101,8 @@ class ReadingQuerySet(RoutedQuerySet[M]):
         return key_guess
 
     def _fetch_rows(self) -> bool:
-        # If a key has moved during this method, it is called once more. So drop the rows of the
-        # first call.
+        # If a key has moved during this method, the method is called again. So drop the rows of the
+        # previous call.
         self._result_cache, self._prefetch_done = None, False
         destination = self._destination()
         if isinstance(destination, str):

@@ -92,7 +92,7 @@ def check_changed_values(rows_by_alias: Mapping[str, Sequence[Any]], fields: Ite
         connection = connections[alias]
         # Django's bulk_update() converts values inside its own atomic block. So if the caller has
         # opened a block around the call, a wrong value marks that block for rollback. Do the same
-        # here. (check_new_values() does not, because bulk_create() of Django 6.0 does not.)
+        # here. (Not in check_new_values(): since Django 6.0, an error of bulk_create() marks none.)
         with transaction.mark_for_rollback_on_error(using=alias):
             for field, has_expressions in _converted_fields(fields, rows, connection):
                 for value in _values(field, rows):
@@ -150,7 +150,7 @@ def _converted_fields(
 ) -> Iterator[tuple[Any, bool]]:
     """Yield pairs (field, has_expressions) for the fields whose values must be checked.
 
-    Skip a field if Django sends all its values unchanged, because such values cannot be wrong.
+    Skip a field if Django sends all its values unchanged, because no conversion can fail.
     ``has_expressions`` tells whether some of the values are expressions.
     """
     kinds_by_name = _kinds(rows)

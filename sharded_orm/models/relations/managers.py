@@ -61,8 +61,8 @@ class RelatedRows:
     def _created(self, create: Callable[[], Any]) -> Any:
         """Call ``create``. If it fails because a shard key moves meanwhile, call it again.
 
-        :param create: stores a row, or raises an error. After an error nothing is stored, so a
-            second call cannot store the row twice.
+        :param create: stores a row, or raises an error if nothing was stored. If it may fail after
+            it has stored the row, it must have called ``write_in_part()``: then it is not repeated.
         """
         return repeated(self._options.group, create)
 

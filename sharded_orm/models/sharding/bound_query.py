@@ -136,7 +136,7 @@ class BoundKeyQuery(Query):
         if len(tables) < 2:
             return False
         # Find the first table that is in the SQL. Django leaves out a table without references.
-        # Before a query is compiled, no table may have references yet; then ``first`` is None.
+        # Before a query is compiled, perhaps no table has references yet; then ``first`` is None.
         first = next((alias for alias in tables if self.alias_refcount[alias]), None)
         if first is None or first == self.base_table or tables[first].parent_alias is not None:
             return False

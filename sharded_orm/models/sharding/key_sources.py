@@ -57,7 +57,7 @@ class KeySource(Protocol):
         """
 
     def hint(self, model: type[Model]) -> str:
-        """Return a clause for the error message "the query has no shard key".
+        """Return a clause for the error message which says that a query has no shard key.
 
         The clause says why this source has found no shard key for a query of ``model``; "" if the
         source knows no reason.
@@ -139,7 +139,7 @@ def guess(model: type[Model], field: Field[Any, Any], value: Any) -> KeyGuess | 
 
 
 def hint(model: type[Model]) -> str:
-    """Return the end of the error message "the query has no shard key", for a query of ``model``.
+    """Return the end of the error message which says that a query of ``model`` has no shard key.
 
     It joins the clauses of all sources of keys that know why they have found no key; "" if there
     are none.

@@ -256,10 +256,11 @@ def cross_key_relation(
 
 
 def are_of_two_keys(row: Any, other: Any) -> bool:
-    """Whether two rows with the same primary key are different rows, since their shards are.
+    """Whether two rows with the same primary key are different rows, because their keys differ.
 
-    Rows of one shard are one row, whatever has changed in memory, and so is a row that has moved
-    with its key. Nothing is said about an instance that was not read, or has no key.
+    False if both were read from the same shard, even if one of the keys was changed in memory.
+    False if the keys are equal: the row may have moved to another shard with its key. Also False if
+    one of the instances was not read from a database, or if its key is None or not loaded.
     """
     one, two = row._state.db, other._state.db
     if one == two or one is None or two is None:

@@ -164,8 +164,8 @@ def check_found_or_created(
     for query, values in ((UpdateQuery(model), changed), (InsertQuery(model), new)):
         resolved = []
         for value in (values or {}).values():
-            # Ask the type, because a lazy object would be evaluated. Only if save() writes the value,
-            # it evaluates the object, and checks it then.
+            # Ask the type, because a lazy object would be evaluated. save() evaluates and checks
+            # the object, but only if it writes the value.
             if hasattr(type(value), "resolve_expression"):
                 with suppress(FieldError):
                     allow_joins = isinstance(query, UpdateQuery)

@@ -15,7 +15,7 @@ from sharded_orm.topology.range_entries import primary_of, replica_of
 from sharded_orm.topology.sources.base import Revision
 
 #: The history of the topology may be long, so only this many of the latest entries are read at
-#: first. If they do not reach back far enough, twice as many are read.
+#: first. If they do not reach back far enough, twice as many are read, and so on.
 _FIRST = 100
 #: The version number of the first topology document that is ever published.
 _FIRST_VERSION = 1

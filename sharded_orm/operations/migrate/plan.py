@@ -34,8 +34,8 @@ _SCHEMA_OPERATIONS = frozenset(
 )
 # Operations of django.contrib.postgres that send SQL only through the schema editor. They are named
 # as text, because the module is not imported here. CreateExtension is left out: the SQL that it
-# sends depends on the extensions of the database, and the empty copy, on which SQL is recorded, may
-# have other ones.
+# sends depends on the extensions of the database. They are no part of a shard's schema, so shards
+# with the same schema may need different SQL.
 _POSTGRESQL = "django.contrib.postgres.operations"
 _POSTGRESQL_OPERATIONS = frozenset(
     {

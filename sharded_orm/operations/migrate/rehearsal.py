@@ -296,8 +296,8 @@ def _remedy(segment: Segment, alias: str) -> str:
     this cause.
 
     The cause is a foreign key from a table on shards to a table that is not on shards. Most
-    databases refuse to create it. A project often has it in a migration from the time before the
-    first table was sharded.
+    databases refuse to create it. A migration from the time before its table was sharded may have
+    such a foreign key.
     """
     plan, names = segment.plan, {}
     if plan.backwards:

@@ -40,16 +40,16 @@ BATCH = 500
 #: The journal, a table on the source, records the rows of the key that the site changes. If it has
 #: at most this many entries, the copy counts as current.
 FEW_CHANGES = 50
-#: The mover gives up if it has read the journal of changed rows this many times and never had fewer
-#: changes left to copy: the site then changes rows faster than the mover copies them.
+#: The mover gives up if the number of changes that are left to copy has not become smaller during
+#: this many reads of the journal: the site then changes rows faster than the mover copies them.
 MOST_ROUNDS = 100
 #: The largest number of attempts to switch the key to the target before the move is given up.
 ATTEMPTS = 10
 #: Passed as the limit for a read of the journal of changes, to read all entries at once. A journal
 #: never has so many.
 ALL_CHANGES = 10**9
-#: The largest number of seconds to wait for open transactions when triggers are created on one
-#: shard.
+#: The largest number of seconds to wait on one shard for another process that creates or drops
+#: triggers there, and the largest number to wait then for open transactions.
 TRIGGER_PATIENCE = 30.0
 
 

@@ -139,8 +139,8 @@ def abort(group: str, keys: Iterable[Any] = ()) -> MoveReport:
     """Abort moves whose keys are still owned by their old shards. The keys stay where they are.
 
     The copied rows are removed by this call. If another process works on the move, that process
-    removes them when it next looks at the record of the move. If the new shard owns a key already,
-    its move is not changed.
+    removes them: it looks at the record of the move before each batch of rows. If the new shard
+    owns a key already, its move is not changed.
 
     :param keys: shard keys, as values or as text; by default all keys with an unfinished move.
     :raises OperationHeld: another operation is under way on the group, so the copied rows cannot be

@@ -1,8 +1,8 @@
 """Compare a key's rows on two shards, to find errors of the mover.
 
-So the comparison shares no code with the mover's copying. The database servers compute a digest (a
-hash) of the rows of each table, byte by byte. If two digests differ, the servers compute a digest
-of each row, so that the differing rows can be named.
+For this purpose, the comparison shares no code with the mover's copying. The database servers
+compute a digest (a hash) of the rows of each table, byte by byte. If two digests differ, the
+servers compute a digest of each row, so that the differing rows can be named.
 """
 
 from __future__ import annotations

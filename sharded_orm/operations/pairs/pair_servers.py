@@ -155,11 +155,11 @@ def is_silence(name: str, exc: Error) -> bool:
 
 
 def side_class(settings: Any) -> type[MySQLPairSide] | None:
-    """Return the class of connections to such a server of a pair.
+    """Return the class of connections to a server of a pair.
 
-    Return None if this kind of server cannot be in a pair: only MariaDB can.
+    Return None if the backend of the node, such as PostgreSQL's, cannot have pairs.
 
-    :param settings: the settings of a node.
+    :param settings: the settings of the node.
     """
     path = features_of(load_backend(settings["ENGINE"]).DatabaseWrapper).pair_side
     kind: type[MySQLPairSide] | None = import_string(path) if path else None

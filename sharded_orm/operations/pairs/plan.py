@@ -1,4 +1,4 @@
-"""Plan which shards change their active side, and change the topology so.
+"""Plan which shards change their active side, and make the topology with these changes.
 
 This module sends no query.
 """

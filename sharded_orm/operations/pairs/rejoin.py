@@ -1,4 +1,4 @@
-"""Bring a side of a pair back whose server was down.
+"""Bring back a side of a pair after its server was down.
 
 The configuration makes a server read only when it starts, until :func:`rejoin` has brought it back.
 The side may have been given up meanwhile (``shards switch --force``). Then it may have transactions

@@ -97,8 +97,8 @@ def epoch_problems(servers: PairServers) -> Iterator[str]:
     """Yield a problem for a side with an old epoch, and for a side with a newer epoch than the
     topology.
 
-    An epoch is the number of times that an active side of a shard was given up. A side with an old
-    epoch was given up, and has not rejoined the pair.
+    An epoch is a number of a shard that grows each time one of its sides is given up. A side with
+    an old epoch was given up, and has not rejoined the pair.
     """
     for side in servers.both:
         if schemas := given_up_schemas(side, servers.shards):

@@ -34,8 +34,8 @@ class UnsentWrites:
 
     :param node: the side that is given up.
     :param survivor: the other side.
-    :param received: a position in the log of ``node``: ``survivor`` has received all changes before
-        it.
+    :param received: the position in the log of ``node`` up to which ``survivor`` has received all
+        changes.
     :param unsent: the part of the log of ``node`` that ``survivor`` has not received; None if
         ``node`` does not answer.
     """

@@ -11,8 +11,8 @@ receives and executes rows of the old side. After the switch, the old side only 
 executes them when it has the new schema, too. During the upgrade, only changes of rows are
 replicated, and no statements that change a schema.
 
-A round can also stop the writes of its shards. Both sides then refuse writes until both have the
-new schema and were compared.
+With the option ``stop_writes``, no row flows between two schemas: the shards of a round refuse
+writes on both sides until both have the new schema and were compared.
 """
 
 from __future__ import annotations

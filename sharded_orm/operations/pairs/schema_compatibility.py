@@ -59,8 +59,8 @@ class PlannedOperation:
 class KeptDefault:
     """A new column that keeps its default in the database for some time.
 
-    Releases that do not know the column insert rows without it. The default is dropped when no such
-    release runs any more.
+    Releases that do not know the column insert rows without it. An operator has the default dropped
+    when no such release runs any more.
     """
 
     app_label: str

@@ -26,8 +26,8 @@ from sharded_orm.topology.model import Shard
 class DirectionStatus:
     """The state of the replication from the server ``source`` to the server ``target``.
 
-    :param seconds_behind: how old the last executed change is; None if the server does not report
-        it.
+    :param seconds_behind: by how many seconds ``target`` is behind, as its server reports it; None
+        if it does not report this.
     :param error: why changes do not arrive; "" if they do.
     """
 

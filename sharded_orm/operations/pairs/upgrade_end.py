@@ -125,7 +125,7 @@ class UpgradeEnd:
     def migrate_survivor(self, stopping: Stopping, tell: Tell) -> None:
         """Give shards on the survivor the new schema where this is necessary.
 
-        The journal first records which shards have the new schema there.
+        First, the journal records which shards will have the new schema there.
 
         :raises PairRefused: a shard was not migrated.
         :raises OperationStopped: ``stopping`` was set.

@@ -1,7 +1,7 @@
 """Find out from the journal whether a rolling upgrade of a pair of servers is unfinished.
 
-A rolling upgrade migrates the two servers of a pair one after the other. Other commands refuse to
-work on the pair until the upgrade is finished or undone.
+A rolling upgrade migrates the two servers of a pair one after the other. Most other commands refuse
+to work on the shards until the upgrade is finished or undone.
 """
 
 from __future__ import annotations

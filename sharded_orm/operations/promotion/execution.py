@@ -30,11 +30,12 @@ class Promotion:
     def run_to_end(self) -> PromotionReport:
         """Execute the phases of the promotion that are not done yet. Return the report.
 
-        If a phase fails before the new topology document is published, everything is undone.
+        If a phase fails before the new topology document is published, the promotion is undone, if
+        that is possible.
 
         :raises PromotionFailed: a phase failed; the message says whether everything was undone.
-        :raises PromotionRefused: a condition that the checks have found does not hold any more.
-            Nothing was changed.
+        :raises PromotionRefused: a condition held at the time of the checks, but does not hold any
+            more. Nothing was changed.
         :raises LeaseLost: another process has taken over the run.
         """
         record = self._record

@@ -152,7 +152,7 @@ class ForwardPhases:
                 record.report.position = position
                 return position
             # The log of the old primary has grown although the server refuses the application's
-            # writes. So a privileged account has written to it, or a session that is still open.
+            # writes. So somebody else has written to it, such as a privileged account.
             # Wait until the replica has executed these writes, too.
             position = self._fence(old).logged
         raise PromotionFailed(
@@ -163,7 +163,7 @@ class ForwardPhases:
         """Return the time since which the old primary refuses writes.
 
         If an earlier process of this promotion has made the server refuse writes, and it still
-        does, return the time that this process has recorded. Otherwise return the time now.
+        does, return the time that the earlier process has recorded. Otherwise return the time now.
         """
         since: str | None = self._run.arguments.get("fenced_at")
         if since is not None:

@@ -1,8 +1,9 @@
 """Find out whether the new topology document of a promotion was published.
 
-Call this when the answer to the publication got lost. The *source*, the place where the document is
-stored, is queried again and again for some seconds. Meanwhile, writes to the shards of the
-promotion are refused, because it is not known which of the two servers is their primary.
+This is not known if the answer to the publication got lost, or if the process was killed. The
+*source*, the place where the document is stored, is queried again and again for some seconds.
+Meanwhile, writes to the shards of the promotion are refused, because it is not known which of the
+two servers is their primary.
 """
 
 from __future__ import annotations

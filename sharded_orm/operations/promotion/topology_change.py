@@ -134,7 +134,7 @@ def rule_out(plan: PromotionPlan) -> bool:
 def require_writable(plan: PromotionPlan, *, forced: bool) -> None:
     """Check that a command can change the topology.
 
-    It cannot if the topology is written in the settings or in a file.
+    For example, it cannot if the topology is written in the settings or in a file.
 
     :raises TopologyReadOnly: commands cannot change the source. The message tells the operator what
         to do instead.

@@ -70,7 +70,8 @@ def broken_off(groups: Collection[str] | None = None) -> list[str]:
     """Return a sentence for each interrupted operation: which it is, and which command ends it.
 
     One query. Rolling upgrades are left out, because an operator may stop them between two steps.
-    Imports are left out, because no operation has to wait for their end.
+    Imports are left out, because no operation has to wait for their end, and an import that follows
+    its source is interrupted on purpose.
 
     :param groups: only return operations on these groups, and operations on all groups. By default
         (None), return every operation.

@@ -10,7 +10,8 @@ A run has a *step* for each shard that it works on. A run may be finished althou
 have failed, were interrupted, or are unclear: nobody knows whether the last statement took effect.
 The next run copies such a step, and continues the work on the shard.
 
-Each write is committed at once. A thread that writes must close its connections when it ends.
+Any thread may write. Each write is committed at once. A thread that writes must close its
+connections when it ends.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 A *run* is one execution of an operation, and a row of the journal. The process that holds the lease
 writes signs of life into this row. If it has written none for 30 seconds, for example because it
-was killed or cut off, another process may take over the run.
+was killed or cut off, another process may take over the run. A process on the same machine need not
+wait if it sees that the holder has ended.
 
 The first process may still be alive, and continue later. So each lease has a token in the run's
 row, and each statement that writes for the run checks this token. A process that takes over the run

@@ -40,8 +40,8 @@ def without_accounts(text: str) -> str:
 
     - In known messages of servers, such as ``Access denied for user 'x'@'y'``, any account name is
       replaced, even a name that is in no setting.
-    - In all other texts, the account names in the settings are replaced, where they are in quotes
-      or follow "user" or "account". These are the accounts of the nodes, operators, replication,
+    - Anywhere in the text, the account names in the settings are replaced, if they are in quotes or
+      follow "user" or "account". These are the accounts of the nodes, operators, replication,
       ticket servers, directory and global database. A name that is also the name of a node or group
       is kept.
 

@@ -167,10 +167,11 @@ class WorkUnits:
         OperationStep.objects.using(DEFAULT_DB_ALIAS).bulk_create(new)
 
     def take(self, worker: Worker) -> WorkUnit | None:
-        """Give ``worker`` the first free work unit in the order of names, and return the unit.
+        """Give ``worker`` a free work unit, and return the unit. Return None if no unit is free.
 
-        A unit is free if no living worker has it and it is neither done nor failed. Return None if
-        no unit is free. Costs two statements, or more if other workers take units at the same time.
+        A unit is free if no living worker has it and it is neither done nor failed. Units are taken
+        in the order of their names; those that a dead worker has left come last. Costs two
+        statements, or more if other workers take units at the same time.
         """
         while candidates := self._free():
             for row in candidates:

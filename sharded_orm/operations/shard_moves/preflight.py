@@ -102,7 +102,7 @@ def _source_problems(move: ShardToMove) -> Iterator[str]:
 def _why(exc: Error) -> str:
     """Return the text of a database error, with the privileges that the account needs.
 
-    A missing privilege is the most likely cause of the error.
+    A missing privilege is a likely cause of the error.
     """
     return (
         f"{error_line(exc)}. The node's OPERATOR, or its own account, needs all privileges on the"

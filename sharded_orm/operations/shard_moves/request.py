@@ -34,13 +34,15 @@ class ShardMoveReport:
     :param run: the id of the run in the journal.
     :param moved: maps the number of each moved shard to its new node.
     :param already: the numbers of shards that were on the target before, and need not move.
-    :param failures: maps the number of each shard that was not moved to the reason.
+    :param failures: maps the number of each shard that was not moved to the reason. The shard is on
+        its old node as before, unless the reason says that the move was not ended.
     :param notes: further sentences for the operator.
     :param rows: number of rows that were copied.
-    :param copying: the number of seconds that copying took, for all shards together. It includes
-        the repeated copying of rows that the site has changed meanwhile.
+    :param copying: the number of seconds that copying took, for all moved shards together. It
+        includes the repeated copying of rows that the site has changed meanwhile, until few changes
+        were left.
     :param comparing: the number of seconds that the first comparison of all rows took, for all
-        shards together.
+        moved shards together.
     :param pauses: for each moved shard, the number of seconds for which statements waited during
         the switch.
     :param stopped: why the work was stopped early; "" if it was not.

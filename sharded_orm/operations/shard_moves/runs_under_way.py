@@ -1,6 +1,7 @@
 """Query the journal whether shards or keys of a group are being moved.
 
-A process asks this after a deadlock, because a move may have caused it.
+A process asks this after a deadlock, or when a statement has found no table, because a move may be
+the cause.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from sharded_orm.operations.runs import lease as leases
 
 #: The journal stores the kind of each operation. This is the kind of moves of shards.
 KIND: Final = "move shards"
-# A move counts as under way for this time after its end. A process asks after a deadlock whether a
-# move may have caused it. Between the deadlock and the question, the move may have ended.
+# A move counts as under way for this time after its end. A process asks after an error whether a
+# move may have caused it. Between the error and the question, the move may have ended.
 _RECENT: Final = timedelta(minutes=1)
 
 

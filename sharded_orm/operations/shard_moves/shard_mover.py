@@ -198,8 +198,8 @@ class ShardMover:
     def _follow(self) -> int:
         """Copy again the rows that the triggers have recorded as changed.
 
-        :return: the number of recorded changes, plus the number of rows that the new node refused.
-            It shows roughly how many changes the site makes during one such call.
+        :return: the number of changes that were read, plus the number of rows that the new node
+            refused. It shows roughly how far the copy is behind.
         """
         changes = self._source.capture.changes(self._record.number, CHANGES)
         refused = self._apply(changes)
@@ -318,8 +318,10 @@ class ShardMover:
 
     def _refuse_prepared(self) -> None:
         # Refuse the switch if a two-phase transaction is prepared on the shard, because the target
-        # would lack its rows. On MariaDB, there is a second reason: RENAME TABLE would wait for the
-        # end of the prepared transaction, and all other statements would wait for RENAME TABLE.
+        # would lack its rows. On MariaDB, there is a second reason. If the session of the
+        # transaction has ended, RENAME TABLE gets the locks of the tables, and only then waits for
+        # the end of the transaction. HIDE_PATIENCE does not limit this wait, and all other
+        # statements wait for RENAME TABLE.
         group = self._move.group
         refuse_prepared(runtime.group(group), [self._move.on(self._move.source)])
 
@@ -379,7 +381,7 @@ class ShardMover:
         target.
 
         Call this only if it is certain that the new topology will never be published. Otherwise the
-        site could use the shard on both nodes. Can be repeated.
+        site would look for the shard on the target, where it has no tables then. Can be repeated.
 
         :return: why the copy could not be removed; "" if it was removed. A remaining copy does no
             harm.

@@ -1,9 +1,9 @@
 """Find rows that refer to a row with a different shard key, or to a row that does not exist.
 
-Nothing prevents such references. If code assigns an instance, as in ``comment.photo = photo``,
-:mod:`sharded_orm.models.sharding.same_key` compares the shard keys. If it assigns an id, as in
-``comment.photo_id = 7``, nobody does. A foreign key from a shard to the global database has no
-constraint, and a generic foreign key never has one.
+The database does not prevent such references. If code assigns an instance, as in ``comment.photo =
+photo``, :mod:`sharded_orm.models.sharding.same_key` compares the shard keys. If it assigns an id,
+as in ``comment.photo_id = 7``, nobody does. A foreign key from a shard to the global database has
+no constraint, and a generic foreign key never has one.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from sharded_orm.operations.shards.table_reads import TableRead, TableRows
 from sharded_orm.scatter.failures import is_node_gone
 from sharded_orm.topology.model import Shard
 
-#: For each relation of each shard, a report shows this number of broken rows as examples.
+#: For each relation of each shard, a report shows at most this number of broken rows as examples.
 EXAMPLES = 3
 
 

@@ -177,8 +177,8 @@ def _capture_output(output: io.StringIO) -> Iterator[None]:
 def _expose_alias(arguments: Sequence[str], alias: str) -> Iterator[None]:
     """A context manager in which Django accepts the shard ``alias`` as value of ``--database``.
 
-    Django accepts only aliases that appear when ``DATABASES`` is iterated. The shards do not appear
-    there, because there may be thousands.
+    Django accepts only aliases that appear when ``DATABASES`` is iterated. Usually the shards do
+    not appear there, because there may be thousands.
 
     :param arguments: the arguments of the command.
     """

@@ -55,9 +55,9 @@ def shard_detail(shard: Shard, *, within: float) -> ShardDetail:
     Costs as much as :func:`status` for at most five shards, plus two queries on the shard's node,
     and two round trips for each schema that is compared.
 
-    :param within: number of seconds for the whole call. First the migration states are read. Then
-        the sizes, sessions and schemas are read in the remaining time, for which at least a third
-        of ``within`` is granted.
+    :param within: seconds to wait for the migration states, which are read first. The sizes,
+        sessions and schemas get the remaining time, but at least a third of ``within``. So the call
+        may take a third longer.
     """
     began = time.monotonic()
     fleet = status([shard, *_siblings(shard)], within=within)

@@ -22,7 +22,7 @@ from sharded_orm.topology.model import Shard
 
 #: The number of shard keys, read from rows, whose right shards are looked up together.
 KEYS = 5000
-#: For each table of each shard, a report shows this number of keys as examples.
+#: For each table of each shard, a report shows at most this number of keys as examples.
 EXAMPLES = 3
 
 

@@ -50,7 +50,8 @@ def status(
     shard. On SQLite, each file is opened once. Memory: a small record for each shard.
 
     :param shards: the shards whose state to read. By default, all shards are read. Then all nodes
-        are queried, and a schema is reported if its name is that of a shard on another node.
+        are queried, and a schema is reported if it is named like a shard, but does not belong on
+        its node.
     :param timeout: seconds to wait for the first answer of a node; a silent node counts as down.
     :param sizes: whether to read the sizes of shards.
     :param within: the number of seconds for all answers of a node together. It replaces ``timeout``
@@ -254,8 +255,8 @@ class _Unexpected:
         here.
 
         Such a schema is named like a shard, but the topology does not place the shard on ``node``.
-        The tables that a move of a shard has left for a while are no such schema. Costs one query
-        for each such schema.
+        A schema is left out if a move of the shard has renamed its tables: it belongs to this move.
+        Costs one query for each such schema.
 
         :param present: the names of all schemas on ``node``.
         :param wrapper: a connection object of the node.

@@ -125,9 +125,9 @@ def advance(
     ids in the tables. The server is moved to ``margin`` above the largest of these numbers.
 
     A server is not moved in the following cases. Then its result has a ``problem``. The other
-    servers are moved in spite of it.
+    servers are moved nevertheless.
 
-    - The server does not answer.
+    - The server does not answer or lacks the sequence, or the ids in the tables cannot be read.
     - ``to`` is too low: the server has forgotten an id above ``to``.
     - ``check`` is True, and the mark is not known, because the next server does not answer or lacks
       the sequence.
