@@ -15,7 +15,7 @@ from django.dispatch import receiver
 from sharded_orm import conf, runtime
 from sharded_orm.database_settings import CurrentAliases
 from sharded_orm.exceptions import InvalidConfiguration, TopologyUnavailable
-from sharded_orm.management.startup import end_command, starting_command
+from sharded_orm.management.startup import end_command, runs_without_topology, starting_command
 from sharded_orm.topology.aliases import provide_resolver
 
 if TYPE_CHECKING:
@@ -82,8 +82,9 @@ class ShardedOrmConfig(AppConfig):
         except (InvalidConfiguration, TopologyUnavailable) as exc:
             if command is not None:
                 # Only "manage.py topology" may run without a topology, because it publishes the
-                # first one. It does not need the signal receivers below, so return.
-                if isinstance(exc, TopologyUnavailable) and command[1:2] == ["topology"]:
+                # first one; and its help and the list of commands can be read. These do not need
+                # the signal receivers below, so return.
+                if isinstance(exc, TopologyUnavailable) and runs_without_topology(command):
                     return
                 end_command(exc, command)
             raise
