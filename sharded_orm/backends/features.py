@@ -28,6 +28,9 @@ class ShardFeatures:
     has_one_writer: ClassVar[bool] = False
     #: Whether all shards of a node are schemas of one database, whose name is in the node's settings.
     shards_share_database: ClassVar[bool] = False
+    #: A part of the server's error if a promotion has closed the database; "" if a promotion closes
+    #: none.
+    closed_database_error: ClassVar[str] = ""
     #: Whether one statement can read several shards of a node (``UNION ALL`` over schemas).
     can_union_shards: ClassVar[bool] = False
     #: Whether a node's cursor has the methods ``send()`` and ``receive()``, so that one thread can let
@@ -146,6 +149,7 @@ class SQLiteFeatures(ShardFeatures):
 
 class PostgreSQLFeatures(ShardFeatures):
     shards_share_database = True
+    closed_database_error = "is not currently accepting connections"
     can_union_shards = True
     names_columns_of_subqueries = True
     # The number of tables is limited, because the server's process needs about 90 kB for each table
