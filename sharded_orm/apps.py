@@ -15,7 +15,7 @@ from django.dispatch import receiver
 from sharded_orm import conf, runtime
 from sharded_orm.database_settings import CurrentAliases
 from sharded_orm.exceptions import InvalidConfiguration, TopologyUnavailable
-from sharded_orm.management.startup import end_command, starting_command
+from sharded_orm.management.startup import end_command, runs_without_topology, starting_command
 from sharded_orm.topology.aliases import provide_resolver
 
 if TYPE_CHECKING:
@@ -82,9 +82,10 @@ class ShardedOrmConfig(AppConfig):
             runtime.validate()
         except (InvalidConfiguration, TopologyUnavailable) as exc:
             if command is not None:
-                # If there is no topology, only "manage.py topology" may run, because it publishes
-                # the first one. It does not need the signal receivers below, so return.
-                if isinstance(exc, TopologyUnavailable) and command[1:2] == ["topology"]:
+                # Without a topology, only two kinds of commands may run: "manage.py topology", which
+                # publishes the first one, and those that print help. They do not need the signal
+                # receivers below, so return.
+                if isinstance(exc, TopologyUnavailable) and runs_without_topology(command):
                     return
                 end_command(exc, command)
             raise

@@ -29,7 +29,7 @@ def set_up_django(**settings_by_name: Any) -> None:
 
     from sharded_orm import runtime
     from sharded_orm.exceptions import InvalidConfiguration, TopologyUnavailable
-    from sharded_orm.management.startup import end_command
+    from sharded_orm.management.startup import end_command, runs_without_topology
 
     for connection in connections.all(initialized_only=True):
         del connections[connection.alias]
@@ -43,7 +43,7 @@ def set_up_django(**settings_by_name: Any) -> None:
     try:
         runtime.validate()
     except (InvalidConfiguration, TopologyUnavailable) as exc:
-        if isinstance(exc, TopologyUnavailable) and sys.argv[1:2] == ["topology"]:
+        if isinstance(exc, TopologyUnavailable) and runs_without_topology(sys.argv):
             return
         if sys.argv[1] in get_commands():
             end_command(exc, sys.argv)

@@ -31,6 +31,9 @@ class ShardFeatures:
     #: Whether all shards of a node are schemas of one database. The name of this database is in the
     #: settings of the node. True for PostgreSQL.
     shards_share_database: ClassVar[bool] = False
+    #: A part of the server's error if a promotion has closed the database. Empty if promotions do not
+    #: close databases.
+    closed_database_error: ClassVar[str] = ""
     #: Whether one statement can read several shards of a node, by ``UNION ALL`` over their schemas.
     can_union_shards: ClassVar[bool] = False
     #: Whether a node's cursor has the methods ``send()`` and ``receive()``. With them, a thread
@@ -159,6 +162,7 @@ class SQLiteFeatures(ShardFeatures):
 
 class PostgreSQLFeatures(ShardFeatures):
     shards_share_database = True
+    closed_database_error = "is not currently accepting connections"
     can_union_shards = True
     names_columns_of_subqueries = True
     # The server's process needs about 90 kB of memory for each table that a statement names. So

@@ -23,6 +23,7 @@ from typing import NamedTuple, NoReturn, Protocol
 from sharded_orm.cache import request_cache
 from sharded_orm.cache.client import CacheClient
 from sharded_orm.cache.closings import Closing, Records, closing_queue
+from sharded_orm.cache.failure_log import failure_log
 from sharded_orm.cache.guards import (
     COMPACT_FROM,
     MAX_LISTED,
@@ -289,7 +290,8 @@ class TransactionMarkers:
         self._unmarked.add(server)
         for name in self._types():
             self._cache.statistics.add(name, proceeded=1)
-        logger.warning(
+        failure_log.warn(
+            server,
             "Cache server %s does not answer (%s); the transaction on %r goes on, as"
             " ON_CACHE_FAILURE says: what it wrote may be stale in the cache until the server is"
             " back, for %g s at most.",
@@ -379,7 +381,8 @@ class TransactionMarkers:
             lost = None if sizes or wait else partial(closing_queue.add, server_closing)
             server.finish(list(server_closing.objects), server_closing.records, lost)
         except ServerDown as exc:
-            logger.warning(
+            failure_log.warn(
+                server,
                 "Cache server %s does not answer (%s) after the end of a transaction on %r: what"
                 " it wrote is not cached until the server is told.",
                 server.name, exc, self._connection.alias,

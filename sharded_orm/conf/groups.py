@@ -30,8 +30,13 @@ def parse_groups(raw: Any, problems: list[str]) -> dict[str, ShardGroup]:
     groups = {}
     for name, group in raw.items():
         where = f"group {name!r}: "
-        if not isinstance(name, str) or not isinstance(group, Mapping):
-            problems.append(f"{where}must be a name and a dict, not {group!r}")
+        if not isinstance(name, str):
+            problems.append(f"{where}its name must be text")
+            continue
+        if not isinstance(group, Mapping):
+            problems.append(
+                f"{where}must be a dict such as {{'STRATEGY': 'directory', 'RANGES': […]}}, not {group!r}"
+            )
             continue
         if _TAKEN_NAMES.search(name):
             problems.append(

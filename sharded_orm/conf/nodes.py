@@ -84,8 +84,10 @@ def _node(where: str, node: Mapping[str, Any], problems: list[str]) -> dict[str,
         for key, (types, _) in _TYPES.items()
         if key in node and not isinstance(node[key], types)
     ]
-    # Do not show the value: it may be a password in the wrong place.
-    problems += [f"{where}{key} must be {_TYPES[key][1]}" for key in wrong]
+    # Show only the type of the value: the value may be a password in the wrong place.
+    problems += [
+        f"{where}{key} must be {_TYPES[key][1]}, not {type(node[key]).__name__}" for key in wrong
+    ]
     for account in _ACCOUNTS:
         if account in node and account not in wrong:
             problems += unknown_keys(f"{where}{account}: ", node[account], _ACCOUNT_KEYS)
@@ -108,7 +110,7 @@ def _node(where: str, node: Mapping[str, Any], problems: list[str]) -> dict[str,
     elif engine == _MYSQL and node.get("NAME"):
         problems.append(f"{where}NAME is not allowed; DATABASE_NAME of the group names the schemas")
     elif engine == _MYSQL and not str(node.get("PORT") or 0).isdecimal():
-        problems.append(f"{where}PORT must be a number")
+        problems.append(f"{where}PORT must be a number such as 3306, not {node['PORT']!r}")
         settings.pop("PORT", None)
     elif engine == _POSTGRESQL and not (node.get("NAME") or _has_service(node)):
         problems.append(f"{where}NAME must be the database that holds the shards' schemas")

@@ -146,7 +146,7 @@ def parse(raw: Any, document: Document | None = None) -> Config:
     if document is not None:
         if source(raw).source != "static":
             problems += _ignored_ranges(raw)
-        raw = document.over(raw)
+        raw = _with_wrong_groups(document.over(raw), raw.get("GROUPS", {}))
     nodes = parse_nodes(raw.get("NODES", {}), raw.get("NODE_DEFAULTS", {}), problems)
     groups = parse_groups(raw.get("GROUPS", {}), problems)
     topology = Topology(nodes, groups, document.version if document is not None else 0)
@@ -202,6 +202,21 @@ def _ignored_ranges(raw: Mapping[str, Any]) -> Iterator[str]:
                 f"group {name!r}: RANGES of the settings would be ignored, because TOPOLOGY names a"
                 " source; take them out here (and push them there)"
             )
+
+
+def _with_wrong_groups(merged: Mapping[str, Any], groups: Any) -> dict[str, Any]:
+    """Return ``merged``, the setting after a document was merged into it, so that errors name the
+    settings of groups as they were written.
+
+    A group that is no dict in the settings would be replaced by the group in the document. The error
+    would then be about its missing ``STRATEGY``.
+
+    :param groups: the value of ``GROUPS`` before the merge.
+    """
+    if not isinstance(groups, Mapping) or not isinstance(merged["GROUPS"], Mapping):
+        return dict(merged)
+    wrong = {name: group for name, group in groups.items() if not isinstance(group, Mapping)}
+    return {**merged, "GROUPS": {**merged["GROUPS"], **wrong}}
 
 
 def _parse_admin(raw: Any, groups: Mapping[str, Any], problems: list[str]) -> AdminOptions:

@@ -13,6 +13,7 @@ from django.core.management.base import CommandParser
 from django.db import Error
 
 from sharded_orm.exceptions import ShardedOrmError
+from sharded_orm.management.error_text import error_text
 
 
 class Action(ABC):
@@ -54,12 +55,8 @@ class CommandOfActions(BaseCommand):
         try:
             action_class().run(self, options)
         except (ShardedOrmError, ImproperlyConfigured, Error) as exc:
-            # Show the message of the error without a traceback. The notes of the error say more:
-            # those of a database error name the shard. With --traceback, Django also shows the
-            # original exception.
-            notes: list[str] = getattr(exc, "__notes__", [])
-            text = " ".join([f"{str(exc).rstrip('.')}.", *notes]) if notes else str(exc)
-            raise CommandError(text) from exc
+            # With --traceback, Django also shows the original exception.
+            raise CommandError(error_text(exc)) from exc
 
 
 def add_action(commands: Any, name: str, text: str) -> CommandParser:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from django.core.management import BaseCommand
 
 from sharded_orm.operations.migrate.migration_run import Failure
+from sharded_orm.operations.selection import spans_text
 
 # Without a bar, a line about the progress is printed each time that this number of seconds has
 # passed.
 _INTERVAL = 10.0
+# Longer lists of shard numbers are replaced by the number of shards.
+_LONGEST_NUMBERS = 120
 
 
 class ShardProgress:
@@ -38,6 +42,20 @@ class ShardProgress:
         self._total = self._done = self._failed = 0
         self._group = ""
         self._reported_at = 0.0
+
+    def resume(self, group: str, run: int, done: Sequence[int], left: int) -> None:
+        """Write that run ``run`` continues, which was interrupted after it had migrated ``done``."""
+        if not self._verbosity:
+            return
+        numbers = spans_text(done)
+        if len(done) < 2:
+            migrated = f"shard {numbers} is" if done else "no shard is"
+        elif len(numbers) > _LONGEST_NUMBERS:
+            migrated = f"{len(done)} shards are"
+        else:
+            migrated = f"shards {numbers} are"
+        rest = "1 is left" if left == 1 else f"{left} are left"
+        self._write(f"{group}: run {run} continues: {migrated} migrated already, {rest}.")
 
     def begin(self, group: str, total: int) -> None:
         self._group, self._total, self._done, self._failed = group, total, 0, 0

@@ -20,6 +20,17 @@ def starting_command() -> list[str] | None:
     return None
 
 
+def runs_without_topology(argv: list[str]) -> bool:
+    """Return whether a command can run before the first topology is published.
+
+    :param argv: the program and the arguments of the command, such as ``["manage.py", "help",
+        "topology"]``.
+    """
+    arguments = argv[1:]
+    lists_commands = arguments in (["help"], ["help", "--commands"], ["--help"], ["-h"])
+    return lists_commands or arguments[:1] == ["topology"] or arguments[:2] == ["help", "topology"]
+
+
 def end_command(error: Exception, argv: list[str]) -> None:
     """End the process with exit status 1, before it runs a management command.
 

@@ -11,6 +11,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from sharded_orm import conf
 from sharded_orm.exceptions import InvalidConfiguration
+from sharded_orm.topology.document import Document
 
 GOOD: dict[str, Any] = {
     "NODES": {"a": {"ENGINE": "sharded_orm.backends.mysql", "HOST": "one", "PASSWORD": "s3cret"}},
@@ -39,6 +40,15 @@ def test_a_good_setting() -> None:
     config = conf.parse(GOOD)
     assert config.topology.groups["photos"].count == 512
     assert (config.directory, config.tickets, config.max_idle_aliases) == ("default", (), 1024)
+
+
+def test_a_wrong_group_is_named_although_a_document_replaces_it() -> None:
+    ranges = {"RANGES": [{"range": [0, 1], "primary": "a"}]}
+    with pytest.raises(InvalidConfiguration) as caught:
+        conf.parse(broken(GROUPS={"photos": "directory"}), Document(1, {}, {"photos": ranges}))
+    assert list(caught.value.problems) == [
+        "group 'photos': must be a dict such as {'STRATEGY': 'directory', 'RANGES': […]}, not 'directory'"
+    ]
 
 
 def test_a_pair_has_a_primary_and_a_replica() -> None:
@@ -85,7 +95,13 @@ def test_the_options_of_the_cache() -> None:
         (broken(NODES__a__HOSTS="x"), "unknown key 'HOSTS'"),
         (broken(NODES__a__ENGINE="django.db.backends.mysql"), "ENGINE must be one of"),
         (broken(NODES__a__NAME="x"), "NAME is not allowed"),
-        (broken(NODES__a__PORT="abc"), "node 'a': PORT must be a number"),
+        (broken(NODES__a__PORT="abc"), "node 'a': PORT must be a number such as 3306, not 'abc'"),
+        (broken(NODES__a__PORT=[3306]), "node 'a': PORT must be a number, not list"),
+        (
+            broken(GROUPS__photos="directory"),
+            "group 'photos': must be a dict such as {'STRATEGY': 'directory', 'RANGES': […]},"
+            " not 'directory'",
+        ),
         (
             broken(NODES__a__ENGINE="sharded_orm.backends.postgresql"),
             "NAME must be the database that holds the shards' schemas",

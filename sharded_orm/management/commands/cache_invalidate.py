@@ -11,6 +11,7 @@ from django.core.management import BaseCommand, CommandError
 from django.core.management.base import CommandParser
 from django.db import Error
 
+from sharded_orm.management.error_text import error_text
 from sharded_orm.operations.cache import cached_models, cached_models_on, invalidate, require_cache
 
 
@@ -49,4 +50,4 @@ class Command(BaseCommand):
         except (
             LookupError, TypeError, ValueError, ValidationError, ImproperlyConfigured, Error,
         ) as exc:  # fmt: skip
-            raise CommandError(str(exc)) from exc
+            raise CommandError(error_text(exc)) from exc

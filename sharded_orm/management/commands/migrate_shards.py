@@ -14,6 +14,7 @@ from django.core.management.base import no_translations
 from django.db import Error
 
 from sharded_orm.exceptions import OperationHeld, ShardedOrmError
+from sharded_orm.management.error_text import error_text
 from sharded_orm.management.progress import ShardProgress, failure_line
 from sharded_orm.management.rolling_options import add_rolling, refuse_without_rolling, run_rolling
 from sharded_orm.management.selection import add_selection, selection_of
@@ -148,7 +149,7 @@ class Command(BaseCommand):
             else:
                 self._migrate(options)
         except (ShardedOrmError, ImproperlyConfigured, Error) as exc:
-            raise CommandError(str(exc)) from exc
+            raise CommandError(error_text(exc)) from exc
 
     # ##### Migrating #####
 

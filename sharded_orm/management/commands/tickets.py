@@ -17,6 +17,7 @@ from django.db import Error
 from sharded_orm import runtime
 from sharded_orm.ids.tickets.exceptions import TicketError
 from sharded_orm.management.actions import add_action, problems_error
+from sharded_orm.management.error_text import error_text
 from sharded_orm.management.tables import write_table
 from sharded_orm.operations import tickets
 from sharded_orm.operations.tickets.creation import MARGIN
@@ -97,7 +98,7 @@ class Command(BaseCommand):
         try:
             getattr(self, options["action"])(options)
         except (TicketError, ImproperlyConfigured, Error) as exc:
-            raise CommandError(str(exc)) from exc
+            raise CommandError(error_text(exc)) from exc
 
     # ##### The actions #####
 

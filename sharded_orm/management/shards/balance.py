@@ -93,7 +93,9 @@ class Balance(Action):
         write_bins(command, balance.plan, "node", options["by"])
         if balance.recent:
             command.stdout.write(
-                f"{len(balance.recent)} shards stay, because they have moved a short time ago."
+                "1 shard stays, because it has moved a short time ago."
+                if len(balance.recent) == 1
+                else f"{len(balance.recent)} shards stay, because they have moved a short time ago."
             )
         write_obstacles(command, balance.plan)
         if not balance.steps:

@@ -55,8 +55,11 @@ def _show(command: BaseCommand, balances: Sequence[SideBalance]) -> None:
     write_table(command, ("pair", "side", ">active", ">after"), rows)
     for balance in balances:
         if balance.pinned:
+            nodes = " and ".join(balance.nodes)
             command.stdout.write(
-                f"{balance.pinned} shards of {' and '.join(balance.nodes)} stay, because they are pinned."
+                f"1 shard of {nodes} stays, because it is pinned."
+                if balance.pinned == 1
+                else f"{balance.pinned} shards of {nodes} stay, because they are pinned."
             )
         for step in balance.steps:
             command.stdout.write(f"manage.py {_command(step)}")

@@ -50,8 +50,12 @@ class Progress(Protocol):
     """Receives reports while a group is migrated. Its methods are called by one thread at a time.
 
     :meth:`failed` is called before :meth:`begin` for each shard on which the migration cannot even
-    begin, such as an unreachable shard.
+    begin, such as an unreachable shard. :meth:`resume` is called before them if an earlier process
+    was interrupted, with the run's id, the numbers of the shards that it has migrated, and the
+    number of shards that are left.
     """
+
+    def resume(self, group: str, run: int, done: Sequence[int], left: int) -> None: ...
 
     def begin(self, group: str, total: int) -> None: ...
     def done(self, alias: str) -> None: ...
@@ -151,6 +155,10 @@ def migrate(
         pending = PendingShards(migrator, selected, request)
         report = pending.report
         report.run = run.id
+        if run.resumed:
+            done = run.done_aliases()
+            numbers = [shard.number for shard in selected.group.shards() if shard.alias in done]
+            progress.resume(selected.group.name, run.id, numbers, len(pending.shards))
         pending.report_failures(progress)
         run.create_steps(shard.alias for shard in pending.shards)
         progress.begin(selected.group.name, len(pending.shards))

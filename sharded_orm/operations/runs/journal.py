@@ -283,6 +283,9 @@ class JournalRun:
     def by_state(self) -> dict[str, int]:
         return count_by_state(self._steps())
 
+    def done_aliases(self) -> set[str]:
+        return set(self._steps().filter(state=DONE).values_list("alias", flat=True))
+
     def failures(self) -> Iterator[JournalStep]:
         """Yield the steps (one for each shard) that failed or are unclear. One query per 500 steps."""
         rows = self._steps().filter(state__in=[FAILED, UNCLEAR])

@@ -84,6 +84,7 @@ class NodeStatus:
     :param groups: the states of the node's shards, one item for each group.
     :param is_misconfigured: whether ``error`` is about the node's settings, with which no
         connection was tried.
+    :param remedy: what to do about ``error``; "" for the usual remedy of such errors.
     """
 
     name: str
@@ -91,6 +92,7 @@ class NodeStatus:
     expected: Mapping[str, int]
     groups: tuple[GroupOnNode, ...] = ()
     is_misconfigured: bool = False
+    remedy: str = ""
 
 
 @dataclass(frozen=True)
@@ -145,7 +147,7 @@ def _problems(node: NodeStatus) -> Iterator[str]:
         yield (
             f"Node {node.name!r} {what}: {node.error}."
             + (f" Nothing is known of its shards, {counts}." if counts else "")
-            + f" {remedy}, and check again."
+            + f" {node.remedy or remedy}, and check again."
         )
     for group in node.groups:
         yield from _group_problems(node.name, group)

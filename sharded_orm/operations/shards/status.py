@@ -17,6 +17,7 @@ from sharded_orm.operations.exceptions import InvalidMigrationTarget
 from sharded_orm.operations.migrate.migration_records import Records
 from sharded_orm.operations.migrate.planner import MigrateOptions, Planner
 from sharded_orm.operations.nodes import Alive, ask_nodes, ignore_answer, node_connection
+from sharded_orm.operations.shards.closed_nodes import closed_remedy
 from sharded_orm.operations.shards.fleet_status import (
     FleetStatus,
     GroupOnNode,
@@ -78,6 +79,7 @@ def status(
                 {group: len(members) for group, members in by_group(by_node[node]).items()},
                 () if isinstance(outcome, Exception) else outcome,
                 isinstance(outcome, ImproperlyConfigured),
+                closed_remedy(node, outcome) if isinstance(outcome, Exception) else "",
             )
             for node, outcome in answers.items()
         )

@@ -70,7 +70,7 @@ def test_a_shard_that_has_just_moved_stays(site: Site) -> None:
     assert moved(plan)
     assert "books_00000" in moved(balance(site, "--cool-down", "0", "--group", "books"))
     shown = site.manage("shards", "balance")
-    assert "1 shards stay, because they have moved a short time ago." in shown.out
+    assert "1 shard stays, because it has moved a short time ago." in shown.out
 
 
 def test_a_promotion_is_no_move(site: Site) -> None:

@@ -40,7 +40,7 @@ def test_the_planned_shards_move(site: Site) -> None:
     assert site.place(1 - number) == "db1"
     assert site.rows(*MODELS) == before
     again = site.manage("shards", "balance", *options(site), "--apply")
-    assert "1 shards stay, because they have moved a short time ago." in again.out
+    assert "1 shard stays, because it has moved a short time ago." in again.out
     assert "0 shards moved, 0 of 0 steps made." in again.out
 
 

@@ -215,6 +215,23 @@ def test_a_wrong_password_is_told_without_it(
     server.close()
 
 
+@pytest.mark.parametrize(
+    ("place", "cause"),
+    [
+        ("127.0.0.1:1", r"ConnectionRefusedError: \[Errno 111\] Connection refused"),
+        ("no.such.host.invalid:6379", r"gaierror: \[Errno -\d\] "),
+    ],
+)
+def test_a_redis_that_cannot_be_reached_is_named_with_the_cause(
+    settings: Any, place: str, cause: str
+) -> None:
+    (server,) = opened(settings, BACKEND=DJANGO_REDIS, LOCATION=f"redis://:wrong-secret@{place}")
+    with pytest.raises(ServerDown, match=f"OSError: connecting to {place}: {cause}") as caught:
+        server.read(["x"])
+    assert "wrong-secret" not in str(caught.value)
+    server.close()
+
+
 def test_each_database_of_redis_is_another_one(settings: Any, redis_server: RedisServer) -> None:
     options = {"PASSWORD": redis_server.password}
     url = redis_server.url.removesuffix("/0")

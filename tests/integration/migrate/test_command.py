@@ -26,6 +26,22 @@ def shards(*numbers: int) -> list[str]:
     return [f"shop_{number:05d}" for number in numbers]
 
 
+# ##### The global database #####
+
+
+def test_a_global_database_that_cannot_be_reached_is_named(fleet: Fleet, backend: str) -> None:
+    change = {"HOST": "127.0.0.1", "PORT": "1"}
+    place = "server '127.0.0.1:1'"
+    if backend == "sqlite":
+        change, place = {"NAME": "/nowhere/default.sqlite3"}, "file '/nowhere/default.sqlite3'"
+    settings = (fleet.folder / "settings.py").read_text()
+    fleet.write("settings.py", f'{settings}\nDATABASES["default"].update({change!r})\n')
+    for arguments in ((), ("--status",), ("--settle", "shop_00001=done")):
+        error = fleet.manage("migrate_shards", *arguments, status=1).err
+        assert f". The global database and the directory ('default', {place})" in error
+        assert "cannot be reached. See that it runs and takes connections" in error
+
+
 # ##### Selections of shards #####
 
 

@@ -72,10 +72,34 @@ def test_a_killed_operators_run_is_taken_over_at_once(waiting: Fleet) -> None:
     first.communicate()
     assert "broken off" in waiting.manage("migrate_shards", "--status").out
     waiting.waiting()
-    waiting.manage("migrate_shards")
+    assert waiting.manage("migrate_shards").err == (
+        "shop: run 2 continues: no shard is migrated already, 8 are left.\n"
+    )
     assert waiting.columns() == dict.fromkeys(ALL, NOTED)
     after = waiting.python(RUNS)
     assert before.replace("running", "done") == after
+
+
+@pytest.mark.parametrize(
+    ("stop", "line"),
+    [
+        ("shop_00003", "shards 0-2 are migrated already, 1 is left."),
+        ("shop_00001", "shard 0 is migrated already, 3 are left."),
+    ],
+)
+def test_a_resumed_run_names_what_is_done(migrated: Fleet, stop: str, line: str) -> None:
+    migrated.migration("0002_waits", WAITS)
+    migrated.waiting(stop)
+    command = ("migrate_shards", "--node", "one", "--parallel", "1")
+    first = migrated.start(*command)
+    assert migrated.wait_for_arrival() == stop
+    first.kill()
+    first.communicate()
+    migrated.waiting()
+    done = migrated.manage(*command)
+    assert done.err == f"shop: run 2 continues: {line}\n"
+    assert done.out.startswith("4 shards are migrated, ")
+    assert migrated.manage(*command).err == ""
 
 
 def test_who_lost_its_lease_stops_before_the_next_thing(waiting: Fleet) -> None:

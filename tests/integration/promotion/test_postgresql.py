@@ -53,6 +53,11 @@ def test_no_acknowledged_write_is_lost(site: PostgreSQLSite) -> None:
     for number in writers.numbers:
         assert {row for _, row in writers.acknowledged(number)} <= rows
         assert all(site.is_refusal(code, text) for _, code, text in writers.errors(number))
+    status = site.manage("shards", "status").out
+    assert (
+        "Promotion 1 (shards promote db1) has closed it, for good: 'db2' is the primary." in status
+    )
+    assert "Make 'db1' a replica of 'db2' by pg_rewind or a new pg_basebackup" in status
     # Nobody gets in, not even the superuser, and not after a restart either.
     site.pair.first.stop()
     site.pair.first.start()
@@ -103,6 +108,13 @@ def test_killed_and_run_again(site: PostgreSQLSite, place: str) -> None:
     site.write_a_row(1)
     site.promote_and_die(place)
     assert site.is_closed("first")
+    status = site.manage("shards", "status").out
+    assert "Promotion 1 (shards promote db1) has closed it, and is not finished." in status
+    assert (
+        "'manage.py shards promote db1', or undo it by 'manage.py shards promote db1 --abort'"
+        in status
+    )
+    assert "Mend the node" not in status
     assert site.promote("--json").json["outcome"] == "promoted"
     assert site.is_promoted()
     assert site.rows("second") == {1}

@@ -86,6 +86,18 @@ class Fleet:
     def json(self, *arguments: str, code: int = 0, **environment: str) -> Any:
         return json.loads(self.shards(*arguments, "--json", code=code, **environment).out)
 
+    @contextmanager
+    def unreachable(self, alias: str) -> Iterator[Path]:
+        """Replace the file of a database that is not sharded by a folder, which nobody can open."""
+        file = self.folder / f"{alias}.sqlite3"
+        away = file.rename(file.with_suffix(".away"))
+        file.mkdir()
+        try:
+            yield file
+        finally:
+            file.rmdir()
+            away.rename(file)
+
     # ##### Access without the library #####
 
     def node_of(self, group: str, number: int) -> str:

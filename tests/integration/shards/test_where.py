@@ -45,6 +45,21 @@ def test_a_placed_key(fleet: Fleet) -> None:
     fleet.forget(43)
 
 
+@pytest.mark.parametrize(
+    ("alias", "said"),
+    [("directory", "The directory"), ("default", None)],
+)
+def test_a_directory_that_cannot_be_reached_is_named(
+    fleet: Fleet, alias: str, said: str | None
+) -> None:
+    with fleet.unreachable(alias) as file:
+        run = fleet.shards("where", "Photo", "user_id=1", code=0 if said is None else 1)
+    if said is not None:
+        assert f"unable to open database file. {said} ({alias!r}, file {str(file)!r})" in run.err
+        assert "or correct the entry in DATABASES; then run the command again." in run.err
+    assert fleet.shards("where", "Photo", "user_id=1").err == ""
+
+
 def test_an_unplaced_key_stays_so(fleet: Fleet) -> None:
     for _ in range(2):
         run = fleet.shards("where", "Photo", "user_id=1")

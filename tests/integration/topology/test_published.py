@@ -194,6 +194,11 @@ def test_an_empty_source_says_so_and_takes_a_first_push(published: PublishedSite
     assert err.startswith("CommandError: ")
     assert "'manage.py topology push FILE'" in err
     assert "Traceback" not in err
+    for arguments in (["help", "topology"], ["help"], ["--help"]):
+        process = published.start(*arguments)
+        out, err = process.communicate(timeout=PATIENCE)
+        assert process.returncode == 0, err
+        assert "topology" in out
     published.push(document(1))
     assert published.topology("show", "--json").json["version"] == 1
 
