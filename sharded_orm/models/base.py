@@ -47,7 +47,6 @@ from sharded_orm.models.sharding.kept_shard import KeptShard, keep_shard
 from sharded_orm.models.sharding.key_errors import describe, shard_key_required
 from sharded_orm.models.sharding.key_validation import install_key_validation
 from sharded_orm.models.sharding.options import ShardOptions, options_of, shard_options
-from sharded_orm.models.sharding.plural_names import set_plural
 from sharded_orm.models.sharding.row_placement import colocated_alias
 from sharded_orm.models.sharding.same_key import are_of_two_keys, refuse_related_of_other_key
 from sharded_orm.models.sharding.statements import check_insert, check_update, has_expressions
@@ -78,8 +77,6 @@ class ShardedModelBase(ModelBase):
             install_key_validation(cls)
             install_relations_in_forms(cls)
             install_order(cls)
-            if cls._has_made_plural:
-                set_plural(cls)
         return cls
 
 
@@ -105,9 +102,6 @@ class ShardedModel(RowValidation, metaclass=ShardedModelBase):
     #: True if only the library uses the primary keys of this model. Rows of two shards may then
     #: have the same id, because each shard counts from 1.
     ids_are_internal: ClassVar[bool] = False
-    # Whether set_plural() makes the plural of the class's name, as for tables that a class of
-    # sharded_orm.contrib describes.
-    _has_made_plural: ClassVar[bool] = False
 
     cache = CacheAttribute()
     objects = ShardedManager()

@@ -8,7 +8,6 @@ from django.db import models
 
 from sharded_orm.contrib.lookups.tables import EntryColumns
 from sharded_orm.models.fields import ExactCharField
-from sharded_orm.models.sharding.plural_names import set_plural
 
 
 class LookupEntry(EntryColumns):
@@ -22,9 +21,6 @@ class LookupEntry(EntryColumns):
             )
         ]
         indexes = [models.Index(fields=["token"], name="sharded_orm_lookup_token")]
-
-
-set_plural(LookupEntry)
 
 
 class LookupState(models.Model):

@@ -60,7 +60,6 @@ class LookupTable(ShardedModel, EntryColumns):
 
     id: models.BigAutoField[int, int] = models.BigAutoField(primary_key=True)
     ids_are_internal = True
-    _has_made_plural = True
 
     class Meta:
         abstract = True

@@ -89,7 +89,6 @@ def _with_paging_index(meta: Any, bases: tuple[type, ...]) -> Any:
 class MappingEntry(ShardedModel, metaclass=MappingBase):
     """The common base of :class:`Mapping` and :class:`MirrorMapping`."""
 
-    _has_made_plural = True
     _sides: ClassVar[MappingSides]
 
     id: models.UUIDField[Any, Any] = models.UUIDField(primary_key=True, editable=False)

@@ -195,7 +195,6 @@ class ObjectLookup(ShardedModel, metaclass=ObjectLookupBase):
     upper and lower case differ.
     """
 
-    _has_made_plural = True
     target: ClassVar[Any]
 
     value: models.CharField[Any, Any] = ExactCharField(max_length=255, primary_key=True)
