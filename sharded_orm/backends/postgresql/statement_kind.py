@@ -2,8 +2,7 @@
 
 All schemas of a node share its sessions. The search path of a schema is set for one transaction, in
 the same packet as the statement. So these functions find the statements that need a packet of their
-own, and those that leave state in the session. What stored functions and triggers do is not in the
-text of a statement, so it is not considered; but the body of a ``DO`` statement is.
+own, and those that leave state in the session.
 """
 
 from __future__ import annotations

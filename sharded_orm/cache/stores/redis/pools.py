@@ -67,3 +67,16 @@ def place_of(pool: ConnectionPool) -> str:
         return f"{pool.service_name} of {','.join(places)}"
     options = pool.connection_kwargs
     return options.get("path") or f"{options.get('host')}:{options.get('port')}"
+
+
+def cause_of(error: BaseException) -> str:
+    """Return why a connection could not be opened, as in ``TimeoutError: timed out``.
+
+    Return no texts of redis-py's errors: they may contain all options of a pool, and so the password.
+    """
+    origin: BaseException | None = error
+    while origin is not None and not isinstance(origin, OSError):
+        origin = origin.__cause__ or origin.__context__
+    if origin is None:
+        return type(error).__name__
+    return f"{type(origin).__name__}: {origin}".removesuffix(": ")

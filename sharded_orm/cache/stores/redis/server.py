@@ -41,7 +41,7 @@ from sharded_orm.cache.stores.base import (
     ServerDown,
 )
 from sharded_orm.cache.stores.redis.login import LENGTH, OWNER, log_in
-from sharded_orm.cache.stores.redis.pools import place_of
+from sharded_orm.cache.stores.redis.pools import cause_of, place_of
 from sharded_orm.cache.stores.redis.protocol import (
     LINE_END,
     Refusal,
@@ -149,7 +149,7 @@ class RedisServer(RemoteServer):
             connection.connect()
         except (RedisError, OSError, ProtocolError) as exc:
             connection.disconnect()
-            return str(exc) if isinstance(exc, ProtocolError) else _cause(exc)
+            return str(exc) if isinstance(exc, ProtocolError) else cause_of(exc)
         # Take the socket out of redis-py's connection object, because this module sends and
         # receives itself. The attribute _sock is private, but all releases of redis-py have it.
         opened: socket.socket = connection._sock
@@ -479,21 +479,6 @@ class RedisServer(RemoteServer):
         (reply,) = self._pipeline([(b"INFO",)])
         lines = self._checked(reply, bytes).decode(errors="replace").splitlines()
         return dict(line.split(":", 1) for line in lines if ":" in line)
-
-
-def _cause(error: BaseException) -> str:
-    """Return why a connection could not be opened, such as ``ConnectionRefusedError: [Errno 111]
-    Connection refused``.
-
-    Only the text of errors of the operating system is returned. That of an error of redis-py may have
-    all options of a pool, and so the password.
-    """
-    origin: BaseException | None = error
-    while origin is not None and not isinstance(origin, OSError):
-        origin = origin.__cause__ or origin.__context__
-    if origin is None:
-        return type(error).__name__
-    return f"{type(origin).__name__}: {origin}".removesuffix(": ")
 
 
 def _replies(answer: bytes, count: int, owner: bytes) -> list[Any] | None:
