@@ -1,8 +1,7 @@
 """Classify SQL statements by what they do to the session that runs them. Pure functions.
 
-All schemas of a node share its sessions. The search path of a schema is set for one transaction, in
-the same packet as the statement. So these functions find the statements that need a packet of their
-own, and those that leave state in the session.
+All schemas of a node share its sessions. A search path is set for one transaction, in the same packet
+as the statement. So find the statements that need a packet of their own, or that leave state.
 """
 
 from __future__ import annotations
