@@ -114,7 +114,8 @@ class ShardedModel(RowValidation, metaclass=ShardedModelBase):
         is_equal = super().__eq__(other)
         return is_equal if is_equal is not True else not are_of_two_keys(self, other)
 
-    __hash__ = models.Model.__hash__
+    def __hash__(self) -> int:  # Python does not inherit it by a class that defines __eq__().
+        return super().__hash__()
 
     def save(self, *args: Any, **kwargs: Any) -> None:
         give_bound_key(self)

@@ -19,10 +19,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from django.core.exceptions import ValidationError
 from django.db.models import Model
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import CrossKeyRelation
+from sharded_orm.models.sharding.counted_ids import is_unique_over_shards
 from sharded_orm.models.sharding.key_errors import describe
 from sharded_orm.models.sharding.options import (
     ShardOptions,
@@ -259,14 +261,22 @@ def are_of_two_keys(row: Any, other: Any) -> bool:
     """Whether two rows with the same primary key are different rows, since their shards are.
 
     Rows of one shard are one row, whatever has changed in memory, and so is a row that has moved
-    with its key. Nothing is said about an instance that was not read, or has no key.
+    with its key. If the key of one of them is not loaded, or the table has none, they are different
+    unless their ids are unique over all shards. Nothing is said about an instance that was not read.
     """
     one, two = row._state.db, other._state.db
-    if one == two or one is None or two is None:
+    if one == two or one is None or two is None or row._state.adding or other._state.adding:
         return False
     options = options_of(row)
-    if options is None or options.key is None:
+    if options is None:
         return False
-    # Do not load a deferred key.
-    keys = [instance.__dict__.get(options.key.attname) for instance in (row, other)]
-    return None not in keys and keys[0] != keys[1]
+    try:
+        # Do not load a deferred key.
+        keys = [known_key(options, instance) for instance in (row, other)]
+    except (TypeError, ValueError, ValidationError):
+        return True  # One of the keys was changed in memory, and is none now.
+    if None not in keys:
+        return bool(keys[0] != keys[1])
+    resolve = runtime.topology().resolve
+    are_on_shards = resolve(one) is not None and resolve(two) is not None
+    return are_on_shards and not is_unique_over_shards(row._meta.pk)
