@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from sharded_orm import bound
+from sharded_orm.exceptions import ShardKeyRequired
 from tests.queries.conftest import DATABASES
-from tests.twins.models import Folder, Leaf, PlainFolder, PlainSheet, Sheet, Trunk
+from tests.twins.models import Folder, Leaf, PlainFolder, PlainSheet, Root, Sheet, Trunk
 
 pytestmark = [pytest.mark.every_backend, pytest.mark.django_db(databases=DATABASES)]
 
@@ -88,6 +89,21 @@ def test_rows_of_several_keys(db_all: None) -> None:
     trunk = Trunk.objects.create(pk=1, owner=ONE)
     for pk, owner in ((1, ONE), (2, NEAR), (3, ONE)):
         Leaf.objects.create(pk=pk, owner=owner, trunk=trunk)
-    trunk.set_leaf_order([3, 2, 1])
-    assert list(trunk.get_leaf_order()) == [3, 2, 1]
+    trunk.set_leaf_order([2, 3, 1])
+    assert list(trunk.get_leaf_order()) == [2, 3, 1]
+    trunk.set_leaf_order(["3", "2", "3", 4, "1"])
+    assert dict(trunk.leaves.values_list("pk", "_order")) == {3: 0, 2: 1, 1: 4}
+    with pytest.raises(ValueError, match="must have a primary key"):
+        trunk.set_leaf_order([None, 1])
     assert Leaf.objects.get(owner=NEAR, pk=2).get_next_in_order().pk == 1
+
+
+def test_neighbours_of_a_row_without_a_related_row(db_all: None) -> None:
+    """On one database they are one list; here each shard would have a part of it."""
+    for pk, owner in ((1, ONE), (2, TWO)):
+        root = Root.objects.create(pk=pk, owner=owner)
+        Root.objects.create(pk=pk + 10, owner=owner, above=root)
+        with pytest.raises(ShardKeyRequired, match="rows without 'above'"):
+            root.get_next_in_order()
+        with pytest.raises(Root.DoesNotExist):
+            root.roots.get().get_previous_in_order()

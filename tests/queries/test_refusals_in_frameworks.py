@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from django.contrib.sitemaps import Sitemap
 from django.core.exceptions import ValidationError as InvalidRow
-from django.db import models
+from django.db import models, router
 from django.forms import ModelChoiceField, ModelMultipleChoiceField
 from django.http import Http404
 from django.template import Context, Template
@@ -28,7 +28,7 @@ from sharded_orm.exceptions import (
     ShardKeyRequired,
 )
 from tests.photos.models import Comment, Event, Photo, Tag, Visit
-from tests.queries.conftest import DATABASES, ONE, TWO
+from tests.queries.conftest import DATABASES, NEAR, ONE, TWO
 
 pytestmark = [pytest.mark.every_backend, pytest.mark.django_db(databases=DATABASES)]
 
@@ -200,9 +200,11 @@ def test_a_condition_that_the_alias_of_a_group_would_check(placed: None) -> None
     tag = Tag.objects.create(user_id=ONE, name="sea")
     kept = models.CheckConstraint(condition=models.Q(name="sea"), name="kept")
     broken = models.CheckConstraint(condition=models.Q(name="hill"), name="broken")
+    new = Tag(user_id=NEAR, name="sea")
     for constraint in (kept, broken):
-        with pytest.raises(ShardKeyRequired, match=r"using=row\._state\.db"):
+        with pytest.raises(ShardKeyRequired, match=r"using=router\.db_for_read"):
             constraint.validate(Tag, tag, using="photos")
-    kept.validate(Tag, tag, using=tag._state.db)
-    with pytest.raises(InvalidRow):
-        broken.validate(Tag, tag, using=tag._state.db)
+    for row in (tag, new):
+        kept.validate(Tag, row, using=router.db_for_read(Tag, instance=row))
+        with pytest.raises(InvalidRow):
+            broken.validate(Tag, row, using=router.db_for_read(Tag, instance=row))

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import pickle
+from typing import Any
 
 import pytest
+from django.db import models
+from django.test.utils import isolate_apps
+from django.utils.functional import SimpleLazyObject
 
-from tests.photos.models import Tag
-from tests.queries.conftest import DATABASES, NEAR, ONE, TWO
+from sharded_orm import ShardedModel
+from tests.photos.models import Photo, Tag
+from tests.queries.conftest import DATABASES, NEAR, ONE, SHARD, TWO
 
 pytestmark = [pytest.mark.every_backend, pytest.mark.django_db(databases=DATABASES)]
 
@@ -49,3 +54,70 @@ def test_one_row_is_equal_to_itself(tags: list[Tag]) -> None:
     assert again == one
     assert one != Tag(id=ID + 1, user_id=ONE)
     assert one != "tag"
+
+
+def test_a_lazy_object_is_the_row_that_it_stands_for(tags: list[Tag]) -> None:
+    one, two = tags
+    lazy: Any = SimpleLazyObject(lambda: one)
+    assert lazy == one and one == lazy
+    assert lazy != two and two != lazy
+
+
+def test_rows_without_their_keys(tags: list[Tag]) -> None:
+    """The shard tells them apart, since each counts its ids."""
+    unkeyed = list(Tag.objects.scatter().only("name"))
+    assert len({*unkeyed, *tags}) == 2
+    assert not any("user_id" in tag.__dict__ for tag in unkeyed)
+    assert Tag(id=ID) == tags[0]
+
+
+def test_rows_of_an_automatic_table(tags: list[Tag]) -> None:
+    through: Any = Photo.tags.through
+    for tag in tags:
+        photo = Photo.objects.create(user_id=tag.user_id, title="p")
+        through.objects.create(id=ID, photo=photo, tag=tag)
+    one, two = through.objects.scatter()
+    assert one != two
+
+
+def test_a_row_that_has_moved(placed: None) -> None:
+    """It is one row, however its key was written down, and without its key if its id is the only one."""
+    row = Photo.objects.create(user_id=ONE, title="p")
+    for values in ({"user_id": ONE}, {"user_id": str(ONE)}, {}):
+        state = {"photo_id": row.pk, **values}
+        moved = Photo.from_db(SHARD[TWO], list(state), list(state.values()))
+        assert moved == row and row == moved
+
+
+def test_a_key_that_is_no_key(tags: list[Tag]) -> None:
+    one, two = tags
+    one.user_id = "none"  # type: ignore[assignment]
+    assert one != two
+
+
+def test_an_abstract_model_behind_the_base_class_says_what_is_equal() -> None:
+    class Named(models.Model):
+        name = models.CharField(max_length=9)
+
+        class Meta:
+            abstract = True
+
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, Named) and self.name == other.name
+
+        def __hash__(self) -> int:
+            return hash(self.name)
+
+    with isolate_apps("tests.photos"):
+
+        class Card(ShardedModel, Named):
+            user_id = models.BigIntegerField()
+
+            class Meta:
+                app_label = "photos_app"
+
+            class ShardMeta:
+                group = "photos"
+                shard_key = "user_id"
+
+    assert len({Card(name="a"), Card(name="a"), Card(name="b")}) == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 from django.db import models
 
 from sharded_orm.models import ExactCharField, ShardedModel
+from tests.photos.models import Photo
 
 
 class TrunkColumns(models.Model):
@@ -105,6 +106,28 @@ class Leaf(TwigColumns, OnEvents):
 
     class Meta:
         order_with_respect_to = "trunk"
+
+
+class Line(SheetColumns, ShardedModel):
+    """Ordered below a photo, whose key may move. Migrations make the table of photos, after this one."""
+
+    photo = models.ForeignKey(Photo, models.CASCADE, related_name="lines", db_constraint=False)
+
+    class Meta:
+        order_with_respect_to = "photo"
+
+    class ShardMeta:
+        group = "photos"
+        shard_key = "owner"
+
+
+class Root(TwigColumns, OnEvents):
+    """Ordered below another root, or below none."""
+
+    above = models.ForeignKey("self", models.CASCADE, null=True, related_name="roots")
+
+    class Meta:
+        order_with_respect_to = "above"
 
 
 class Seed(TrunkColumns, OnEvents):

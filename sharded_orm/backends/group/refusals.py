@@ -86,7 +86,7 @@ def _refusing_conditions(compiler: type[SQLCompiler]) -> type[SQLCompiler]:
         if self.query.model is None:
             raise ShardKeyRequired(
                 f"A condition is checked by a database, and the alias {self.connection.alias!r} stands for all"
-                " shards of the group. Name the shard of the row: using=row._state.db."
+                " shards of the group. Name the shard of the row: using=router.db_for_read(type(row), instance=row)."
             )
         return compiler.execute_sql(self, *args, **kwargs)
 

@@ -11,6 +11,9 @@ from typing import Any
 from django.db.models import Model
 from django.db.models.fields.related import lazy_related_operation
 
+from sharded_orm.models.moves.confirmation import confirmed
+from sharded_orm.models.sharding.current_shard import current_alias
+from sharded_orm.models.sharding.key_errors import shard_key_required
 from sharded_orm.models.sharding.same_key import key_for_related
 
 
@@ -42,8 +45,10 @@ def _set_order(related: Any, model: Any, id_list: Any, using: str | None = None)
     keys = _key_of_rows(model, relation, related)
     ids = list(id_list)
     if keys is None:
-        row_by_id = rows.in_bulk()
-        ordered = [row_by_id[pk] for pk in map(model._meta.pk.to_python, ids) if pk in row_by_id]
+        ids = list(map(model._meta.pk.to_python, ids))
+        # bulk_update() refuses None, as it does for other models.
+        row_by_id = {None: model(), **rows.in_bulk()}
+        ordered = [row_by_id[pk] for pk in dict.fromkeys(ids) if pk in row_by_id]
         for row in ordered:
             row._order = ids.index(row.pk)
     else:
@@ -54,11 +59,19 @@ def _set_order(related: Any, model: Any, id_list: Any, using: str | None = None)
 def neighbour_in_order(row: Any, *, is_next: bool) -> Any:
     """Return the next or the previous row of the same related row; raise ``DoesNotExist``."""
     relation = row._meta.order_with_respect_to
-    rows = type(row)._default_manager.using(row._state.db)
-    own = rows.filter(pk=row.pk).values("_order")
-    same = rows.filter(**relation.get_filter_kwargs_for_object(row))
+    options, values = row._shard_options(), relation.get_filter_kwargs_for_object(row)
+    if None in values.values():
+        what = f"each shard numbers its rows without {relation.name!r} by itself"
+        raise shard_key_required(options, what)
     comparison, order = ("gt", "_order") if is_next else ("lt", "-_order")
-    return same.filter(**{f"_order__{comparison}": own}).order_by(order)[:1].get()
+
+    def read() -> Any:
+        rows = type(row)._default_manager.using(current_alias(options, row))
+        own = rows.filter(pk=row.pk).values("_order")
+        same = rows.filter(**values)
+        return same.filter(**{f"_order__{comparison}": own}).order_by(order)[:1].get()
+
+    return confirmed(options.group, read)
 
 
 def _key_of_rows(model: Any, relation: Any, related: Any) -> dict[str, Any] | None:

@@ -21,7 +21,7 @@ from sharded_orm.models.sharding.bound_rows import refuse_other_key, refuse_rows
 from sharded_orm.models.sharding.key_errors import describe
 from sharded_orm.models.sharding.options import shard_options
 from sharded_orm.models.sharding.row_placement import colocated_alias
-from sharded_orm.models.sharding.same_key import refuse_related_of_other_key
+from sharded_orm.models.sharding.same_key import are_of_two_keys, refuse_related_of_other_key
 
 
 def install_through(model: type[Model]) -> None:
@@ -39,10 +39,17 @@ def install_through(model: type[Model]) -> None:
         # ShardedManager.
         through._meta.local_managers.clear()
         through.add_to_class("objects", ShardedManager())
+        through.__eq__ = _eq
         through.save_base = _save_base
         through.delete = _delete
         through._refuse_other_shard = _refuse_other_shard
         through._perform_unique_checks = _perform_unique_checks
+
+
+def _eq(self: Any, other: object) -> bool:
+    # Overrides Model.__eq__(), as ShardedModel does.
+    is_equal = Model.__eq__(self, other)
+    return is_equal if is_equal is not True else not are_of_two_keys(self, other)
 
 
 def _save_base(

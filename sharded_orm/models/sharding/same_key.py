@@ -19,10 +19,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from django.core.exceptions import ValidationError
 from django.db.models import Model
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import CrossKeyRelation
+from sharded_orm.models.sharding.counted_ids import is_unique_over_shards
 from sharded_orm.models.sharding.key_errors import describe
 from sharded_orm.models.sharding.options import (
     ShardOptions,
@@ -260,14 +262,22 @@ def are_of_two_keys(row: Any, other: Any) -> bool:
 
     False if both were read from the same shard, even if one of the keys was changed in memory.
     False if the keys are equal: the row may have moved to another shard with its key. Also False if
-    one of the instances was not read from a database, or if its key is None or not loaded.
+    one of the instances was not read from a database. If a key is not loaded, or the table has
+    none, they are different rows, unless their ids are unique over all shards.
     """
     one, two = row._state.db, other._state.db
-    if one == two or one is None or two is None:
+    if one == two or one is None or two is None or row._state.adding or other._state.adding:
         return False
     options = options_of(row)
-    if options is None or options.key is None:
+    if options is None:
         return False
-    # Do not load a deferred key.
-    keys = [instance.__dict__.get(options.key.attname) for instance in (row, other)]
-    return None not in keys and keys[0] != keys[1]
+    try:
+        # Do not load a deferred key.
+        keys = [known_key(options, instance) for instance in (row, other)]
+    except (TypeError, ValueError, ValidationError):
+        return True  # One of the keys was changed in memory, and is none now.
+    if None not in keys:
+        return bool(keys[0] != keys[1])
+    resolve = runtime.topology().resolve
+    are_on_shards = resolve(one) is not None and resolve(two) is not None
+    return are_on_shards and not is_unique_over_shards(row._meta.pk)

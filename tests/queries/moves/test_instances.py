@@ -21,6 +21,7 @@ from tests.photos.models import Album, Comment, Photo, Tag
 from tests.queries.conftest import DATABASES
 from tests.queries.moves.conftest import KEY
 from tests.queries.moves.hand_move import SOURCE, TARGET, HandMove, alias
+from tests.twins.models import Line
 
 pytestmark = [
     pytest.mark.every_backend,
@@ -88,6 +89,25 @@ def test_relations(move: HandMove, kept: Callable[[Any], Any]) -> None:
     assert [row.title for row in tag.photos.all()] == ["p"]
     Comment(user_id=KEY, photo=photo, text="second").save()
     assert Comment.objects.filter(photo=photo).count() == 2
+
+
+@every_way
+def test_neighbours_in_order(move: HandMove, kept: Callable[[Any], Any]) -> None:
+    photo = kept(Photo.objects.get(user_id=KEY))
+    for pk in (1, 2, 3):
+        Line.objects.create(pk=pk, owner=KEY, photo=photo)
+    line, unkeyed = (
+        kept(Line.objects.get(owner=KEY, pk=2)),
+        Line.objects.only("pk").get(owner=KEY, pk=2),
+    )
+    move.tables[Line._meta.db_table] = "owner"
+    move.whole()
+    assert line.get_next_in_order().pk == 3
+    with pytest.raises(KeyMoved, match="Load the row again"):
+        unkeyed.get_next_in_order()
+    photo.set_line_order([3, 2, 1])
+    assert list(photo.get_line_order()) == [3, 2, 1]
+    assert line.get_previous_in_order().pk == 3
 
 
 def test_bulk_update_and_atomic(move: HandMove) -> None:
