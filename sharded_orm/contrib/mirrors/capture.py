@@ -36,7 +36,8 @@ def follower_of(model: Any) -> OutboxFollower | None:
     meta = getattr(model, "_meta", None)
     if meta is None:
         return None
-    # This is a historical model of a migration. Handle its writes like those of the current model.
+    # A historical model of a migration belongs to other apps. Handle its writes like those of the
+    # current model.
     if meta.apps is not apps:
         try:
             model = apps.get_model(meta.label)
@@ -349,7 +350,8 @@ def _keys_before_and_after(
 def _plain(field: Any, value: Any) -> Any:
     """Return the value that a query will return after ``value`` was written to ``field``.
 
-    Return None if only the database knows it, for example because ``value`` is an expression.
+    Return None if only the database knows it, for example because ``value`` is an expression. If a
+    shard key of a mirror is not known for this reason, the delivery reads the row.
     """
     if value is None or hasattr(value, "resolve_expression"):
         return None
