@@ -131,8 +131,8 @@ class TopologySource(ABC):
     writable: ClassVar[bool] = False
     #: Whether the topology document can change while the process runs.
     live: ClassVar[bool] = True
-    #: Whether the source tells all processes of a change at once. If False, each process asks the
-    #: source from time to time.
+    #: Whether the source tells all processes of a change at once. If False, each process has to ask
+    #: from time to time.
     pushes: ClassVar[bool] = False
     #: Names of the options that this class accepts, in addition to :data:`COMMON`, the options of
     #: every source.
