@@ -316,7 +316,8 @@ def _stored_values(compiler: Any, field: Any, result: Any) -> list[Any]:
 def _stored_row(source: Source, obj: Any) -> dict[str, Any] | None:
     """Return the stored values of ``obj``, by the names of the copied fields, after its INSERT.
 
-    Return None if ``obj`` does not have them all. A delivery then reads the row.
+    Return None if they cannot be read from ``obj``, for example because the database
+    computes one of them. A delivery then reads the row.
     """
     if type(obj) is not source.model or not source.keeps_values:
         # ``obj`` may be an instance of a different class, such as a migration's model with other
