@@ -482,7 +482,7 @@ def locate(name: str, key: Any) -> Shard | None:
 
 
 def located(name: str, strategy: Strategy, key: Any) -> Shard | None:
-    """Return the shard of ``key``, as :func:`locate` does, if the caller has the strategy already.
+    """Return the same as :func:`locate`, for a caller that has the strategy already.
 
     :param strategy: the routing strategy of the group ``name``, which :func:`strategy` has
         returned.

@@ -56,8 +56,8 @@ _MOST_DIGITS = 1000
 class Unusable(Enum):
     """The reason why an entry cannot be used."""
 
-    #: The entry is missing, was stored before a later write of the row, or was stored when the
-    #: model had different fields.
+    #: The entry is missing, was made void by a write, or was stored when the model had different
+    #: fields.
     MISS = "miss"
     #: The entry is damaged, or was not stored under this name by the library.
     BROKEN = "broken"

@@ -60,8 +60,8 @@ def check_cached_models(
 ) -> list[checks.CheckMessage]:
     """Check the declarations of sharded and global models that concern the cache.
 
-    These are the names in ``ShardMeta``, and the keys and the database of models with ``cache =
-    True``.
+    For example, a model with ``cache = True`` must not have a key whose column treats different
+    values, such as "a" and "A", as equal.
     """
     messages: list[checks.CheckMessage] = []
     cached = []

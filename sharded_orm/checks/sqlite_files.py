@@ -1,4 +1,4 @@
-"""System checks of databases that must not share an SQLite file.
+"""System checks of SQLite files that hold the directory or tickets.
 
 An SQLite file has only one writer at a time, so a transaction may block other writes to the file.
 No check queries a database.

@@ -53,9 +53,7 @@ class WatchedMoves(Protocol):
     """
 
     def holds(self) -> bool:
-        """Whether the result of the statement is still correct, because no key has moved
-        meanwhile.
-        """
+        """Whether the result of the statement is still correct: no move of a key has changed it."""
 
 
 class PlacementUses:

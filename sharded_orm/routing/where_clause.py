@@ -30,8 +30,8 @@ class ShardKey:
 
     :param columns: maps the name of each such column to None if its values are shard keys. If its
         values are ids that contain the shard number, maps it to ``(shift, bits)``: for
-        ``(46, 16)``, the number is in 16 bits, above the lowest 46 bits. A foreign key to a column
-        in ``columns`` is in ``columns``, too.
+        ``(46, 16)``, the number is in 16 bits, above the lowest 46 bits. A foreign key to such a
+        column of another model of the group is in ``columns``, too, with the value of that column.
     """
 
     group: str

@@ -199,7 +199,8 @@ def _value_without_rows(expression: Any) -> Any:
 def _check_distinct(expression: Any, connection: Any) -> None:
     """Raise an error if an aggregate with ``distinct=True`` cannot be computed.
 
-    :raises ScatterNotSupported: it is not Count, Sum or Avg, for example.
+    :raises ScatterNotSupported: it cannot be computed, for example because it is not Count, Sum or
+        Avg.
     """
     aggregate = _without_default(expression)
     if type(aggregate) not in (Count, Sum, Avg):

@@ -63,7 +63,7 @@ class Template:
     order: tuple[OrderKey, ...] = ()
     # The positions of the columns by which the merge compares rows of different shards:
     # ``distinct`` for DISTINCT, ``groups`` for GROUP BY. Empty if the query lacks the clause, or if
-    # equal rows cannot be on different shards.
+    # rows need not be compared for it, for example because equal rows are always on one shard.
     distinct: tuple[int, ...] = ()
     groups: tuple[int, ...] = ()
     partials: tuple[Partial, ...] = ()

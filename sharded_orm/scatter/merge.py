@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sharded_orm.scatter.execute import Executor
     from sharded_orm.scatter.plan import ScatterPlan
 
-# The number of rows that are read from each shard at a time if a server must rank their values.
+# The number of rows that are read from each statement at a time if a server must rank their values.
 ROUND = 5000
 
 
@@ -103,7 +103,8 @@ def _begun(rows: Iterable[Row]) -> Iterator[Row]:
     """Read the first row, and return an iterator over all ``rows``, including this row.
 
     If ``rows`` come from unions (statements for many shards), each node has answered or failed when
-    this function returns, because all unions are executed before their first row is returned.
+    this function returns, because a union of each node is executed before the first row is
+    returned.
     """
     iterator = iter(rows)
     first = list(islice(iterator, 1))

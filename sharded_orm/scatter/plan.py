@@ -206,7 +206,7 @@ def column_names(columns: int) -> str:
 def named_union(union: str, columns: int) -> str:
     """Return SQL that reads a union and names its columns.
 
-    Use it as a subquery of a SELECT, because it begins with WITH. If a connection is lost, the
+    It begins with WITH, so use it only as a subquery of a SELECT. If a connection is lost, the
     database backend repeats a SELECT, but not a statement that begins with WITH, which may write.
     """
     return f"WITH v ({column_names(columns)}) AS ({union}) SELECT * FROM v"

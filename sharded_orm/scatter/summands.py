@@ -93,8 +93,8 @@ _FLOAT_FUNCTIONS = (
 # has at most four decimal places more than the dividend. MariaDB and MySQL send four places more,
 # so they send such a quotient exactly.
 _EXACTLY_DIVISIBLE = 10_000
-# The largest number of decimal places of a dividend for which _EXACTLY_DIVISIBLE is used. With
-# more, a quotient might reach the limit of MySQL, which is 30 places.
+# The largest number of decimal places of a dividend for which this is sure. With more, the limit of
+# MySQL, which is 30 places, might matter.
 _MOST_DIVIDEND_PLACES = 22
 
 

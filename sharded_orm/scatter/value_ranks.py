@@ -113,7 +113,7 @@ class Ranking:
     def is_needed_for_equality(self, columns: Sequence[int]) -> bool:
         """Whether a server must rank the values of ``columns`` before equal ones can be found.
 
-        The first call queries each node for the types of the columns.
+        The first call may query each node for the types of the columns.
         """
         comparison = self._plan.comparison
         ranked = comparison.ranked.intersection(columns)

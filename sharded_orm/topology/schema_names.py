@@ -264,7 +264,7 @@ def _progression(
 
     All names in a window have the same length, and consist of a text, the digits of the shard
     number, and a second text. Where the other window has text, the digits must be equal to that
-    text. Return None if that text is not a number.
+    text. Return None if that text contains anything but digits.
 
     :param text: the other window.
     :param start: the first position at which both windows have a digit.

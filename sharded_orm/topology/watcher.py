@@ -110,8 +110,8 @@ class TopologyWatcher(Generic[T]):
             document = self.source.load()
             if document is None:
                 raise InvalidTopology(["nothing was pushed there yet"], self.source.describe())
-            # If there is a last good copy, it is in use already. So check that the source's
-            # document may replace it. If both are the same document, no check is needed.
+            # If there is a last good copy, it was checked, and is in use already. So check that the
+            # source's document may replace it. If both are the same document, no check is needed.
             value = self.value if document == copy else self.check(document)
             changes = self._changes_to(document)
         except Exception as exc:

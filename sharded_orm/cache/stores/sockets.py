@@ -57,7 +57,7 @@ UNCHANGED = Unchanged()
 
 
 class OwedAnswer(NamedTuple):
-    """An answer that nobody has read yet: that to a packet which was sent without waiting.
+    """The answer to a posted packet (sent without waiting), which nobody has read yet.
 
     :param end: the bytes with which the answer ends.
     :param is_confirmed: parses the answer, and returns whether the server has executed the commands

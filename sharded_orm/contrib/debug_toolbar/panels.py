@@ -89,10 +89,10 @@ class ShardSQLPanel(SQLPanel):
 
 
 class _Statement(NormalCursorMixin, CursorWrapper):  # type: ignore[misc]  # the two bases declare callproc() with different types, and the panel calls neither
-    """A cursor class of the toolbar, used for one statement.
+    """The toolbar's cursor, used for one statement.
 
-    Of all its methods, only ``_record()`` is called, which runs a statement, measures it, and makes
-    the description that the panel shows.
+    Of the toolbar's methods, this package calls only ``_record()``. It runs a statement, measures
+    it, and makes the description that the panel shows.
 
     :param context: the context that Django passes to an ``execute_wrapper``.
     """

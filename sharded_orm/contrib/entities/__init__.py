@@ -1,8 +1,8 @@
 """Stores objects without a schema, and finds them by index tables (FriendFeed, FF1 to FF6).
 
-An *entity* is a dict of properties with an id. It is stored as one compressed text, so a new
-property needs no migration. For each index, a separate table maps values of properties to ids of
-entities.
+An *entity* is a dict of properties with an id. The properties are stored as compressed JSON in one
+column, so a new property needs no migration. For each index, a separate table maps values of
+properties to ids of entities.
 
 An app of Django: add ``"sharded_orm.contrib.entities"`` to ``INSTALLED_APPS``, and declare a
 :class:`DataStore` with its :class:`Index` objects in the ``models`` module of an app. See

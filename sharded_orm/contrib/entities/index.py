@@ -44,7 +44,7 @@ class EntityPage(Sequence[Entity]):
 
     :param entities: the entities; as many as the caller asked for, unless the index has no more.
     :param after: the cursor of the next page; None if there is no next page. The next page may be
-        empty: if the entities of all further index rows have changed, so that the rows are stale.
+        empty, if all further rows of the index are stale because their entities have changed.
     :param damaged: the entities that were left out because their stored bodies cannot be read.
     """
 

@@ -24,7 +24,7 @@ class StoreStatus:
     """The status of an entity store (a :class:`DataStore`).
 
     :param backlog: number of marked entities. No cleaner has checked their index rows since they
-        were stored.
+        were marked.
     :param lag: the age of the oldest mark in seconds; 0 if there is none.
     :param problems: the shards that do not answer, with the reasons.
     """

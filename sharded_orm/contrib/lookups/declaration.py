@@ -25,8 +25,9 @@ from sharded_orm.routing.modulo import ModuloStrategy
 #: The columns of entries hold values and shard keys as text, of at most this many characters.
 MAX_VALUE, MAX_KEY = 255, 100
 
-# Methods by which a field class can change the value on its way to the database. A lookup does not
-# call all of them. So a field class of the project that overrides one of them cannot have a lookup.
+# Methods by which a field class can change the value on its way to or from the database. A lookup
+# does not call all of them, so it might store a different value than the column. A field cannot
+# have a lookup if a class of the project overrides one of these methods.
 _CONVERSIONS = (
     "pre_save", "get_prep_value", "get_db_prep_value", "get_db_prep_save", "from_db_value",
     "get_placeholder",
@@ -197,7 +198,7 @@ def plain_value(lookup_field: Any, value: Any) -> Any:
     """Return the value that an INSERT or UPDATE sets, as the database stores it; None for NULL.
 
     :raises LookupRefused: the value is an expression such as ``F("name")``, which only the database
-        can compute.
+        can compute, or it is no value of the field.
     """
     if type(value) is Value:
         value = value.value

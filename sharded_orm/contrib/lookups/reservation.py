@@ -91,9 +91,9 @@ def _refuse_values_of_rows_without_entries(
     """Raise an error if another row has a value of a unique lookup that is not built yet.
 
     Until a lookup is built, older rows may have no entries. So search all shards for rows with the
-    values. The entries of the new rows are committed before this search. So if two transactions
-    write the same value at the same time, at least one of them finds the other. Costs one query on
-    each shard for 500 values, or none if the lookup is built.
+    values. The entries of the new rows are committed before this search, so a later transaction
+    with the same value finds them. Costs one query on each shard for 500 values, or none if the
+    lookup is built.
     """
     places_by_lookup: dict[ModelLookup, list[Place]] = {}
     for place, (lookup, _) in rows.items():

@@ -38,8 +38,9 @@ QUARANTINE = 600.0
 #: process waits for this number of seconds, and closes the entries of many transactions together,
 #: when it writes entries the next time.
 CLOSE_AFTER = 5.0
-#: If a database does not answer, the entries there cannot be closed. A process then remembers at
-#: most this many statements whose entries it still has to close. It gives up older ones.
+#: If a database does not answer, the entries there cannot be closed. For each table of entries, a
+#: process then remembers at most this many statements whose entries it still has to close. It gives
+#: up older ones, so their entries stay open.
 MAX_WAITING = 10_000
 #: How often a process tries to close its entries in one table (to record that their transactions
 #: have ended) if the database does not answer. The pauses are 5 s, 10 s, 20 s and so on.
@@ -223,7 +224,7 @@ class EntryChange(StatementChange):
         self.tables |= tables
 
     def in_tables(self, tokens: Iterable[str]) -> Iterator[tuple[EntryTable, str]]:
-        """Return all pairs (table, token) of the tables in which the change has entries."""
+        """Return a pair (table, token) for each table of the change and each of ``tokens``."""
         return product(self.tables, tokens)
 
     def tokens(self) -> tuple[str, ...]:

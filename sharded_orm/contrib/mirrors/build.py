@@ -63,8 +63,8 @@ def build(mirror: Mirror, *, stopping: Callable[[], bool] = lambda: False) -> It
 
 
 def _copy(mirror: Mirror, rows: list[Any]) -> None:
-    # Deliver the rows with the version 0. If a writer has delivered a row since it was read here,
-    # the mirror has a higher version of it, and keeps that.
+    # Deliver the rows with the version 0. If a row was delivered since it was read here, the mirror
+    # has a higher version of it, and keeps that.
     attname = mirror.key.attname
     new = [
         RowToDeliver(pk, key, 0, {attname: frozenset([mirror_key])}, is_new=False)

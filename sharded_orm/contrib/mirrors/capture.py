@@ -36,7 +36,8 @@ def follower_of(model: Any) -> OutboxFollower | None:
     meta = getattr(model, "_meta", None)
     if meta is None:
         return None
-    # This is a historical model of a migration. Handle its writes like those of the current model.
+    # A historical model of a migration belongs to other apps. Handle its writes like those of the
+    # current model.
     if meta.apps is not apps:
         try:
             model = apps.get_model(meta.label)
@@ -315,7 +316,8 @@ def _stored_values(compiler: Any, field: Any, result: Any) -> list[Any]:
 def _stored_row(source: Source, obj: Any) -> dict[str, Any] | None:
     """Return the stored values of ``obj``, by the names of the copied fields, after its INSERT.
 
-    Return None if ``obj`` does not have them all. A delivery then reads the row.
+    Return None if they cannot be read from ``obj``, for example because the database
+    computes one of them. A delivery then reads the row.
     """
     if type(obj) is not source.model or not source.keeps_values:
         # ``obj`` may be an instance of a different class, such as a migration's model with other
@@ -349,7 +351,8 @@ def _keys_before_and_after(
 def _plain(field: Any, value: Any) -> Any:
     """Return the value that a query will return after ``value`` was written to ``field``.
 
-    Return None if only the database knows it, for example because ``value`` is an expression.
+    Return None if only the database knows it, for example because ``value`` is an expression. If a
+    shard key of a mirror is not known for this reason, the delivery reads the row.
     """
     if value is None or hasattr(value, "resolve_expression"):
         return None

@@ -1,7 +1,7 @@
 """Compares mirrors with their sources: the models whose rows they copy.
 
-A chunk is a range of primary keys. It is read from all shards, compared, and repaired, before the
-next one is read.
+The rows are compared in chunks. A chunk is a range of primary keys. It is read from all shards and
+compared, and perhaps repaired, before the next one is read.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def _compare_chunk(
     """Compare one chunk. Find the suspects: rows that seem to differ from their copies.
 
     They may only seem so, because the source and the mirror are not read at the same moment. A copy
-    is also suspect if it is on another shard than its shard key says.
+    is also suspect if it is on another shard than the row of the source says.
 
     :returns: the number of compared rows, and batches of suspects. No batch has the same primary
         key twice.

@@ -119,8 +119,8 @@ class TopologySource(ABC):
     """The base class of the sources: clients of the place where the topology document is stored.
 
     An instance serves one process. A source does not check whether a topology is valid: it raises
-    an error only for content that is no document at all. The caller decides whether to use a
-    document.
+    an error for content that is no document at all, but returns a document that describes an
+    invalid topology. The caller decides whether to use the document.
 
     :param options: ``SHARDED_ORM["TOPOLOGY"]["OPTIONS"]``.
     :param setting: the whole setting ``SHARDED_ORM``.
@@ -131,8 +131,8 @@ class TopologySource(ABC):
     writable: ClassVar[bool] = False
     #: Whether the topology document can change while the process runs.
     live: ClassVar[bool] = True
-    #: Whether the source tells all processes of a change at once. If False, each process asks the
-    #: source from time to time.
+    #: Whether the source tells all processes of a change at once. If False, each process has to ask
+    #: from time to time.
     pushes: ClassVar[bool] = False
     #: Names of the options that this class accepts, in addition to :data:`COMMON`, the options of
     #: every source.

@@ -204,9 +204,9 @@ def parse_values(raw: bytes, names: Sequence[str]) -> list[bytes | None] | None:
         ):
             return [*values]
         # Otherwise, compare the lines with the names, one after the other. If the next line does
-        # not belong to a name, its entry is missing. This fails if a value contains a line end,
-        # because split() has then cut the value in two. Then no line matches any more, the position
-        # stays before the end, and _parse_slowly() is used.
+        # not belong to a name, the entry of this name is missing. This fails if a value contains a
+        # line end, because split() has then cut the value in two. Then no line matches any more,
+        # the position stays before the end, and _parse_slowly() is used.
         parts.append(b"")
         found: list[bytes | None] = []
         position = 0

@@ -64,7 +64,7 @@ _OPTIONS = frozenset({"connect_timeout", "socket_keepalive", "socket_module", "t
 #: The number of commands of one packet that a server answers at once. It sends the other answers
 #: later, in separate parts. This is the default of the server's option ``-R``.
 _AT_ONCE = 20
-#: Up to this number of names, entries are read with one command ``get``. For many more names, the
+#: The largest number of names that are read with one command ``get``. For many more names, the
 #: answer to ``get`` takes more processor time than the answers to ``mg``, so ``mg`` is used.
 _MOST_BY_GET = 200
 #: The answer to ``mn``, a command that does nothing. It shows that all earlier answers are here.
