@@ -10,6 +10,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import ShardedOrmError
+from sharded_orm.operations.runs.global_database import database_place
 
 
 def error_text(error: Exception) -> str:
@@ -35,12 +36,9 @@ def _unreachable_databases() -> Iterator[str]:
         pass  # Without a valid setting, nobody knows where the directory is.
     for alias, names in roles.items():
         if not _answers(alias):
-            settings = connections[alias].settings_dict
-            address = f"{settings['HOST']}:{settings['PORT']}".strip(":")
-            place = f"server {address!r}" if address else f"file {str(settings['NAME'])!r}"
             what = " and ".join(names)
             yield (
-                f"{what[0].upper()}{what[1:]} ({alias!r}, {place}) cannot be reached. See that it runs and"
+                f"{what[0].upper()}{what[1:]} ({alias!r}, {database_place(alias)}) cannot be reached. See that it runs and"
                 " takes connections, or correct the entry in DATABASES; then run the command again."
             )
 

@@ -38,8 +38,7 @@ def nodes_beside() -> list[str]:
 
 def explain(error: Error) -> None:
     """Add a note to ``error`` of the global database: which server it is, and what to do."""
-    host, port = _address(connections[DEFAULT_DB_ALIAS].settings_dict)
-    place = f"{DEFAULT_DB_ALIAS!r}, {host}:{port}" if host else repr(DEFAULT_DB_ALIAS)
+    place = f"{DEFAULT_DB_ALIAS!r}, {database_place(DEFAULT_DB_ALIAS)}"
     nodes = nodes_beside()
     server = f"the server of node {' and '.join(map(repr, nodes))}" if nodes else "its server"
     cause = error.__cause__
@@ -79,6 +78,13 @@ def require_journal() -> Iterator[None]:
             f"The global database ({DEFAULT_DB_ALIAS!r}) has no journal of operations yet. Make it"
             " with 'manage.py migrate sharded_orm'."
         ) from exc
+
+
+def database_place(alias: str) -> str:
+    """Return the server or the file of a database, as messages name it: ``server '10.0.0.1:3306'``."""
+    settings = connections[alias].settings_dict
+    address = ":".join(filter(None, _address(settings)))
+    return f"server {address!r}" if address else f"file {str(settings['NAME'])!r}"
 
 
 def _address(settings: Mapping[str, Any]) -> tuple[str, str]:

@@ -38,8 +38,8 @@ def test_a_global_database_that_cannot_be_reached_is_named(fleet: Fleet, backend
     fleet.write("settings.py", f'{settings}\nDATABASES["default"].update({change!r})\n')
     for arguments in ((), ("--status",), ("--settle", "shop_00001=done")):
         error = fleet.manage("migrate_shards", *arguments, status=1).err
-        assert f". The global database and the directory ('default', {place})" in error
-        assert "cannot be reached. See that it runs and takes connections" in error
+        assert f"the global database ('default', {place})" in error
+        assert "and run the command again" in error
 
 
 # ##### Selections of shards #####
