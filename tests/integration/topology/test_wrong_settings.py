@@ -80,7 +80,6 @@ def test_only_the_command_topology_starts_without_a_topology(tmp_path: Path) -> 
     """It publishes the first one."""
     for command in [
         ("manage.py", "check"),
-        ("manage.py", "help", "topology"),
         ("script.py",),
         # A web server may have an argument that is also the name of the command.
         ("script.py", "topology"),
