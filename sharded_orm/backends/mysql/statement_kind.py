@@ -13,6 +13,7 @@ import re
 from enum import IntEnum
 from functools import lru_cache
 
+from sharded_orm.backends.function_calls import may_call
 from sharded_orm.backends.savepoints import savepoint_statement
 
 
@@ -168,15 +169,7 @@ def calls_stored_function(sql: str | bytes | bytearray) -> bool:
 
 
 def _calls(text: str) -> bool:
-    # Split at each parenthesis, because a search for words before one would read long texts slowly.
-    if not any(mark in text for mark in _COMMENTS) and not any(
-        map(_ends_in_call, text.upper().split("(")[:-1])
-    ):
-        # Quoted text need not be removed, wherever it ends: it can only add calls to those that the
-        # statement makes.
-        return False
-    bare = _bare(text)
-    return bare is None or any(map(_ends_in_call, bare.upper().split("(")[:-1]))
+    return may_call(text, _ends_in_call, _COMMENTS, _bare)
 
 
 def _ends_in_call(text: str) -> bool:

@@ -10,6 +10,7 @@ import re
 from enum import IntEnum
 from functools import lru_cache
 
+from sharded_orm.backends.function_calls import may_call
 from sharded_orm.backends.savepoints import SavepointStatement, savepoint_statement
 
 
@@ -275,14 +276,7 @@ def is_repeatable(sql: str) -> bool:
 
 
 def _is_repeatable(sql: str) -> bool:
-    # Split at each parenthesis, because a search for words before one would read long texts slowly.
-    if not any(mark in sql for mark in _COMMENTS) and not any(
-        map(_ends_in_call, sql.upper().split("(")[:-1])
-    ):
-        # Quoted text need not be removed: it can only add calls to those that the statement makes.
-        return True
-    bare = _strip(sql)
-    return bare is not None and not any(map(_ends_in_call, bare.upper().split("(")[:-1]))
+    return not may_call(sql, _ends_in_call, _COMMENTS, _strip)
 
 
 def _ends_in_call(text: str) -> bool:
