@@ -1,6 +1,6 @@
 """Times puts of entities while an index of many others is built.
 
-The build works a fifth of the time by default, so a million entities would take it ten minutes on
+The build works 15 % of the time by default, so a million entities would take it some 15 minutes on
 an idle machine. Puts are compared during some seconds of each part of the build; then the build
 works all the time until it reaches the next part. From the time of its batches follows how long the
 build would take if it always waited.

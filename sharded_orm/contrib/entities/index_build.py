@@ -33,7 +33,7 @@ MAX_PASSES = 5
 KEYS = 100
 #: The default share of the time in which a build works. In the remaining time the build waits, so
 #: that writers find the processors and disks free.
-SHARE = 0.2
+SHARE = 0.15
 
 
 @dataclass
