@@ -13,8 +13,7 @@ from django.db import connections
 from django.db.models import Count
 
 from sharded_orm.backends.features import features_of
-from sharded_orm.scatter import aggregates as aggregation
-from sharded_orm.scatter import first_rows
+from sharded_orm.scatter import first_rows, ungrouped_aggregates
 from sharded_orm.scatter.compile import CompileOptions
 from sharded_orm.scatter.execute import Executor
 from sharded_orm.scatter.failures import Failures
@@ -100,7 +99,7 @@ def count(
         total = _count_rows(targets, failures, local_columns)
     else:
         unlimited = _transformed(targets, _without_limits)
-        values = aggregation.aggregate(unlimited, query, {"__count": Count("*")}, failures)
+        values = ungrouped_aggregates.aggregate(unlimited, query, {"__count": Count("*")}, failures)
         total = values["__count"]
     failures.finish()
     low, high = query.low_mark, query.high_mark
@@ -157,7 +156,7 @@ def aggregate(
     failures = Failures(len(targets), partial=partial, report=on_failure)
     query = targets[0].query if targets else queryset.query
     check(query)
-    values = aggregation.aggregate(targets, query, aggregates, failures)
+    values = ungrouped_aggregates.aggregate(targets, query, aggregates, failures)
     failures.finish()
     return values
 

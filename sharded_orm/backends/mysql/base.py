@@ -30,13 +30,13 @@ from sharded_orm.backends.mysql import (
 from sharded_orm.backends.mysql.change_capture import MySQLChangeCapture
 from sharded_orm.backends.mysql.connection import VirtualConnection
 from sharded_orm.backends.mysql.creation import DatabaseCreation
+from sharded_orm.backends.mysql.cursorless_statements import CursorlessStatementMixin
 from sharded_orm.backends.mysql.features import DatabaseFeatures
 from sharded_orm.backends.mysql.introspection import DatabaseIntrospection
 from sharded_orm.backends.mysql.leased_cursor import LeasedCursor, leased
 from sharded_orm.backends.mysql.node import NodePool, node_pool
 from sharded_orm.backends.mysql.node_cursor import NodeCursor, NodeStream
 from sharded_orm.backends.mysql.operations import DatabaseOperations
-from sharded_orm.backends.mysql.plain_statements import PlainStatementMixin
 from sharded_orm.backends.mysql.replication import CONNECT_TIMEOUT
 from sharded_orm.backends.mysql.row_copy import MySQLRowCopy
 from sharded_orm.backends.mysql.schema import DatabaseSchemaEditor
@@ -56,7 +56,9 @@ if TYPE_CHECKING:
     from sharded_orm.topology.model import Shard
 
 
-class DatabaseWrapper(PlainStatementMixin, ServerConnectionMixin[NodePool], stock.DatabaseWrapper):
+class DatabaseWrapper(
+    CursorlessStatementMixin, ServerConnectionMixin[NodePool], stock.DatabaseWrapper
+):
     """The connection object of a shard, or of an ordinary alias of ``DATABASES``.
 
     ``self.connection`` is a :class:`VirtualConnection`: it has no session of its own, but leases

@@ -28,7 +28,7 @@ _FREE, _HELD = SessionMode.FREE, SessionMode.HELD
 _READ, _WRITE = StatementKind.READ, StatementKind.WRITE
 
 
-class PlainStatementMixin(ShardConnectionMixin):
+class CursorlessStatementMixin(ShardConnectionMixin):
     """Mixin for the connection object of a shard: reads and writes without a cursor object."""
 
     Database: Any
