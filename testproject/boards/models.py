@@ -70,12 +70,18 @@ class MemberBoards(Mapping):
     class MappingMeta:
         cache = True
 
+    class Meta(Mapping.Meta):
+        verbose_name_plural = "member boards"
+
 
 class BoardPins(Mapping):
     source, target = Board, Pin
 
     class MappingMeta:
         cache = True
+
+    class Meta(Mapping.Meta):
+        verbose_name_plural = "board pins"
 
 
 class MembersByUser(ObjectLookup):
@@ -86,6 +92,9 @@ class MembersByUser(ObjectLookup):
     class LookupMeta:
         group = "ratings"
         cache = True
+
+    class Meta(ObjectLookup.Meta):
+        verbose_name_plural = "members by user"
 
 
 def member_of(user: Any) -> Member:

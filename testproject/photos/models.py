@@ -182,3 +182,6 @@ class PhotoAddress(LookupTable):
 
     class ShardMeta(LookupTable.ShardMeta):
         group = "addresses"
+
+    class Meta(LookupTable.Meta):
+        verbose_name_plural = "photo addresses"

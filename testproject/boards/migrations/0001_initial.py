@@ -58,6 +58,7 @@ class Migration(migrations.Migration):
                 ("target_id", models.BigIntegerField()),
             ],
             options={
+                "verbose_name_plural": "members by user",
                 "abstract": False,
             },
         ),
@@ -88,6 +89,7 @@ class Migration(migrations.Migration):
                 ("sequence", models.BigIntegerField()),
             ],
             options={
+                "verbose_name_plural": "board pins",
                 "abstract": False,
                 "indexes": [
                     models.Index(
@@ -106,6 +108,7 @@ class Migration(migrations.Migration):
                 ("sequence", models.BigIntegerField()),
             ],
             options={
+                "verbose_name_plural": "member boards",
                 "abstract": False,
                 "indexes": [
                     models.Index(

@@ -20,6 +20,7 @@ class Migration(migrations.Migration):
                 ("id", models.BigAutoField(primary_key=True, serialize=False)),
             ],
             options={
+                "verbose_name_plural": "photo addresses",
                 "abstract": False,
                 "indexes": [models.Index(fields=["token"], name="photos_photoaddress_token")],
                 "constraints": [
