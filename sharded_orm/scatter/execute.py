@@ -245,13 +245,18 @@ class Executor:
 
         The caller uses the rows of a node while the other nodes still execute their statements.
         """
-        with self._sent_ahead(statements):
+        with ExitStack() as cursors:
             for statement in statements:
-                rows = self._run_node([statement])[statement]
-                # After a failure, the other nodes are only received from, so that the error names
-                # all shards that have failed.
-                if self.failures.partial or not self.failures.causes:
-                    yield statement.node, rows
+                self._send(statement, cursors)
+            try:
+                for statement in statements:
+                    rows = self._run_node([statement])[statement]
+                    # After a failure, the other nodes are only received from, so that the error
+                    # names all shards that have failed.
+                    if self.failures.partial or not self.failures.causes:
+                        yield statement.node, rows
+            finally:
+                self._sent.clear()
         self.failures.check()
         self._settle(len(statements))
 
@@ -274,32 +279,27 @@ class Executor:
             )
         )
 
-    @contextmanager
-    def _sent_ahead(self, statements: Iterable[ShardStatement]) -> Iterator[None]:
-        """Send statements to their nodes, which execute them at the same time.
+    def _send(self, statement: ShardStatement, cursors: ExitStack) -> None:
+        """Send a statement to its node, without waiting for the answer.
 
-        Within the ``with`` block, :meth:`_run` reads their rows.
+        Then :meth:`_run` reads its rows, or raises the error if it could not be sent.
+
+        :param cursors: closes the cursor at its end.
         """
-        with ExitStack() as cursors:
-            for statement in statements:
-                try:
-                    with self._group.wrap_database_errors:
-                        wrapper = self._wrappers[statement.node]
-                        cursor = cursors.enter_context(wrapper.node_cursor())
-                        keyed = statement.with_keys() if cursor.writes_digits else None
-                        if keyed is None:
-                            cursor.send(*statement.sql())
-                        else:
-                            sql, select = keyed
-                            cursor.send(sql, None, select)
-                except DatabaseError as error:
-                    self._sent[statement] = error
+        try:
+            with self._group.wrap_database_errors:
+                wrapper = self._wrappers[statement.node]
+                cursor = cursors.enter_context(wrapper.node_cursor())
+                keyed = statement.with_keys() if cursor.writes_digits else None
+                if keyed is None:
+                    cursor.send(*statement.sql())
                 else:
-                    self._sent[statement] = cursor
-            try:
-                yield
-            finally:
-                self._sent.clear()
+                    sql, select = keyed
+                    cursor.send(sql, None, select)
+        except DatabaseError as error:
+            self._sent[statement] = error
+        else:
+            self._sent[statement] = cursor
 
     def _settle(self, statements: int) -> None:
         """Record that some statements have ended: each was answered or has failed.

@@ -50,6 +50,11 @@ class Shard:
         # Format the alias once, because each query needs it, and formatting takes time.
         object.__setattr__(self, "alias", f"{self.group}_{self.number:0{ALIAS_DIGITS}d}")
 
+    def __hash__(self) -> int:
+        # Equal shards have the same alias. The generated method would make a tuple of all fields
+        # each time, and a scatter has dicts of its shards.
+        return hash(self.alias)
+
 
 @dataclass(frozen=True, slots=True)
 class ShardRange:

@@ -162,6 +162,8 @@ class NodeCursor(_NodeCursorMixin, Cursor):
     def receive(self) -> Any:
         """Wait for the answer to the statement that :meth:`send` has sent. Return what
         :meth:`execute` would.
+
+        Unlike ``execute()``, it does not set the ``description`` of the columns.
         """
         if not self._is_awaited:
             # The driver would wait for ever.
@@ -169,7 +171,8 @@ class NodeCursor(_NodeCursorMixin, Cursor):
         return self._answered(self._receive)
 
     def _receive(self) -> Any:
-        # Do the same as the driver's BaseCursor._query(), apart from sending the statement.
+        # Do the same as the driver's BaseCursor._query(), apart from sending the statement, and from
+        # what nobody asks for: the descriptions of the columns and the number of warnings.
         if self._not_sent is not None:
             raise self._not_sent
         raw = self._leased().raw
@@ -179,8 +182,10 @@ class NodeCursor(_NodeCursorMixin, Cursor):
             self._is_awaited = is_lost(exc)
             raise
         self._is_awaited = False
-        self._do_get_result(raw)
-        self._post_get_result()
+        result = raw.store_result()
+        self._rows = () if result is None else result.fetch_row(0, self._fetch_type)
+        self.rownumber = 0
+        self.rowcount, self.lastrowid = raw.affected_rows(), raw.insert_id()
         self._executed = self._statement[0]
         return self.rowcount
 

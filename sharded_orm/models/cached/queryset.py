@@ -205,6 +205,17 @@ class CachedQuerySet(QuerySet[M]):
 
         False also if the project's class overrides a method that reads by primary key skip.
         """
+        return (
+            not self._names_alias()
+            and self._fields is None
+            and self._iterable_class is ModelIterable
+            and not self._prefetch_related_lookups
+            and _is_routine(type(self))
+            and self._is_query_fresh()
+        )
+
+    def _is_query_fresh(self) -> bool:
+        """Whether no call has changed the query since the queryset was made."""
         query = self.query
         return not (
             query.where.children
@@ -213,11 +224,6 @@ class CachedQuerySet(QuerySet[M]):
             or query.extra
             or type(query) not in QUERIES
             or not query.__dict__.keys() <= _FRESH
-            or self._names_alias()
-            or self._fields is not None
-            or self._iterable_class is not ModelIterable
-            or self._prefetch_related_lookups
-            or not _is_routine(type(self))
         )
 
     def _rows_by_pk(self, ids: list[Any]) -> dict[Any, M] | None:

@@ -57,8 +57,9 @@ def ids_by_shard(options: ShardOptions, ids: Sequence[Any]) -> dict[Shard, list[
             by_number.setdefault(number, []).append(value)
     if len(by_number) < 2:
         return None
-    group = runtime.group(options.group)
-    return {runtime.shard_in(group, number): by_number[number] for number in sorted(by_number)}
+    numbers = sorted(by_number)
+    shards = runtime.shards_in(runtime.group(options.group), numbers)
+    return {shard: by_number[number] for shard, number in zip(shards, numbers, strict=True)}
 
 
 def batch_rows(

@@ -203,15 +203,22 @@ class ReadingQuerySet(RoutedQuerySet[M]):
     def in_bulk(self, id_list: Any = None, *, field_name: str = "pk") -> dict[Any, M]:
         # Django's in_bulk() chooses the database before it filters by the ids. But the ids may
         # determine the shards. So filter by the ids first, if possible.
-        if self._is_pinned() or self.query.is_sliced:
+        if self._is_pinned():
             return super().in_bulk(id_list, field_name=field_name)
-        if id_list is None:
-            return self._rows_by_value(field_name)
-        ids = list(id_list)
-        if field_name == "pk" and self._options.key is self.model._meta.pk and not self._partial:
+        ids = None if id_list is None else list(id_list)
+        if (
+            ids is not None
+            and field_name == "pk"
+            and self._options.key is self.model._meta.pk
+            and not self._partial
+        ):
             rows = confirmed(self._options.group, lambda: self._rows_by_pk(ids))
             if rows is not None:
                 return rows
+        if self.query.is_sliced:
+            return super().in_bulk(ids, field_name=field_name)
+        if ids is None:
+            return self._rows_by_value(field_name)
         matching = self.filter(**{f"{field_name}__in": ids}) if ids else self.none()
         return matching._rows_by_value(field_name)
 

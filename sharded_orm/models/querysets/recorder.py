@@ -158,6 +158,14 @@ class CallRecorder(QuerySetMixin[M]):
         """Return an empty recording of calls; None if the class of this queryset records no calls."""
         return first_recording(type(self), self.model, CallRecorder)
 
+    def _is_query_fresh(self) -> bool:
+        # All new querysets of a class and model share one recording, and each recorded call makes
+        # another one.
+        recording = self._recording
+        if recording is not None and recording is self._new_recording():
+            return True
+        return super()._is_query_fresh()
+
     def _end_recording(self) -> None:
         """Apply the recorded calls to an ordinary query, and stop recording."""
         if self._recording is None:
