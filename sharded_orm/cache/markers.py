@@ -375,10 +375,10 @@ class TransactionMarkers:
         sizes = self._long.get(server)
         try:
             closing_queue.flush(server)
-            # Do not wait for the answer, unless ``wait`` is True or a guard is long. This is safe:
-            # as long as the markers are open, readers query the database. If the server does not
-            # confirm later, the closing is queued.
-            lost = None if sizes or wait else partial(closing_queue.add, server_closing)
+            # Do not wait for the answer, unless ``wait`` is True. This is safe: as long as the
+            # markers are open, readers query the database. If the server does not confirm later,
+            # the closing is queued. Compacting keeps a marker that is still open.
+            lost = None if wait else partial(closing_queue.add, server_closing)
             server.finish(list(server_closing.objects), server_closing.records, lost)
         except ServerDown as exc:
             failure_log.warn(

@@ -163,16 +163,13 @@ def forget(home_guard: str | None = None) -> None:
         dropped. None (the default) drops all entries.
     """
     context = SyncToAsync.thread_sensitive_context.get(None)
-    _forget(_of_request.get(context) if context is not None else None, home_guard)
-    _forget(_current.get(), home_guard)
-
-
-def _forget(level: RequestCache | None, guard: str | None) -> None:
-    # Also drop the entries in the first levels of enclosing blocks. They may have the written rows,
-    # too.
-    while level is not None:
-        level.forget(guard)
-        level = level.outer
+    of_request = None if context is None else _of_request.get(context)
+    for level in (of_request, _current.get()):
+        # Also drop the entries in the first levels of enclosing blocks. They may have the written
+        # rows, too.
+        while level is not None:
+            level.forget(home_guard)
+            level = level.outer
 
 
 _uncached: ContextVar[bool] = ContextVar("sharded_orm_uncached", default=False)

@@ -309,6 +309,30 @@ def test_a_late_closing_is_waited_for(harness: InterleavingHarness) -> None:
     harness.check_cached_again(lambda: title(pk), "newer")
 
 
+def test_the_closing_of_a_long_guard_is_not_waited_for(harness: InterleavingHarness) -> None:
+    """The guard becomes short all the same, and no marker stays open in it."""
+    pk = harness.photo("old")
+    harness.warm(lambda: title(pk))
+    waits: list[bool] = []
+    shortened: list[bool] = []
+
+    def finish(call: Any, objects: Any, records: Any, lost: Any = None) -> Any:
+        waits.append(lost is None)
+        return call(objects, records, lost)
+
+    def replace(call: Any, *args: Any) -> Any:
+        shortened.append(call(*args))
+        return shortened[-1]
+
+    with harness.instead("finish", finish), harness.instead("replace", replace):
+        while not shortened:
+            rename(pk, f"new {len(waits)}")
+    assert all(shortened)
+    assert True not in waits
+    assert_closed(harness)
+    harness.check_cached_again(lambda: title(pk), f"new {len(waits) - 1}")
+
+
 def test_an_announcement_that_takes_too_long(harness: InterleavingHarness) -> None:
     """The statement is not sent in autocommit: its commit could begin too late."""
     pk = harness.photo("old")
