@@ -12,6 +12,7 @@ from tests.admin.fleet.site import Site, serving
 from tests.integration.shards.conftest import (  # noqa: F401  # fixtures
     Fleet,
     mysql_fleet,
+    own_mariadb,
     sqlite_template,
 )
 

@@ -15,11 +15,12 @@ from typing import Any, TypeVar
 
 import pytest
 
+from tests.conftest import service_missing
 from tests.integration.shards.project import SETTINGS, prepare
 from tests.patience import PATIENCE
 from tests.prepared_process import prepared_by
 from tests.python_process import run_python
-from tests.services import mariadb, postgresql
+from tests.services import ServiceMissing, mariadb, postgresql
 from tests.services.mariadb import MariaDBServer
 from tests.services.postgresql import PostgreSQLServer
 
@@ -286,24 +287,44 @@ def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return template.folder
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
+def own_mariadb() -> Iterator[MariaDBServer]:
+    """A MariaDB server of the tests of this folder. A test that stops it starts it again."""
+    try:
+        with MariaDBServer() as server:
+            yield server
+    except ServiceMissing as exc:
+        service_missing(exc)
+
+
+@pytest.fixture(scope="session")
+def own_postgresql() -> Iterator[PostgreSQLServer]:
+    """A PostgreSQL server of the tests of this folder. A test that stops it starts it again."""
+    try:
+        with PostgreSQLServer() as server:
+            yield server
+    except ServiceMissing as exc:
+        service_missing(exc)
+
+
+@pytest.fixture(scope="session")
 def mysql_fleet(
     tmp_path_factory: pytest.TempPathFactory,
     mariadb: mariadb.Address,
     own_mariadb: MariaDBServer,
 ) -> Iterator[MariaDBFleet]:
-    """A migrated fleet on two servers, one for the node "two". Leave it unchanged."""
+    """A migrated fleet on two servers, one for the node "two". All modules share it: leave it unchanged."""
     with _migrated(_mysql(tmp_path_factory.mktemp("fleet"), mariadb, own_mariadb.address)) as fleet:
         yield fleet
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def postgresql_fleet(
     tmp_path_factory: pytest.TempPathFactory,
     postgresql: postgresql.Address,
     own_postgresql: PostgreSQLServer,
 ) -> Iterator[PostgreSQLFleet]:
-    """A migrated fleet on two servers, one for the node "two". Leave it unchanged."""
+    """A migrated fleet on two servers, one for the node "two". All modules share it: leave it unchanged."""
     folder = tmp_path_factory.mktemp("fleet")
     with _migrated(_postgresql(folder, postgresql, own_postgresql.address)) as fleet:
         yield fleet
@@ -325,7 +346,7 @@ def _migrated(fleet: AnyFleet) -> Iterator[AnyFleet]:
                 fleet.on(node, f"DROP {kind} {name}{'' if kind == 'DATABASE' else ' CASCADE'}")
 
 
-@pytest.fixture(scope="module", params=["sqlite", "mysql", "postgresql"])
+@pytest.fixture(scope="session", params=["sqlite", "mysql", "postgresql"])
 def relatives_fleet(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Fleet]:

@@ -14,14 +14,16 @@ def main() -> None:
     from django.db import connections
 
     from sharded_orm import runtime
+    from tests.model_states import rendered_once
 
-    for alias in ("default", "directory"):
-        call_command("migrate", database=alias, run_syncdb=True, verbosity=0)
-    for group in runtime.topology().groups.values():
-        for shard in group.shards():
-            connections[shard.alias].create_shard_database()
-            call_command("migrate", database=shard.alias, run_syncdb=True, verbosity=0)
-            connections[shard.alias].close()
+    with rendered_once():
+        for alias in ("default", "directory"):
+            call_command("migrate", database=alias, run_syncdb=True, verbosity=0)
+        for group in runtime.topology().groups.values():
+            for shard in group.shards():
+                connections[shard.alias].create_shard_database()
+                call_command("migrate", database=shard.alias, run_syncdb=True, verbosity=0)
+                connections[shard.alias].close()
 
 
 if __name__ == "__main__":

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
-from subprocess import PIPE, Popen
 from typing import Any
 
 import pytest
 
 from tests.integration.topology.site import ROOT, document
 from tests.patience import PATIENCE
+from tests.python_process import run_python
 
 RANGES = [{"range": [0, 3], "primary": "one"}]
 SETTING = {
@@ -54,10 +53,9 @@ def run(folder: Path, changes: dict[str, Any], program: str, *arguments: str) ->
         "DJANGO_SETTINGS_MODULE": "wrong_settings",
         "PYTHONPATH": str(ROOT),
     }
-    command = [sys.executable, str(folder / program), *arguments]
-    process = Popen(command, cwd=folder, env=environment, stdout=PIPE, stderr=PIPE, text=True)
-    _, errors = process.communicate(timeout=PATIENCE)
-    return process.returncode, errors
+    command = [str(folder / program), *arguments]
+    done = run_python(command, cwd=folder, env=environment, timeout=PATIENCE)
+    return done.returncode, done.stderr
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
