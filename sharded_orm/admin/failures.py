@@ -79,14 +79,9 @@ class Outages:
     queried.
     """
 
-    def __init__(self, errors: Mapping[str, BaseException] | None = None) -> None:
+    def __init__(self) -> None:
         self.errors: dict[str, BaseException] = {}
         self._gone: dict[str, BaseException] = {}
-        topology = runtime.topology()
-        for alias, error in (errors or {}).items():
-            shard = topology.resolve(alias)
-            if shard is not None:
-                self.add(shard, error)
 
     def add(self, shard: Shard, error: BaseException) -> None:
         self.errors[shard.alias] = error

@@ -11,6 +11,7 @@ object of that class, which has a session of its own.
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -347,7 +348,6 @@ class ChangeCapture(OwnSession, ABC):
             ``patience``.
         """
 
-    @abstractmethod
     def uninstall(self, patience: float) -> bool:
         """If no fence exists any more, drop all triggers, the table of fences and the journal of
         changed rows.
@@ -355,6 +355,21 @@ class ChangeCapture(OwnSession, ABC):
         :return: whether they were dropped.
         :raises django.db.OperationalError: a transaction used one of the tables for more than
             ``patience`` seconds.
+        """
+        with self.exclusively(patience):
+            deadline = time.monotonic() + patience
+            if not self.is_prepared():
+                return True
+            if self.fences():
+                return False
+            self._uninstall(deadline)
+            return True
+
+    @abstractmethod
+    def _uninstall(self, deadline: float) -> None:
+        """Do what :meth:`uninstall` promises. No fence exists.
+
+        :param deadline: the time (``time.monotonic()``) until which to wait for transactions.
         """
 
     def tables_with_silent_changes(self, tables: Sequence[CapturedTable]) -> list[str]:

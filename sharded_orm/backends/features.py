@@ -105,12 +105,10 @@ class ShardFeatures:
     #: a driver.
     replication_server: ClassVar[str] = ""
     #: The dotted path of the class that represents one server of a pair (two servers that replicate
-    #: from each other). "" if this kind of server cannot be in a pair.
-    pair_side: ClassVar[str] = ""
-    #: Whether two servers may replicate from each other as a pair. Both have each shard. One of the
-    #: two takes the shard's writes, and the other refuses them
+    #: from each other). "" if this kind of server cannot be in a pair. Both servers have each shard.
+    #: One of the two takes the shard's writes, and the other refuses them
     #: (:class:`~sharded_orm.backends.side_fence.SideFence`).
-    has_side_fences: ClassVar[bool] = False
+    pair_side: ClassVar[str] = ""
 
     @classmethod
     def isolation_level(cls, options: Mapping[str, Any]) -> str | None:
@@ -140,7 +138,6 @@ class MySQLFeatures(ShardFeatures):
     read_committed = "'read committed', Django's default for MySQL"
     replication_server = "sharded_orm.backends.mysql.replication.MySQLReplicationServer"
     pair_side = "sharded_orm.backends.mysql.pair_side.MySQLPairSide"
-    has_side_fences = True
 
     @classmethod
     def isolation_level(cls, options: Mapping[str, Any]) -> str | None:

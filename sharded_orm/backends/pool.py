@@ -472,12 +472,6 @@ def all_nodes_answer() -> bool:
     return all(pool.breaker.is_closed for pool in pools())
 
 
-def dispose_all() -> None:
-    """Close all idle sessions of this process now, and each leased session as soon as it is released."""
-    for pool in pools():
-        pool.dispose()
-
-
 def _after_fork_in_child() -> None:
     global _pools_lock
     _pools_lock = threading.Lock()

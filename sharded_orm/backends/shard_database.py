@@ -274,7 +274,7 @@ class ShardDatabaseMixin:
         """Open a separate session on this schema, for the fence of a shard that is on a pair of
         servers. The fence refuses the writes of the shard on the passive server.
 
-        Only for backends with the feature ``has_side_fences``.
+        Only for backends with the feature ``pair_side``.
 
         :param confirm: called before each change; raises an error if the change must not be made.
         :param account: ``USER`` and ``PASSWORD`` of another account; by default that of this alias.
@@ -290,7 +290,7 @@ class ShardDatabaseMixin:
         A write that was refused during the change can then be repeated. Returns at once if no
         change is under way on the present node. Call this outside of transactions. It sends one
         query on a leased session, which the server answers at the end of the change. Only for
-        backends with the feature ``has_side_fences``.
+        backends with the feature ``pair_side``.
 
         :raises django.db.Error: the server does not answer, or has a shorter limit for statements.
         """

@@ -22,10 +22,11 @@ THREADS = 8
 
 def connections_held(site: Site, rounds: Rounds) -> Iterator[Line]:
     """Count connections on the server (``Threads_connected``), beyond those open at the start."""
-    from sharded_orm.backends import pool
+    from sharded_orm.backends.pool import pools
 
     # Idle connections of earlier subjects must not be counted or reused.
-    pool.dispose_all()
+    for pool in pools():
+        pool.dispose()
 
     def touch_ours(number: int) -> None:
         user, pk = site.photo(number)

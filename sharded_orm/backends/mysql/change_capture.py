@@ -248,15 +248,7 @@ class MySQLChangeCapture(ChangeCapture):
             if not missing:
                 self._changes.change(table.name, deadline)
 
-    def uninstall(self, patience: float) -> bool:
-        with self.exclusively(patience):
-            return self._uninstall(time.monotonic() + patience)
-
-    def _uninstall(self, deadline: float) -> bool:
-        if not self.is_prepared():
-            return True
-        if self.fences():
-            return False
+    def _uninstall(self, deadline: float) -> None:
         own = self.triggers()
         for name, table in self._rows(
             "SELECT trigger_name, event_object_table FROM information_schema.triggers"
@@ -265,7 +257,6 @@ class MySQLChangeCapture(ChangeCapture):
             if name in own:
                 self._changes.change(table, deadline, f"DROP TRIGGER IF EXISTS {self._quote(name)}")
         self._rows(f"DROP TABLE IF EXISTS {self._quote(JOURNAL)}, {self._quote(FENCES)}")
-        return True
 
     def is_prepared(self) -> bool:
         return bool(self._rows("SHOW TABLES LIKE %s", FENCES.replace("_", r"\_")))

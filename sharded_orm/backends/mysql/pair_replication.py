@@ -180,14 +180,14 @@ class MySQLPairReplication(MySQLReplicationServer):
     def _executes(self, link: str) -> bool:
         return any(each.executes for each in self.links() if each.name == link)
 
-    def link_soon(self, source: Self, seconds: float = _CONNECTING) -> MySQLReplicationLink | None:
+    def link_soon(self, source: Self) -> MySQLReplicationLink | None:
         """Return the connection by which this server replicates from ``source``; None if there is
         none.
 
         A server that has just started does not know yet to which server its connections lead. So
-        this method tries for up to ``seconds``.
+        this method tries for some seconds.
         """
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + _CONNECTING
         while (link := self.link_from(source)) is None and time.monotonic() < deadline:
             time.sleep(_POLL)
         return link
@@ -208,12 +208,12 @@ class MySQLPairReplication(MySQLReplicationServer):
             self._rows(f"STOP SLAVE {name} SQL_THREAD")
         self._rows(f"START SLAVE {name} IO_THREAD")
 
-    def await_receiving(self, link: MySQLReplicationLink, seconds: float = _CONNECTING) -> None:
+    def await_receiving(self, link: MySQLReplicationLink) -> None:
         """Wait until this server receives changes by ``link``, a replication that was just started.
 
-        Return after ``seconds`` even if it receives none.
+        Return after some seconds even if it receives none.
         """
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + _CONNECTING
         while time.monotonic() < deadline:
             if any(each.receives for each in self.links() if each.name == link.name):
                 break

@@ -208,15 +208,7 @@ class PostgreSQLChangeCapture(ChangeCapture):
         )
         return {str(name) for (name,) in rows}
 
-    def uninstall(self, patience: float) -> bool:
-        with self.exclusively(patience):
-            return self._uninstall(time.monotonic() + patience)
-
-    def _uninstall(self, deadline: float) -> bool:
-        if not self.is_prepared():
-            return True
-        if self.fences():
-            return False
+    def _uninstall(self, deadline: float) -> None:
         drops: dict[str, list[str]] = {}
         for name, table in self._rows(_TRIGGERS):
             if str(name).startswith(OWN_PREFIX):
@@ -225,7 +217,6 @@ class PostgreSQLChangeCapture(ChangeCapture):
         for statements in drops.values():
             self._locks.attempt(deadline, partial(self._run_all, statements))
         self._locks.attempt(deadline, self._drop_all)
-        return True
 
     def _drop_all(self) -> None:
         for (name,) in self._rows(

@@ -68,17 +68,11 @@ class SQLiteChangeCapture(ChangeCapture):
             for event in EVENTS:
                 self._rows(self._trigger(table, event))
 
-    def uninstall(self, patience: float) -> bool:
-        with self.exclusively(patience):
-            if not self.is_prepared():
-                return True
-            if self.fences():
-                return False
-            for name in self.triggers():
-                self._rows(f"DROP TRIGGER IF EXISTS {self._quote(name)}")
-            self._rows(f"DROP TABLE IF EXISTS {self._quote(JOURNAL)}")
-            self._rows(f"DROP TABLE IF EXISTS {self._quote(FENCES)}")
-            return True
+    def _uninstall(self, deadline: float) -> None:
+        for name in self.triggers():
+            self._rows(f"DROP TRIGGER IF EXISTS {self._quote(name)}")
+        self._rows(f"DROP TABLE IF EXISTS {self._quote(JOURNAL)}")
+        self._rows(f"DROP TABLE IF EXISTS {self._quote(FENCES)}")
 
     def is_prepared(self) -> bool:
         return bool(self._rows("SELECT 1 FROM sqlite_master WHERE name = %s", FENCES))

@@ -30,7 +30,6 @@ from sharded_orm.contrib.entities.index import Index, follows
 from sharded_orm.contrib.entities.index_repair import compare, settle
 from sharded_orm.contrib.entities.index_rows import FOLLOW_TIME, IndexRow
 from sharded_orm.contrib.entities.pending_rows import ends_with
-from sharded_orm.contrib.entities.shard_lease import leased
 from sharded_orm.contrib.entities.store import DataStore, stores
 from sharded_orm.contrib.entities.stored_entity import (
     BATCH,
@@ -39,9 +38,10 @@ from sharded_orm.contrib.entities.stored_entity import (
     rows_of,
     stored_entities,
 )
-from sharded_orm.contrib.entities.whole_pass import WholePart, clean_whole, whole_parts
+from sharded_orm.contrib.entities.whole_pass import LEASE, WholePart, clean_whole, whole_parts
 from sharded_orm.operations.relations import batched
 from sharded_orm.operations.runs.lease import Lease
+from sharded_orm.operations.runs.work_lease import leased
 
 #: If a shard does not answer during the pass over all entities, it is tried again after this number
 #: of seconds.
@@ -95,7 +95,7 @@ def _clean_store(
                 # Take a lease only for a shard with many marked entities. A lease costs as much as
                 # the repair of a hundred entities. The repair of a few entities is over so soon
                 # that two cleaners hardly ever do it at the same time.
-                with leased(f"{store.name} {alias}") as lease:
+                with leased(LEASE, f"{store.name} {alias}") as lease:
                     _clean_backlog(store, alias, min_age, stopping, lease, report)
                 continue
             if len(ids) + len(rows) > BATCH:

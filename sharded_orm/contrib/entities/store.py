@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,7 +35,7 @@ from sharded_orm.contrib.entities.index import Index
 from sharded_orm.contrib.entities.index_rows import IndexRow
 from sharded_orm.contrib.entities.pending_rows import has_room, with_rows
 from sharded_orm.contrib.entities.properties import FIELDS, clean, clean_value, decode, encode
-from sharded_orm.contrib.entities.tables import ENTITY_COLUMNS, calling_module, entity_model
+from sharded_orm.contrib.entities.tables import ENTITY_COLUMNS, entity_model
 from sharded_orm.exceptions import ShardKeyChanged, ShardKeyRequired
 from sharded_orm.models.base import ShardedModel
 from sharded_orm.models.moves.repetition import repeated
@@ -91,7 +92,8 @@ class DataStore:
         self.fields = dict(fields)
         self.shard_on = shard_on
         self.max_body = max_body
-        self.module = module or calling_module(2)
+        # namedtuple() finds the module of its caller in the same way.
+        self.module: str = module or sys._getframe(1).f_globals["__name__"]
         self.indexes: list[Index] = []
         self._check()
         self.model: type[ShardedModel] = entity_model(self)

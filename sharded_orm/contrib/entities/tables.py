@@ -6,7 +6,6 @@ that are written as classes, and new properties of entities need no further migr
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -136,12 +135,3 @@ def _short(name: str) -> str:
 
 def _camel_case(name: str) -> str:
     return "".join(part[:1].upper() + part[1:] for part in name.split("_"))
-
-
-def calling_module(depth: int) -> str:
-    """Return the name of the module whose code is ``depth`` frames up the call stack.
-
-    ``namedtuple()`` finds the module of its caller in the same way.
-    """
-    name: str = sys._getframe(depth).f_globals["__name__"]
-    return name

@@ -21,9 +21,12 @@ from sharded_orm.contrib.entities.entity import Entity
 from sharded_orm.contrib.entities.index import Index, follows
 from sharded_orm.contrib.entities.index_repair import compare, is_outage
 from sharded_orm.contrib.entities.index_rows import IndexRow
-from sharded_orm.contrib.entities.shard_lease import leased
 from sharded_orm.contrib.entities.store import DataStore, stores
 from sharded_orm.contrib.entities.stored_entity import BATCH, entity_batches, rows_of
+from sharded_orm.operations.runs.work_lease import leased
+
+#: The kind of the leases by which a cleaner keeps other cleaners from the same work.
+LEASE = "entities clean"
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,7 @@ def clean_whole(
     """
     failed = []
     for part in parts:
-        with report.shard(part.alias) as outcome, leased(part.subject) as lease:
+        with report.shard(part.alias) as outcome, leased(LEASE, part.subject) as lease:
             for _ in part.clean(report):
                 yield
                 if stopping():

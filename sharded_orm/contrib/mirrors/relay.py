@@ -24,7 +24,7 @@ from sharded_orm.contrib.mirrors.models import OutboxRow
 from sharded_orm.contrib.mirrors.outbox import BATCH, entry_of, outbox_rows, remove
 from sharded_orm.database_clock import DatabaseClock
 from sharded_orm.exceptions import LeaseLost, OperationHeld, ShardedOrmError
-from sharded_orm.operations.runs import journal
+from sharded_orm.operations.runs.work_lease import leased
 
 logger = logging.getLogger("sharded_orm.mirrors")
 
@@ -103,9 +103,7 @@ def _open_rows(alias: str, min_age: float) -> QuerySet[OutboxRow]:
 def _relay_shard(
     alias: str, min_age: float, stopping: Callable[[], bool], report: RelayReport
 ) -> None:
-    lease, _ = journal.take_lease(KIND, alias, {})
-    lease.start()
-    try:
+    with leased(KIND, alias) as lease:
         last = 0
         while not stopping():
             lease.check()
@@ -114,13 +112,6 @@ def _relay_shard(
                 return
             last = batch[-1].pk
             deliver_batch(alias, batch, report)
-    finally:
-        try:
-            # Delete the row of the lease from the journal of operations. A row that stays there
-            # means that the operation must be resumed after a crash, but a relay only begins anew.
-            lease.own_row().delete()
-        finally:
-            lease.release()
 
 
 def deliver_batch(alias: str, batch: Iterable[OutboxRow], report: RelayReport) -> None:

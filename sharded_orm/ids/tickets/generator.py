@@ -13,7 +13,6 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils.asyncio import async_unsafe
 
 from sharded_orm.conf import MAX_TICKETS, TicketOptions
-from sharded_orm.ids.base import IdGenerator
 from sharded_orm.ids.tickets.blocks import Blocks
 from sharded_orm.ids.tickets.exceptions import (
     InvalidTicketCount,
@@ -27,10 +26,11 @@ from sharded_orm.ids.tickets.server import OF_ONE_SEQUENCE, TicketServer
 from sharded_orm.ids.tickets.session import SequenceSlot
 
 
-class TicketGenerator(IdGenerator):
-    """An id generator that takes ids from several ticket servers (databases that only count) in
-    turn.
+class TicketGenerator:
+    """A generator of 64-bit ids, which it takes from several ticket servers (databases that only
+    count) in turn. Thread-safe.
 
+    No two calls return the same id of a sequence, a named series of ids, such as those of one model.
     Of N servers, the first in the list gives the ids 1, 1 + N, 1 + 2N, …; the second 2, 2 + N, …
 
     The generator does not use Django's connections. So a transaction of the caller does not lock

@@ -11,7 +11,7 @@ from django.db import Error
 
 from sharded_orm.exceptions import LeaseLost, OperationHeld, TopologyError
 from sharded_orm.management.actions import Action, line_writer
-from sharded_orm.management.confirmation import confirms
+from sharded_orm.management.confirmation import confirms_loss_of
 from sharded_orm.operations import promotion
 from sharded_orm.operations.exceptions import JournalMissing, PromotionFailed, PromotionRefused
 
@@ -64,9 +64,7 @@ class Promote(Action):
 
         def confirm(plan: promotion.PromotionPlan, loss: promotion.Loss) -> bool:
             command.stderr.write(command.style.WARNING(f"{loss}\n{_WARNING.format(plan=plan)}"))
-            return not options["interactive"] or confirms(
-                "Type the name of the node that is given up", plan.node
-            )
+            return not options["interactive"] or confirms_loss_of(plan.node)
 
         try:
             if options["check"]:

@@ -11,7 +11,7 @@ from django.core.management.base import CommandParser
 from sharded_orm import runtime
 from sharded_orm.management.actions import Action, line_writer
 from sharded_orm.management.arguments import positive
-from sharded_orm.management.confirmation import confirms
+from sharded_orm.management.confirmation import confirms_loss_of
 from sharded_orm.management.selection import shard_numbers
 from sharded_orm.management.shards.move import raise_failures, refusals_as_json
 from sharded_orm.management.stop_signals import stop_signals
@@ -86,9 +86,7 @@ class Switch(Action):
 
         def confirm(loss: UnsentWrites) -> bool:
             command.stderr.write(command.style.WARNING(str(loss)))
-            return not options["interactive"] or confirms(
-                "Type the name of the node that is given up", loss.node
-            )
+            return not options["interactive"] or confirms_loss_of(loss.node)
 
         with refusals_as_json(command, options, group=group):
             if options["repair"]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 AUTO = "auto"
 
@@ -105,15 +105,6 @@ class MoveReport:
             "stopped": self.stopped,
             "left": self.left,
         }
-
-
-class MoveProgress(Protocol):
-    """Receives reports on the keys that are moved. Its methods are called by one thread at a time."""
-
-    def begin(self, group: str, total: int) -> None: ...
-    def done(self, alias: str, what: str = ...) -> None: ...
-    def unit_failed(self, description: str, error: str) -> None: ...
-    def end(self) -> None: ...
 
 
 class NoProgress:

@@ -28,18 +28,13 @@ from sharded_orm.operations.moves.key_mover import KeyMover
 from sharded_orm.operations.moves.leftovers import remove_leftovers
 from sharded_orm.operations.moves.plan import MovePlan, plan_moves
 from sharded_orm.operations.moves.record import MoveRecord
-from sharded_orm.operations.moves.request import (
-    KeyToMove,
-    MoveOptions,
-    MoveProgress,
-    MoveReport,
-    NoProgress,
-)
+from sharded_orm.operations.moves.request import KeyToMove, MoveOptions, MoveReport, NoProgress
 from sharded_orm.operations.moves.shard_sessions import ShardSessions
 from sharded_orm.operations.moves.tables import tables_of_group
 from sharded_orm.operations.relations import batched
 from sharded_orm.operations.runs import journal
 from sharded_orm.operations.runs.conflicts import refuse_conflicts
+from sharded_orm.operations.runs.farm import FarmProgress
 from sharded_orm.operations.runs.rollout import Stopping
 from sharded_orm.routing.placement_lease import now
 
@@ -64,7 +59,7 @@ def move_keys(
     to: int | str,
     *,
     options: MoveOptions | None = None,
-    progress: MoveProgress | None = None,
+    progress: FarmProgress | None = None,
     stopping: Stopping | None = None,
 ) -> MoveReport:
     """Move all rows of keys to another shard, while the site reads and writes them (Yupoo, Y4).
@@ -172,7 +167,7 @@ class _Run:
     """
 
     def __init__(
-        self, group: str, options: MoveOptions, progress: MoveProgress, stopping: Stopping
+        self, group: str, options: MoveOptions, progress: FarmProgress, stopping: Stopping
     ) -> None:
         self._group = group
         self._options = options

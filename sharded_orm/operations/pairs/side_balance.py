@@ -16,7 +16,7 @@ from sharded_orm import runtime
 from sharded_orm.operations.exceptions import SwitchRefused
 from sharded_orm.operations.pairs import KIND, switch_runner
 from sharded_orm.operations.pairs.pair_servers import shards_by_pair
-from sharded_orm.operations.pairs.report import SwitchOptions, SwitchReport, Tell
+from sharded_orm.operations.pairs.report import SwitchReport, Tell
 from sharded_orm.operations.relations import batched
 from sharded_orm.operations.runs import journal
 from sharded_orm.operations.runs.rollout import Stopping
@@ -147,7 +147,6 @@ class _GroupSides:
 def balance_sides(
     group: str | None,
     *,
-    options: SwitchOptions | None = None,
     stopping: Stopping | None = None,
     tell: Tell = lambda line: None,
 ) -> list[SwitchReport]:
@@ -174,7 +173,6 @@ def balance_sides(
                 step.group,
                 step.numbers,
                 to_side=step.target,
-                options=options,
                 stopping=stopping,
                 tell=tell,
             )

@@ -10,7 +10,7 @@ from unittest import mock
 import psycopg
 
 from sharded_orm.backends.mysql.session import NodeSession
-from sharded_orm.backends.pool import dispose_all
+from sharded_orm.backends.pool import pools
 
 
 class Failpoint:
@@ -54,7 +54,7 @@ def failpoint(point: int, act: Callable[[], object]) -> Iterator[Failpoint]:
         # The answer is read with the packet, so that "after" means that the server has executed it.
         session.query = lambda statement: counter.packet(lambda: query(statement))
 
-    dispose_all()
+    _dispose_sessions()
     with (
         mock.patch.object(NodeSession, "__init__", counted_init),
         mock.patch.object(psycopg.Connection, "wait", counted_wait),
@@ -62,4 +62,9 @@ def failpoint(point: int, act: Callable[[], object]) -> Iterator[Failpoint]:
         try:
             yield counter
         finally:
-            dispose_all()
+            _dispose_sessions()
+
+
+def _dispose_sessions() -> None:
+    for pool in pools():
+        pool.dispose()
