@@ -18,23 +18,24 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import EmptyResultSet, FullResultSet
-from django.db.models.expressions import (
-    Col,
-    ColPairs,
-    OrderBy,
-    Ref,
-    Value,
-)
-from django.db.models.sql.compiler import SQLCompiler
+from django.db.models.expressions import Col, ColPairs, OrderBy, Ref, Value
+from django.db.models.sql.compiler import PositionRef, SQLCompiler
 from django.db.models.sql.where import WhereNode
 
 from sharded_orm import compat
 from sharded_orm.backends.features import features_of
 from sharded_orm.scatter.comparison import Column, OrderKey, column_of, has_field
 from sharded_orm.scatter.counted_ids import refuse_comparison
-from sharded_orm.scatter.facade import PK_MARK, SHARD_MARK, Facade
+from sharded_orm.scatter.facade import SHARD_MARK, Facade
+from sharded_orm.scatter.key_condition import KeyAmong
 from sharded_orm.scatter.partial_aggregates import Partial, partial_of
-from sharded_orm.scatter.refusals import parts_of, refuse, refuse_time_and_chance
+from sharded_orm.scatter.refusals import (
+    columns_in,
+    parts_of,
+    refuse,
+    refuse_distinct_keys,
+    refuse_time_and_chance,
+)
 from sharded_orm.scatter.rounded_floats import widened
 from sharded_orm.scatter.summands import refuse_narrow
 
@@ -134,9 +135,9 @@ def compile_query(
     query = query.clone()
     query.clear_limits()
     if options.by_key is not None:
-        # A WhereNode accepts a _KeyAmong as a child, because _KeyAmong has all the attributes that a
+        # A WhereNode accepts a KeyAmong as a child, because KeyAmong has all the attributes that a
         # WhereNode uses. The type is ignored, because mypy expects a subclass of Django's Node.
-        query.where = WhereNode([query.where, _KeyAmong(query, options.by_key)])  # type: ignore[list-item]  # it has the attributes of a lookup
+        query.where = WhereNode([query.where, KeyAmong(query, options.by_key)])  # type: ignore[list-item]  # it has the attributes of a lookup
         query.clear_ordering(force=True)
     facade = Facade(wrapper, qualify=qualify, hidden=hidden)
     compiler = facade.root(_Root, query)
@@ -168,25 +169,6 @@ def _count_sql(sql: str, qualify: bool) -> str:
     if not qualify:
         return f"SELECT COUNT(*) FROM ({sql}) counted"
     return f"SELECT COUNT(*), {SHARD_MARK} FROM ({sql}) counted"
-
-
-class _KeyAmong:
-    """The condition ``key IN (…)`` on one column, such as the primary key.
-
-    It chooses the rows that a statement reads. Its SQL has a placeholder for the keys. The
-    condition is the last one in the statement, so the keys are the last parameters.
-    """
-
-    contains_aggregate = False
-    contains_over_clause = False
-    conditional = True
-
-    def __init__(self, query: Query, field: Any) -> None:
-        self.col = field.get_col(query.get_initial_alias())
-
-    def as_sql(self, compiler: Any, connection: Any) -> tuple[str, list[Any]]:
-        sql, params = compiler.compile(self.col)
-        return f"{sql} IN ({PK_MARK})", params
 
 
 class _Root(SQLCompiler):
@@ -283,7 +265,7 @@ class _Root(SQLCompiler):
             if is_ref:
                 continue
             whole = order.expression
-            for part in whole.get_cols() if isinstance(whole, ColPairs) else [whole]:
+            for part in columns_in(whole):
                 sql = self._compile_selected(part)
                 if _hashable(sql) not in selected:
                     selected.append(_hashable(sql))
@@ -297,8 +279,7 @@ class _Root(SQLCompiler):
     def _select_columns(self, extra: Sequence[Any]) -> list[Column]:
         columns: list[Column] = []
         for expression, _, _ in [*self.select, *extra]:
-            parts = expression.get_cols() if isinstance(expression, ColPairs) else [expression]
-            columns += map(self._described, parts)
+            columns += map(self._described, columns_in(expression))
         if len(columns) != len(self.select) + len(extra):
             # A composite primary key is one expression with several columns. So store the SQL of
             # each of its columns.
@@ -351,22 +332,17 @@ class _Root(SQLCompiler):
             return self.compile(Value(True))
 
     def _add_order_key(self, order: OrderBy, sql: str) -> None:
-        expression = order.expression
-        while isinstance(expression, Ref):
-            expression = expression.get_source_expressions()[0]
+        expression = self._ordered_by(order.expression)
         if any(isinstance(part, compat.RANDOM_FUNCTIONS) for part in parts_of(expression)):
             raise refuse("random order", "choose random rows in Python, or ask one shard")
         if any(isinstance(part, compat.TIME_FUNCTIONS) for part in parts_of(expression)):
             raise refuse(
                 "an order that depends on Now()", "pass the time as a value (timezone.now())"
             )
-        parts: list[Any] = [expression]
-        if isinstance(expression, ColPairs):
-            parts = expression.get_cols()
         # If the query does not say whether NULLs come first or last, they come where the database
         # puts them by default.
         nulls_first = order.descending != self.connection.features.order_by_nulls_first
-        for part in parts:
+        for part in columns_in(expression):
             column = self._column(part)
             if self.merges_groups:
                 self._check_group_column(column, part)
@@ -382,12 +358,30 @@ class _Root(SQLCompiler):
                 )
             )
 
+    def _ordered_by(self, expression: Any) -> Any:
+        """Return what an entry of ORDER BY refers to.
+
+        If the entry is the position of a column, the database counts all columns before it, but
+        Django counts a composite primary key as one. Follow the database, as its rows are sorted so.
+        """
+        position = expression.ordinal if isinstance(expression, PositionRef) else None
+        while isinstance(expression, Ref):
+            expression = expression.get_source_expressions()[0]
+        if position is None or isinstance(expression, ColPairs):
+            return expression
+        return self._selected_columns()[position - 1]
+
+    def _selected_columns(self) -> list[Any]:
+        """Return the expression of each column that the queryset itself selects."""
+        return [column for expression, _, _ in self.select for column in columns_in(expression)]
+
     def _set_up_distinct_on(self, ordered_by: Sequence[Any]) -> None:
         """Set the columns of DISTINCT ON.
 
         Among rows that are equal in these columns, the database keeps the first row. The query's
         order must begin with these columns. So the merge can keep the first row, too.
         """
+        refuse_distinct_keys(self.query)
         # get_distinct() returns the SQL of each field, and a list of parameters for each field that
         # has parameters. Count the different fields: for DISTINCT ON (a, b, a), these are two, and
         # the query must be ordered by at least two columns.
@@ -408,8 +402,9 @@ class _Root(SQLCompiler):
     # -- Groups
 
     def collapse_group_by(self, expressions: Any, having: Any) -> Any:
-        self._group_expressions = super().collapse_group_by(expressions, having)
-        return self._group_expressions
+        collapsed = super().collapse_group_by(expressions, having)
+        self._group_expressions = [column for each in collapsed for column in columns_in(each)]
+        return collapsed
 
     def _has_pk(self, columns: Any) -> bool:
         """Whether the columns at the positions ``columns`` contain the whole primary key.
@@ -472,7 +467,7 @@ class _Root(SQLCompiler):
             column = self._column(expression)
             if column not in self.group_columns:
                 self.group_columns.append(column)
-        for index, (expression, _, _) in enumerate(self.select):
+        for index, expression in enumerate(self._selected_columns()):
             if getattr(expression, "contains_aggregate", False):
                 self._add_partial(index, expression)
             elif any(getattr(part, "subquery", False) for part in parts_of(expression)):

@@ -6,8 +6,10 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from django.db.models import CompositePrimaryKey
 from django.db.models.aggregates import Aggregate
-from django.db.models.expressions import ExpressionWrapper, Func, RawSQL
+from django.db.models.constants import LOOKUP_SEP
+from django.db.models.expressions import ColPairs, ExpressionWrapper, Func, RawSQL
 
 from sharded_orm import compat
 from sharded_orm.exceptions import ScatterNotSupported
@@ -55,6 +57,30 @@ def check(query: Query) -> None:
         raise refuse("extra()", "write it with expressions, or ask one shard")
 
 
+def check_written(query: Query) -> None:
+    """Raise an error if a window function chooses the rows that several shards update or delete.
+
+    Each shard would choose among its own rows only.
+
+    :raises ScatterNotSupported: the query has such a condition.
+    """
+    if query.where.contains_over_clause:
+        raise refuse(
+            "a filter on a window function",
+            "choose the rows in Python and write them by their keys, or write on one shard",
+        )
+
+
+def refuse_distinct_keys(query: Query) -> None:
+    """Refuse ``distinct("pk")`` of a composite primary key, whose columns Django gives as one."""
+    for name in query.distinct_fields:
+        *_, targets, _ = query.names_to_path(name.split(LOOKUP_SEP), query.get_meta())
+        if any(isinstance(target, CompositePrimaryKey) for target in targets):
+            raise refuse(
+                f"distinct({name!r}) on a composite primary key", "name the columns of the key"
+            )
+
+
 def refuse_time_and_chance(expression: Any) -> None:
     """Refuse ``Now()``, ``Random()`` and random UUIDs in GROUP BY and DISTINCT.
 
@@ -89,6 +115,11 @@ def parts_of(expression: Any, is_leaf: Callable[[Any], bool] | None = None) -> l
         if isinstance(part, ExpressionWrapper) or hasattr(part, "get_source_expressions"):
             pending += part.get_source_expressions()
     return parts
+
+
+def columns_in(expression: Any) -> list[Any]:
+    """Return the columns that ``expression`` selects: several for a composite primary key."""
+    return expression.get_cols() if isinstance(expression, ColPairs) else [expression]
 
 
 def has_window_text(expression: Any) -> bool:

@@ -153,3 +153,21 @@ class Bird(ShardedModel):
     class ShardMeta:
         group = "events"
         shard_key = "name"
+
+
+class BallotColumns(models.Model):
+    owner = models.BigIntegerField()
+    number = models.IntegerField()
+    n = models.IntegerField(null=True)
+    text = models.CharField(max_length=40, default="")
+
+    class Meta:
+        abstract = True
+
+
+class Ballot(BallotColumns, OnEvents):
+    pk = models.CompositePrimaryKey("owner", "number")
+
+
+class PlainBallot(BallotColumns):
+    pk = models.CompositePrimaryKey("owner", "number")

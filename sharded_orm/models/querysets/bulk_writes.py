@@ -32,6 +32,7 @@ from sharded_orm.models.sharding.row_placement import colocated_alias
 from sharded_orm.models.sharding.same_key import refuse_related_of_other_key
 from sharded_orm.models.sharding.statements import check_insert, check_update
 from sharded_orm.models.sharding.type_variables import M
+from sharded_orm.scatter.refusals import check_written
 
 
 class BulkWritingQuerySet(RoutedQuerySet[M]):
@@ -231,6 +232,10 @@ class BulkWritingQuerySet(RoutedQuerySet[M]):
                 refuse_related_of_other_key(obj, fields)
                 refuse_rows_of_other_shards(self._options, obj._state.fields_cache.values(), alias)
                 by_shard.setdefault(alias, []).append(obj)
+        if self.query.where.contains_over_clause and not isinstance(
+            self._destination(ordered=False), str
+        ):
+            check_written(self.query)
         for alias, rows in by_shard.items():
             # The filters of this queryset become a part of the UPDATE on the shard. Check that they
             # read no rows of other shards.

@@ -32,6 +32,7 @@ from sharded_orm.models.sharding.same_key import (
 )
 from sharded_orm.models.sharding.statements import check_found_or_created, check_values
 from sharded_orm.models.sharding.type_variables import M
+from sharded_orm.scatter.refusals import check_written
 
 
 class WritingQuerySet(BulkWritingQuerySet[M]):
@@ -231,6 +232,8 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
             check_values(self._colocation(destination), self.query, kwargs.values())
         if isinstance(destination, str):
             return int(self._run_on(destination, super().update, **kwargs))
+        if len(destination) > 1:
+            check_written(self.query)
         self._result_cache = None
         updated = 0
         for number, target in enumerate(destination):
@@ -321,6 +324,8 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
         if targets is None:
             return super().delete()
         parts = [self._for_target(target) for target in targets]
+        if len(parts) > 1:
+            check_written(self.query)
         if len(parts) > 1 and may_be_refused(self.model):
             refuse_deletion(self._options.group, parts)
         total, per_model = 0, dict[str, int]()
