@@ -184,7 +184,7 @@ class NodeCursor(_NodeCursorMixin, Cursor):
         self._is_awaited = False
         result = raw.store_result()
         self._rows = () if result is None else result.fetch_row(0, self._fetch_type)
-        self.rownumber = 0
+        self.rownumber, self.description = 0, None
         self.rowcount, self.lastrowid = raw.affected_rows(), raw.insert_id()
         self._executed = self._statement[0]
         return self.rowcount

@@ -30,7 +30,7 @@ def test_create_on_the_nodes_that_answer(
     mysql_fleet: MariaDBFleet, own_mariadb: MariaDBServer
 ) -> None:
     mysql_fleet.drop("photos", 0)
-    own_mariadb.kill()
+    own_mariadb.stop()
     try:
         failed = mysql_fleet.shards("create", "--group", "photos", code=1)
         assert mysql_fleet.exists("photos", 0)

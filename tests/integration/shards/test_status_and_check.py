@@ -437,7 +437,7 @@ def test_a_node_without_shards_answers(sqlite_fleet: Fleet) -> None:
 def test_a_node_that_is_down_does_not_hide_the_other(
     mysql_fleet: MariaDBFleet, own_mariadb: MariaDBServer
 ) -> None:
-    own_mariadb.kill()
+    own_mariadb.stop()
     try:
         run = mysql_fleet.shards("status")
         assert run.row("two", "photos")[-3:] == ["DOES", "NOT", "ANSWER"]
