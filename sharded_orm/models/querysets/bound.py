@@ -172,8 +172,7 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
         return iterate_inside_async(unbound(), rows) if self._prefetches_all_keys() else rows
 
     def _prefetches_all_keys(self) -> bool:
-        """Whether this queryset reads rows of all keys inside of a ``bound()`` block, with
-        prefetches.
+        """Whether this queryset has prefetches and, inside of ``bound()``, reads rows of all keys.
 
         :meth:`scatter` makes such a queryset. Its prefetches must then read rows of all keys, too.
 

@@ -102,8 +102,7 @@ def _batches(rows: Any, size: int) -> Iterator[list[Any]]:
 
 
 def run_collectors(collectors: Iterable[Callable[[], object]]) -> None:
-    """Call all of ``collectors``, and then raise one error for all rows whose deletion is
-    forbidden.
+    """Call all of ``collectors``, and then raise one error for all rows that cannot be deleted.
 
     :param collectors: functions that run a collector of Django, one for each shard.
     """

@@ -188,8 +188,7 @@ class PlannedQuerySet(CallRecorder[M], BoundKeyQuerySet[M]):
         return _PlanRead(self, ROWS, recording, recording.limits)
 
     def _read_by_values(self, planned: _PlanRead) -> Any:
-        """Read a query whose conditions have no shard key, on the shard that a source of keys
-        finds.
+        """Read a query without a condition on the key, on the shard that a source of keys finds.
 
         A source of keys is an object that looks up a row's shard key by a value in another column.
 

@@ -164,8 +164,7 @@ class _Apart:
         )
 
     def _is_about(self, column: Col) -> bool:
-        """Return whether ``column`` is the object id of a generic foreign key, and for one model
-        only.
+        """Return whether ``column`` is the object id of a generic foreign key, for one model only.
 
         It is for one model only if the query has a condition on the content type. Then rows with
         equal ids refer to the same row, and are on its shard.
