@@ -83,11 +83,11 @@ class CreateSequence(Operation):
 
 
 def _refuse_locked_file(connection: Any) -> None:
-    """Refuse a migration transaction that locks the ticket server's SQLite file.
+    """Refuse a migration whose transaction locks the SQLite file of the ticket server.
 
-    The sequence is created on another connection, which would wait for the transaction's end.
+    The sequence is created on another connection, which would wait for the end of the transaction.
 
-    :raises NotSupportedError: ``connection`` is in such a transaction.
+    :raises NotSupportedError: ``connection``, that of the migration, is in such a transaction.
     """
     # Only connections to SQLite have the attribute transaction_mode.
     mode = getattr(connection, "transaction_mode", None)
