@@ -137,8 +137,7 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
         new: dict[str, Any] | None,
         run: Callable[[Self], tuple[M, bool]],
     ) -> tuple[M, bool]:
-        """Call ``run`` with a copy of this queryset that uses the shard of the row to find or
-        create.
+        """Call ``run`` with a copy of this queryset, on the shard of the row to find or create.
 
         :param values: the values by which the row is looked up. A new row gets them, too.
         :param changed: new values of an existing row.

@@ -1,5 +1,4 @@
-"""Relations in forms of sharded models: a visitor can choose only rows with the shard key of the
-row that the form edits.
+"""Relations in forms of sharded models. They offer only rows with the shard key of the form's row.
 
 A model field creates its form field with ``formfield()``. It sets the value that a visitor has
 entered on the row with ``save_form_data()``. :func:`install_relations_in_forms` overrides both
@@ -23,12 +22,10 @@ from sharded_orm.models.sharding.same_key import key_for_related, known_key, nam
 
 
 def install_relations_in_forms(model: type[Model]) -> None:
-    """Make forms of ``model`` offer and accept only related rows with the shard key of the form's
-    row.
+    """Make forms of ``model`` offer and accept only related rows with the form row's shard key.
 
-    Otherwise a visitor could choose a row with a different key. Saving the form's row would then
-    raise
-    :exc:`CrossShardRelation`, and the visitor would get an error page.
+    Without this, a visitor could choose a row with a different key. Saving the form's row would
+    then raise :exc:`CrossShardRelation`, and the visitor would get an error page.
     """
     field: Any
     for field in (*model._meta.local_fields, *model._meta.local_many_to_many):
@@ -46,8 +43,7 @@ def install_relations_in_forms(model: type[Model]) -> None:
 
 
 class RelatedRowsField(ModelChoiceField):  # type: ignore[type-arg]  # the class is generic only in the type stubs
-    """A mixin for form fields of a relation. It offers only rows with the shard key of the form's
-    row.
+    """A mixin for form fields of a relation, which offers only rows with the form row's shard key.
 
     The rows come from the field's queryset. If the form does not determine the key of its row, all
     rows of the queryset are offered.
@@ -71,11 +67,10 @@ class RelatedRowsField(ModelChoiceField):  # type: ignore[type-arg]  # the class
         return super().get_bound_field(form, field_name)
 
     def _is_key_wrong(self, form: Any) -> bool:
-        """Return whether the form is for a new row, and the visitor has sent no valid shard key for
-        it.
+        """Return whether the visitor has sent no valid shard key for a new row.
 
-        Only rows with that key could be offered, so the field then offers none. The form shows an
-        error at the field of the key.
+        The field can offer only rows with the key of the new row, so it then offers none. The form
+        shows an error at the field of the key.
         """
         row: Any = getattr(form, "instance", None)
         options = None if row is None else options_of(row)

@@ -19,8 +19,7 @@ from sharded_orm.models.sharding.same_key import key_for_related
 
 
 def install_order(model: type[Model]) -> None:
-    """Replace the methods ``get_…_order()`` and ``set_…_order()`` that Django has set for
-    ``model``.
+    """Replace Django's methods ``get_…_order()`` and ``set_…_order()`` for rows of ``model``.
 
     Django sets them on the model to which ``order_with_respect_to`` refers.
     """

@@ -1,5 +1,4 @@
-"""Puts automatic many-to-many tables on shards. Each row is on the shard of the two rows it
-relates.
+"""Puts each row of an automatic many-to-many table on the shard of the two rows that it relates.
 
 Django derives the models of these tables from its own :class:`~django.db.models.Model`, and not
 from :class:`~sharded_orm.models.ShardedModel`. So this module adds the methods that the models
