@@ -144,8 +144,9 @@ def _is_flat(where: WhereNode, equal: dict[str, list[Any]]) -> bool:
 
 
 def _joins(query: Any) -> bool:
-    # alias_map may contain a table that is not joined: when Django finds a join unnecessary
-    # (album__id=7), it only sets the reference count of the table to 0.
+    # alias_map may contain a table that is not joined. For example, Django finds that
+    # filter(album__id=7) needs no join. It then sets the reference count of the table to 0, but
+    # leaves the table in alias_map.
     return any(
         query.alias_refcount[alias] for alias in query.alias_map if alias != query.base_table
     )

@@ -71,8 +71,9 @@ class CacheObserver:
     def table_flush(self, connection: Any) -> Iterator[None]:
         """Context manager for a block that empties tables on ``connection``.
 
-        The block may empty any tables. So before it, announces to the cache that all rows of cached
-        models there are being written. After the block, tells the cache that this write is over.
+        It is not known which tables the block empties. So before the block, announce to the cache
+        that all rows of all cached models on ``connection`` are being written. After the block,
+        tell the cache that this write is over.
         """
         cache = runtime.cache() if runtime.config().cache is not None else None
         models = [m for m in _cached_models() if m.caches_alias(connection.alias)] if cache else []
