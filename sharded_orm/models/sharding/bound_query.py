@@ -127,8 +127,7 @@ class BoundKeyQuery(Query):
         return copy
 
     def _starts_at_outer_row(self) -> bool:
-        """Return whether this is a subquery from which Django has removed the table of
-        :attr:`model`.
+        """Return whether Django has removed the table of :attr:`model` from this subquery.
 
         For ``Photo.objects.exclude(comments__text="a")``, Django makes a subquery on photos, and
         then removes the table of photos from it, in ``Query.trim_start()``. The subquery then
