@@ -104,8 +104,8 @@ def _key_columns(model: Any) -> KeyColumns:
 class AffectedRows(NamedTuple):
     """The keys of the rows that a write affects.
 
-    The keys are given as tokens: their form in names of cache entries. An attribute is None if
-    these keys are unknown or too many to list, or if the model has no such key.
+    Each key is a token, the text that represents it in names of cache entries. An attribute is None
+    if its keys are unknown or too many to list, or if the model has no such key.
 
     :param keys: tokens of the shard keys.
     :param pks: tokens of the primary keys.
@@ -318,9 +318,9 @@ class TrackedWrite:
 
         :param rows: the keys that the conditions of the statement determine.
         :param new_isolate: the isolate key that the statement sets; ``_ABSENT`` if it sets none.
-        :returns: all keys of the row, and conditions to add to the statement, as pairs of attname
-            and value. With these conditions, the statement changes no row if the guess is wrong.
-            None, without conditions, if a key cannot be guessed.
+        :returns: a tuple: all keys of the row, and conditions to add to the statement, as pairs
+            (attname, value). With these conditions, the statement changes no row if the guess is
+            wrong. None instead of the tuple if a key cannot be guessed.
         """
         cached = self._cached
         if rows.pks is None or len(rows.pks) != 1 or len(self._query.alias_map) > 1:
@@ -425,8 +425,8 @@ class TrackedWrite:
     def _select(self, names: list[str]) -> Any:
         """Return a query that selects and locks the rows that the statement would change.
 
-        The query returns at most MAX_LISTED + 1 rows. MAX_LISTED + 1 rows mean that there are too
-        many to list.
+        The query returns at most MAX_LISTED + 1 rows. If it returns so many, there are too many
+        rows to list.
 
         :param names: names of the fields to select.
         """
