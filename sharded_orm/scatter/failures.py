@@ -134,9 +134,10 @@ def is_failure(error: Exception) -> bool:
 
 
 def may_be_the_query(error: BaseException) -> bool:
-    """Whether either a wrong query or the shard may be the cause of ``error``.
+    """Whether ``error`` leaves open whether a wrong query or the shard is its cause.
 
-    If another shard answers the same query, the query is right, and the failing shard is the cause.
+    For example, if a column is missing, its name in the query may be wrong, or the shard was not
+    migrated. If another shard answers the same query, the failing shard is the cause.
     """
     if (cause := _sqlite_error(error)) is not None:
         missing = str(cause).startswith(_SQLITE_MISSING)

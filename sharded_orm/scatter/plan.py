@@ -232,7 +232,7 @@ _NOT_COMPARED = Comparison((), ())
 def _statement_text(outer: Outer, sql: str, mark: str, places: tuple[tuple[str, int], ...]) -> str:
     """Return the statement that executes the same SELECT on many shards.
 
-    :param sql: the SQL of the template of all branches.
+    :param sql: the SELECT, with marks in the places of the shard's schema and index.
     :param mark: the database's quotation mark for names.
     :param places: the schema and the index of each shard.
     """

@@ -68,7 +68,7 @@ _NO_NUMBERS = (models.BooleanField, models.DurationField)
 _TEXTS = (models.CharField, models.TextField, models.JSONField)
 _ROUNDED = (Round, Ceil, Floor)
 _SAME_PLACES = (Combinable.ADD, Combinable.SUB, Combinable.MUL)
-# Expressions whose value is the value of one of their operands, or the absolute value of it.
+# Expressions whose value is that of one of their operands, or (Abs) the operand's absolute value.
 _CHOICES = (ExpressionWrapper, Coalesce, Case, When, Greatest, Least, NullIf, Abs)
 # The values of these functions are floats, whatever their arguments are.
 _FLOAT_FUNCTIONS = (
@@ -197,9 +197,10 @@ def _is_exact_default(default: Any) -> bool:
 
 
 def has_places_of_type(source: Any) -> bool:
-    """Whether the server adds the values of ``source`` with the decimal places of its type.
+    """Whether the server adds the values of ``source`` with the decimal places that their type has.
 
-    If not, the server may add a value with other places, for example those of a quotient.
+    If not, the server may use other places. For example, it adds a quotient with more places than
+    the type of the quotient has.
     """
     if isinstance(source, CombinedExpression):
         return source.connector in _SAME_PLACES and all(
@@ -361,7 +362,7 @@ def _most_places(part: Any) -> int | None:
 
 
 def _is_float(part: Any) -> bool:
-    """Whether the values of ``part`` are floats, because it computes with at least one float."""
+    """Whether the values of ``part`` are floats, for example because an operand is a float."""
     if isinstance(part, Cast):
         # Django writes ``x + 0.0``.
         (source,) = part.get_source_expressions()

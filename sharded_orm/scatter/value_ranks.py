@@ -80,8 +80,8 @@ class ValueType(NamedTuple):
     :param collation: the collation's name in SQL; None if the type has none.
     :param is_exact: whether equal values always have the same text. False for numeric, for example:
         1.0 equals 1.00.
-    :param is_by_bytes: whether Python, when it sorts the texts of the values, gets the same order
-        as the node.
+    :param is_by_bytes: whether the node sorts the values in the same order in which Python sorts
+        their texts.
     :param facts: JSON with all facts that determine the order of the values.
     """
 
@@ -96,7 +96,7 @@ class Ranking:
     """Reads from a server the ranks of values that Python cannot compare.
 
     The merge of the shards' rows compares these values by their ranks. If the plan compares no such
-    values, no query is sent. Used only by the calling thread of a scatter.
+    values, no query is sent. Not thread-safe.
     """
 
     def __init__(self, plan: ScatterPlan, executor: Executor) -> None:

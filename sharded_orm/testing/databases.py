@@ -44,7 +44,8 @@ _SETTING = "TEST_SHARDS"
 class GroupTestDatabases:
     """The test databases of one shard group in this process.
 
-    Any thread may call :meth:`ensure`.
+    Methods that tests use, such as :meth:`ensure`, are thread-safe. The methods for set-up and
+    tear-down are called only in the thread of the test runner.
     """
 
     _instances: dict[str, GroupTestDatabases] = {}

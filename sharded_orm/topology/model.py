@@ -140,7 +140,10 @@ class ShardGroup:
         return {}
 
     def shards(self) -> Iterator[Shard]:
-        """Yield all shards of the group in order. No other method visits every shard."""
+        """Yield all shards of the group in order.
+
+        This is the only method whose cost grows with the number of shards.
+        """
         return (self.shard(number) for number in range(self.count))
 
     def schema_name(self, number: int) -> str:

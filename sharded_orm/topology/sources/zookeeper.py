@@ -274,7 +274,7 @@ class ZooKeeperSource(TopologySource):
 
     @contextmanager
     def _connected(self) -> Iterator[KazooClient]:
-        """Context manager that waits for a connection and returns the connected kazoo client.
+        """Context manager that waits for a connection and yields the connected kazoo client.
 
         Exceptions of the client inside the block become :exc:`TopologyUnavailable`.
         """
