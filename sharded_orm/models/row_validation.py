@@ -36,10 +36,10 @@ class RowValidation(models.Model):
 
     def clean_fields(self, exclude: Any = None) -> None:
         # Overrides Model.clean_fields(), which could look for the rows to which foreign keys refer
-        # on a wrong shard. There are two cases. If the referenced row is of the same group, it must
-        # be on this row's shard. (If this row has no shard yet, there is no such row.) If both rows
-        # must have the same shard key, add a condition on the key. If the referenced row is of
-        # another group, the value of the foreign key determines the shard.
+        # on a wrong shard. If the referenced row is of another group, the value of the foreign key
+        # determines the shard. If it is of the same group, it must be on this row's shard, and does
+        # not exist if this row has no shard yet. Add a condition on the shard key if both rows must
+        # have the same key.
         excluded = set(exclude or ())
         options = self._shard_options()
         key, errors = options.key, dict[str, Any]()

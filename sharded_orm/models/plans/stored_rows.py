@@ -82,10 +82,10 @@ def save_stored_row(
 ) -> Literal[True] | KeptShard | None:
     """Try to save ``row`` the fast way, and return True if its UPDATE has found the row.
 
-    If the result is not True, the caller must call Django's ``save()``. The result is then a
-    :class:`KeptShard`, which spares that call some work: it contains the shard that was looked up,
-    and whether the UPDATE was sent and found no row. It is None if there is no such work to spare,
-    for example because no shard was looked up. Sends at most one query.
+    Otherwise, the caller must call Django's ``save()``. The result is then a :class:`KeptShard`
+    with what this call need not find out again: the shard of the row, and whether the UPDATE was
+    sent and found no row. It is None if nothing was found out, for example because no shard was
+    looked up. Sends at most one query.
 
     The fast way does what ``Model.save()`` and ``Model.save_base()`` do for a stored row with all
     its fields loaded. It is not used if the model has parents, if the project overrides a method

@@ -45,8 +45,8 @@ class RoutedQuerySet(CachedQuerySet[M]):
     #: The alias on which the query is running now; None if it is not running. While it is set, the
     #: property ``db`` returns it without looking up the shards again.
     _running_on: str | None = None
-    #: Whether this read may use a guess: the shard key that the row had at an earlier look-up, as a
-    #: source of keys remembers it. ``_guess`` is the guess that was used. See
+    #: True if this read can use a guess, that is, the shard key that a source of keys remembers
+    #: from an earlier look-up of the row. ``_guess`` is the guess that the read has used. See
     #: :mod:`sharded_orm.models.querysets.guesses`.
     _may_guess = False
     _guess: KeyGuess | None = None

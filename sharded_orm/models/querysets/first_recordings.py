@@ -72,7 +72,7 @@ def first_recording(queryset_class: Any, model: Any, recorder: Any) -> Recording
         pass
     if model is None or model._meta.apps is not apps or not apps.models_ready:
         # Do not store a model in the dict if it is not in the registry of apps, such as a model in
-        # a migration. It could then never be garbage-collected.
+        # a migration. The dict would prevent its garbage collection.
         return None
     shape = None
     if _skips_nothing(queryset_class, recorder):

@@ -1,6 +1,6 @@
-"""Reads sharded models with plans. A plan is SQL that was compiled once.
+"""Reads with plans, for sharded models.
 
-It is used for all queries that differ only in their values.
+A plan is SQL that was compiled once for all queries that differ only in their values.
 """
 
 from __future__ import annotations

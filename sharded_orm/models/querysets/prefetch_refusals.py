@@ -52,8 +52,8 @@ def refuse_lookups(model: Any, lookups: Sequence[Any], *, inside: bool = True) -
 
     :param model: the model of the instances, which are on several shards.
     :param inside: True if each statement of the prefetch is for all instances of one shard. False
-        for lookups inside of a lookup that leads to another group. A statement can then be for some
-        instances of several shards.
+        for lookups inside of a lookup that leads to another group. A statement can then be for
+        instances on several shards.
     :raises ScatterNotSupported: a queryset computes something over the rows of several shards.
     """
     for lookup in lookups:
@@ -139,8 +139,8 @@ class _Apart:
             return False
         options = shard_options(field.model)
         is_key = options is not None and options.names_shard(field)
-        # False for a text key. A collation may treat different keys as equal, such as "a" and "A",
-        # and these keys may be on different shards.
+        # A text key does not count. A collation may treat different keys as equal, such as "a" and
+        # "A", and these keys may be on different shards.
         is_text = is_key and isinstance(target_field(field), CharField | TextField)
         return (not is_text and bool(colocation_keys(field, self._group))) or self._is_about(
             expression

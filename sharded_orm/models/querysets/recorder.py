@@ -209,8 +209,8 @@ class CallRecorder(QuerySetMixin[M]):
             return None
         if self._deferred_filter is not None:
             # The filter of a related manager is deferred: Django uses the value that the manager's
-            # instance has when the query is built. The recording has the value of an earlier time.
-            # So use the recording only if the instance still has this value.
+            # instance has now. The recording has the value at the time when the filter was
+            # recorded. So use the recording only if the instance still has this value.
             _, _, kwargs = self._deferred_filter
             if not recording.still_holds(kwargs):
                 return None

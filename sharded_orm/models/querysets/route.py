@@ -48,7 +48,7 @@ _scope: ContextVar[str | None] = ContextVar("sharded_orm_scope", default=None)
 
 @contextmanager
 def scoped(alias: str) -> Iterator[None]:
-    """Within the ``with`` block, send queries whose conditions determine no shard to ``alias``.
+    """Within the ``with`` block, send a query to ``alias`` if its conditions determine no shard.
 
     This applies only to the current context (:mod:`contextvars`).
     """

@@ -371,9 +371,9 @@ _FORWARD: dict[type, type] = {
 def install_descriptors(model: type[Model]) -> None:
     """Install this module's descriptors on both sides of the relations of a sharded model.
 
-    The model to which a relation refers gets one even if it is a global or plain Django model. Its
-    descriptor of Django would ask the router for the database. But Django does not tell the router
-    which relation is followed, so the router could return the wrong shard.
+    The model to which a relation refers gets a descriptor even if it is a global or plain Django
+    model. Django's own descriptor would ask the router for the database. But Django does not tell
+    the router which relation is followed, so the router could return the wrong shard.
     """
     fields: tuple[Any, ...] = (*model._meta.local_fields, *model._meta.local_many_to_many)
     for field in fields:

@@ -141,8 +141,8 @@ class ShardedGenericForeignKey(GenericForeignKey):
 class ShardedGenericDescriptor(compat.generic_foreign_key_descriptor()):  # type: ignore[misc]  # the base class is typed as Any
     """The descriptor of a generic foreign key, such as ``note.content_object``."""
 
-    #: A :class:`ShardedGenericForeignKey`. It is typed as Any, because a type checker would take a
-    #: field in a class body for the type of the field's values.
+    #: A :class:`ShardedGenericForeignKey`. The annotation is Any, because a type checker would give
+    #: a field in a class body the type of the field's values.
     field: Any
     #: ``split_lookups()`` splits most prefetches by shard. This attribute tells it not to split a
     #: prefetch along this field: get_prefetch_querysets() needs the instances of all shards

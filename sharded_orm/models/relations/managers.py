@@ -63,8 +63,8 @@ class RelatedRows:
     def _created(self, create: Callable[[], Any]) -> Any:
         """Call ``create``. If it fails because a shard key moves to another shard, call it again.
 
-        :param create: stores a row. If it raises an error, it must have stored nothing. Otherwise
-            it must have called ``write_in_part()``, and then it is not called again.
+        :param create: stores a row. If it raises an error after it has stored the row, it must have
+            called ``write_in_part()`` before. Then it is not called again.
         """
         return repeated(self._options.group, create)
 
@@ -105,7 +105,7 @@ def _refuse_unrelatable(field: Any, instance: Any, rows: Iterable[Any]) -> None:
 class Beside(RelatedRows):
     """The manager of ``album.photos``, whose related rows are on the shard of the album.
 
-    It refuses rows of other shards. Django compares only primary keys, so it would change a row on
+    It refuses rows of other shards. Django compares only primary keys, so it could change a row on
     the album's shard that has the same primary key.
     """
 
@@ -165,7 +165,7 @@ class Beside(RelatedRows):
 class NullableBeside(Beside):
     """The manager of ``album.photos`` if the foreign key may be NULL.
 
-    It has also ``remove()`` and ``clear()``.
+    It also has ``remove()`` and ``clear()``.
     """
 
     def remove(self, *objs: Any, bulk: bool = True) -> None:

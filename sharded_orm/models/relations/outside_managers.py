@@ -166,9 +166,9 @@ class FromOutside(RelatedRows):
         )
 
     def _relation_and_change(self) -> tuple[str, str]:
-        """Return the names that an error message needs: of this manager, and of a queryset call.
+        """Return this manager's name and a call of a queryset, both for an error message.
 
-        The call is one that unrelates rows. For example, ``("photos", "update(person=None)")``.
+        The call unrelates rows. For example, ``("photos", "update(person=None)")``.
         """
         return self.field.remote_field.get_accessor_name(), f"update({self.field.name}=None)"
 

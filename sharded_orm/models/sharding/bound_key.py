@@ -77,9 +77,9 @@ class _Binding:
         """Return whether the binding applies to the calling code.
 
         It does not apply to the code of a module that is imported inside the block. For example,
-        the first request imports a module of views, which contains ``queryset =
-        Photo.objects.all()``. This queryset serves all requests, so it must not keep the key of the
-        first one.
+        the first request imports a module of views, in which a view has the attribute
+        ``queryset = Photo.objects.all()``. This queryset serves all requests, so it must not keep
+        the key of the first one.
         """
         imports = count_imports_under_way()
         # If code that is being imported, such as a script, runs the block, this import began before

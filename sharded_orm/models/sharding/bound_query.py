@@ -141,8 +141,7 @@ class BoundKeyQuery(Query):
         if len(tables) < 2:
             return False
         # Find the first table that is in the SQL. Django leaves out tables that have no references.
-        # If the query has not been compiled, no table may have references yet. Then ``first`` is
-        # None.
+        # If the query is not compiled yet, perhaps no table has references. Then ``first`` is None.
         first = next((alias for alias in tables if self.alias_refcount[alias]), None)
         if first is None or first == self.base_table or tables[first].parent_alias is not None:
             return False

@@ -86,7 +86,7 @@ def refuse_rows_given_by_id(instance: Any, written: Iterable[str] | None = None)
 def refuse_values_given_by_id(
     model: type[Model], values: Mapping[str, Any], row: str | None = None
 ) -> None:
-    """Raise :exc:`BoundKeyMismatch` if ``values`` relate a row that may not have the bound key.
+    """Raise :exc:`BoundKeyMismatch` unless all related rows in ``values`` have the bound key.
 
     Inside ``bound()``, both rows that a many-to-many row relates must have the bound key. So
     ``values`` must contain instances with this key, and not ids, because an id does not tell the

@@ -180,8 +180,8 @@ class Colocation:
             return
         if getattr(field, "stays_on_shard", False):
             return
-        # A ForeignObject may join rows of different shards. Allow this join only if two columns
-        # that it compares have equal values only in rows of one shard.
+        # A ForeignObject may join rows of different shards. Allow this join only if rows
+        # with equal values in two of the compared columns are always on one shard.
         if any(
             colocation_keys(left, self._group) & colocation_keys(right, self._group)
             for left, right in join.join_fields or ()

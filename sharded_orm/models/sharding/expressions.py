@@ -98,7 +98,7 @@ _Class = TypeVar("_Class", bound=type)
 
 
 def reads_own_row(cls: _Class) -> _Class:
-    """Class decorator that declares: the SQL of this expression reads only what its arguments read.
+    """Declare, as a class decorator, that an expression's SQL reads only what its arguments read.
 
     ::
 
@@ -122,8 +122,7 @@ def reads_own_row(cls: _Class) -> _Class:
 class ShardCondition:
     """A condition on the shard of an instance.
 
-    :param condition: the condition. For example, the query adds one to the condition
-        ``album=album``.
+    :param condition: the condition. For example, ``filter(album=album)`` adds one.
     :param in_expression: False for a condition of the where tree, which limits the rows of the
         query. True for a condition inside an expression, such as ``When(album=album, …)``.
     """
