@@ -257,12 +257,13 @@ class Executor:
         self._settle(len(statements))
 
     def _may_send_ahead(self, statements: Sequence[ShardStatement]) -> bool:
-        # Send ahead only if nothing observes executions (execute wrappers, the log of queries, or
-        # packages that replace methods of Django's cursor), because send() does not call these.
-        # Do not send ahead if POOL limits the sessions: a thread that holds a session of one node
-        # would wait for a session of another node, and two such threads could wait for each other.
-        # Nor if a node has no idle session: opening one takes long if the node is down, so it is
-        # better to open the sessions of all nodes at the same time, in other threads.
+        # Do not send ahead in three cases:
+        # - Execute wrappers, the log of queries, or packages that replace methods of Django's
+        #   cursor observe each execution. send() does not call them.
+        # - POOL limits the sessions. A thread that holds a session of one node would wait for a
+        #   session of another node, and two such threads could wait for each other.
+        # - A node has no idle session. Opening one takes long if the node is down, so other threads
+        #   open the sessions of all nodes at the same time.
         return (
             all(statement.union and statement.alias is None for statement in statements)
             and not self._group.queries_logged

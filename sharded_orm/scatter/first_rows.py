@@ -70,7 +70,7 @@ def fetch(
     failures: Failures,
     low: int,
 ) -> tuple[ScatterPlan, list[Row]] | None:
-    """Read in two phases. Return the rows, and the plan of the last phase that was executed.
+    """Read in two phases. Return a pair (plan of the last phase that was executed, rows).
 
     The rows are those from number ``low`` up to, but not including, ``options.limit``, in the order
     of the query. The second phase may not find a row that the first phase has chosen: the row was

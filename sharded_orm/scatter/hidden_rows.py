@@ -25,8 +25,9 @@ class HiddenRows(Protocol):
     """
 
     def condition(self, table: str, alias: str) -> Any:
-        """Return a condition that is true for the hidden rows of ``table``; None if it has no
-        hidden rows.
+        """Return a condition that is true for the hidden rows of ``table``.
+
+        Return None if the table has no hidden rows.
 
         :param table: the name of the table in the database.
         :param alias: the name of the table in the query, which the condition must use.

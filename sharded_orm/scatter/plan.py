@@ -127,7 +127,8 @@ class ShardStatement:
         return self.outer.sql(sql), params
 
     def with_keys(self) -> tuple[str, str] | None:
-        """Return a pair: the SQL with the keys written into it, and the SQL of the template.
+        """Return a pair: the SQL with the keys written into it, and one SELECT of the union as a
+        template, in which marks stand for the keys and the schema.
 
         With this SQL, the driver need not insert thousands of keys as parameters. Return None
         unless the statement is a plain union of one SELECT for several shards, and all its
@@ -206,9 +207,9 @@ def column_names(columns: int) -> str:
 def named_union(union: str, columns: int) -> str:
     """Return SQL that reads a union and names its columns.
 
-    This SQL begins with WITH, so use it only as a subquery of a SELECT. The reason: after the loss
-    of a connection, the database backend repeats a statement that begins with SELECT, but not one
-    that begins with WITH, because it may write.
+    This SQL begins with WITH, so use it only as a subquery of a SELECT. After the loss of a
+    connection, the database backend repeats a statement that begins with SELECT. It does not repeat
+    one that begins with WITH, because such a statement may write.
     """
     return f"WITH v ({column_names(columns)}) AS ({union}) SELECT * FROM v"
 

@@ -1,4 +1,4 @@
-"""Rounded floats, such as those of ``ROUND()``, in a UNION: MariaDB and MySQL would change them."""
+"""Prevents MariaDB and MySQL from changing rounded floats, as of ``ROUND()``, in a UNION."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _ROUNDING: Final = frozenset(["ROUND", "CEIL", "CEILING", "FLOOR", "TRUNCATE"])
 def widened(selected: Iterable[Any]) -> list[Any]:
     """Return the entries of a SELECT clause, with each rounded float multiplied by 1.
 
-    The type of a rounded float has a fixed number of decimal places. A column of a UNION with this
-    type has room for only 17 digits, so the server changes 3e17 to 1e17, without an error. The
-    multiplication keeps the value, but its result has an ordinary float type.
+    In MariaDB and MySQL, the type of a rounded float has a fixed number of decimal places. A column
+    of a UNION with this type has room for only 17 digits, so the server changes 3e17 to 1e17,
+    without an error. The multiplication keeps the value, but its result has an ordinary float type.
 
     :param selected: entries as in ``SQLCompiler.select``: (expression, (SQL, parameters), alias).
     """

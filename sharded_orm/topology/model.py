@@ -92,8 +92,8 @@ class ShardGroup:
     #: Models of the group that were removed from the code, but still occur in migrations; each is
     #: (app label, model name) in lower case.
     former_models: frozenset[tuple[str, str]] = frozenset()
-    #: Whether a new key is checked before it gets a shard. Matters only if the shard key is a
-    #: foreign key to the global database: then the row to which the key refers must exist.
+    #: Whether a new key gets a shard only after a check that the row to which it refers exists.
+    #: Used only if the shard key is a foreign key to the global database.
     check_new_keys: bool = True
 
     @cached_property

@@ -176,8 +176,8 @@ def end(prepared: PreparedBranch, *, seconds: float = 1.0, logs: bool = True) ->
     The branch is left prepared if the decision is not certain yet, or if a server does not answer.
     No database error is raised.
 
-    :param seconds: the decision may still be stored by a transaction that is open on the deciding
-        shard. This is how long to wait for the end of that transaction.
+    :param seconds: how long to wait if the deciding shard has an open transaction that may still
+        store the decision.
     :param logs: whether to log the result.
     """
     try:

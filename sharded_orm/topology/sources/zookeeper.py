@@ -361,11 +361,11 @@ class ZooKeeperSource(TopologySource):
             self._wake.wait(pause)
 
     def _step(self) -> float:
-        """Read the document if the client is connected. Replace the client if it cannot connect.
+        """Read the document if the client is connected.
 
-        It is replaced after :data:`_RENEW_AFTER` seconds without a connection. Return the number of
-        seconds for which the watching thread should sleep before the next call. A change in
-        ZooKeeper may wake the thread earlier.
+        Drop the client if it has had no connection for :data:`_RENEW_AFTER` seconds. The next call
+        creates a new one. Return the number of seconds for which the watching thread should sleep
+        before the next call. A change in ZooKeeper may wake the thread earlier.
         """
         client = self._started()
         if client.connected:
@@ -426,9 +426,9 @@ class ZooKeeperSource(TopologySource):
                 self._ask(client.set_async(path, data))
             else:
                 self._ask(client.ensure_path_async(f"{self._path}/processes", acl=self._acl))
-                # Delete the znode that this process has written in an earlier session, because it
-                # has the same path. ZooKeeper deletes it only at the end of that session, which may
-                # be later than this call.
+                # Delete the znode that this process has written in an earlier session. It has the
+                # same path as the new znode, and ZooKeeper itself deletes it only when the earlier
+                # session ends, which may be later.
                 with suppress(NoNodeError):
                     self._ask(client.delete_async(path))
                 self._ask(client.create_async(path, data, acl=self._acl, ephemeral=True))
