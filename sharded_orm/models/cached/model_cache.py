@@ -148,9 +148,9 @@ def _void(rows: Iterable[VoidRows]) -> None:
 def after_migrate(sender: AppConfig, using: str, plan: Any = (), **kwargs: Any) -> None:
     """Make void all cache entries of rows in the migrated database. Receiver of ``post_migrate``.
 
-    The SQL of a migration may have changed rows. If a cache server is down, the migration does not
-    fail: an error is logged, with the command that the operator must run later. Do nothing if no
-    migration was run.
+    The SQL of a migration may have changed rows. Do nothing if no migration was run. If a cache
+    server is down, do not let the migration fail, but log an error with the command that the
+    operator must run later.
     """
     if not plan or runtime.config().cache is None:
         return

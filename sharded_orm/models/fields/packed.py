@@ -78,7 +78,7 @@ class PackedIDField(EmbeddedShardMixin, BigAutoField):
     ) -> list[Any]:
         shard = shard_of(alias)
         if shard is None:
-            # The alias is not that of a shard: it may be a template of test databases, or the
+            # The alias is not that of a shard. It may be a template of test databases, or the
             # database that had the rows before sharding. There is no shard number, so do not check
             # ids.
             return insert(returning)

@@ -127,14 +127,14 @@ def save_row(
 ) -> bool | None:
     """Update one row by a plan, and return whether a row matched.
 
-    Return None, without sending anything, if Django must update the row. Django also does the first
-    two saves of a shape.
+    Return None, without sending anything, if Django must update the row. For example, Django does
+    the first save of a shape, and also the second, at which the plan is made.
 
     :param options: the shard key and the group of the row's model.
     :param rows: all rows of the table on the row's shard.
     :param key: the value of the shard key, prepared by its field.
     :param pk: the value of the primary key.
-    :param new_values: triples of a field, None, and the field's new value.
+    :param new_values: tuples (field, None, new value), as Django's ``_do_update()`` gets them.
     :param names: the names of the fields to be saved; None for all fields.
     """
     assert options.key is not None
@@ -319,8 +319,8 @@ def plan_of_save(
 
 
 def _see(model: Any, shape: tuple[Any, ...]) -> None:
-    # Do not store a model of other apps, such as a historical one: it must be possible to
-    # garbage-collect it.
+    # Do not keep a model of other apps than the installed ones, such as a historical model of a
+    # migration. Otherwise Python could not garbage-collect it.
     if model._meta.apps is not apps or not PLAIN_TYPES.issuperset(shape[2:]):
         return
     plans = _saves.setdefault(model, {})
