@@ -222,7 +222,7 @@ class ShardedModel(RowValidation, metaclass=ShardedModelBase):
 
     def _refuse_near_on_other_shard(self, options: ShardOptions, using: str) -> None:
         # near=row puts a new row without a shard key on the shard of ``row``. But a new row with an
-        # explicit key belongs on the shard of this key. Refuse it if that is another shard.
+        # explicit key belongs on the shard of this key. Refuse the row if the two shards differ.
         near: Any = getattr(self._state, "near", None)
         alias = colocated_alias(options, near) if near is not None else None
         if alias is not None and alias != using:

@@ -26,8 +26,8 @@ from sharded_orm.models.cached.connection_state import ConnectionUse, connection
 from sharded_orm.models.cached.lookup_plan import LookupPlan
 from sharded_orm.models.cached.query_fingerprint import compiled_text, fingerprint_of
 
-#: What a read returns: model instances, the result of ``count()``, that of ``exists()``, or a tuple
-#: of numbers.
+#: What a read returns: model instances for ``ROWS``, the result of ``count()`` for ``COUNT``, that
+#: of ``exists()`` for ``EXISTS``, or a tuple of numbers for ``NUMBERS``.
 ROWS, COUNT, EXISTS, NUMBERS = "rows", "count", "exists", "numbers"
 
 

@@ -216,9 +216,9 @@ def _update_alone(row: SavedRow, connection: Any, send: Callable[[], int]) -> bo
     cache = runtime.cache()
     assert cache is not None
     markers = TransactionMarkers(cache, connection)
-    # The commit must begin within COMMIT_WITHIN seconds after the begin of the announcement. The
-    # announcement and the way to the server may take half of this time, the statement the other
-    # half.
+    # The commit must begin within COMMIT_WITHIN seconds after the announcement was begun. Half of
+    # this time is for the announcement and for the way of the statement to the server, and the
+    # other half for the execution of the statement.
     limit = cache.options.commit_within / 2
     with connection.limited_session(limit) as is_limited:
         if not is_limited:

@@ -437,8 +437,8 @@ class TrackedWrite:
         select.clear_ordering(force=True)
         select.clear_select_clause()
         if select.group_by is not None:
-            # The conditions are on aggregates. Such a query has a GROUP BY and cannot select other
-            # fields, so it becomes a subquery that selects the primary keys.
+            # There are conditions on aggregates. So the query has a GROUP BY, and cannot select the
+            # fields ``names``. Make it a subquery that selects only the primary keys.
             inner = select
             inner.add_fields([field.attname for field in self._meta.pk_fields])
             select = Query(query.model)

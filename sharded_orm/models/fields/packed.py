@@ -118,8 +118,9 @@ class PackedIDField(EmbeddedShardMixin, BigAutoField):
 
         :param returning: the fields whose values the INSERT returns.
         """
-        # Django computes cached_col of a field at its first use. Each copy below is used only once,
-        # so let Django compute the value before it is copied.
+        # The copy is used for one INSERT only. Django computes cached_col of a field at its first
+        # use, and would do so anew for each copy. So let Django compute it for this field now; the
+        # copy then has the value.
         _ = self.cached_col
         checked: Any = copy(self)
         checked.returned_ids = counted

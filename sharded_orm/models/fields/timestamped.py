@@ -38,7 +38,7 @@ TRIES = 10
 class ColumnDefault(DatabaseDefault):
     """The keyword DEFAULT as the value of a column in an INSERT."""
 
-    # These attributes are constants to save time: Django's class computes them for each row.
+    # Django's class computes these attributes for each row. Constants save this time.
     contains_aggregate = False
     contains_column_references = False
     contains_over_clause = False

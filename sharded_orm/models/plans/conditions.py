@@ -49,7 +49,8 @@ _EXAMPLES: dict[type, Callable[[int], Any]] = {
 KINDS_BY_TYPE = frozenset(_EXAMPLES) - {datetime}
 _COMPARISONS = frozenset({"exact", "gt", "gte", "lt", "lte"})
 _LISTS = frozenset({list, tuple, set, frozenset})
-# Fields of other packages are excluded, because the values of such a field may change the SQL.
+# The modules of fields whose conditions can have plans. Fields of other packages are excluded,
+# because the SQL of their conditions may depend on the value.
 _MODULES_OF_FIELDS = ("django.db.models.fields", "sharded_orm.models.fields.")
 
 

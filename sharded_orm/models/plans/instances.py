@@ -312,8 +312,8 @@ def _has_plain_attributes(model: Any, names: Sequence[str]) -> bool:
 def _is_own(converter: Any) -> bool:
     """Whether ``converter`` is neither Django's nor this library's.
 
-    For an ArrayField, whose converter is Django's, this is asked of the converter of the values in
-    the array.
+    The converter of an ArrayField is Django's, but calls that of the values in the array. So in
+    this case, the converter of these values counts.
     """
     module = getattr(converter, "__module__", None) or ""
     if not module.startswith(("django.", "sharded_orm.")):

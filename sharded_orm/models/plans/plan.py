@@ -29,8 +29,8 @@ from sharded_orm.models.plans.selection import EVERYTHING
 if TYPE_CHECKING:
     from sharded_orm.models.plans.shapes import Recording, Shape
 
-#: The kinds of reads: all rows of a query, the one row of ``get()``, ``exists()`` and
-#: ``count()``.
+#: The kinds of reads. ``ROWS`` reads all rows of a query, and ``GET`` the one row of ``get()``.
+#: ``EXISTS`` and ``COUNT`` stand for ``exists()`` and ``count()``.
 ROWS, GET, EXISTS, COUNT = "rows", "get", "exists", "count"
 
 #: Returned by a read that cannot be done by the plan or the cache. The caller must then let Django

@@ -269,11 +269,14 @@ def _find_saved_fields(
         or len(pk_fields) != 1
         or key not in meta.local_concrete_fields
         or options.key_has_pre_save
-        # Since Django 6.0, an UPDATE returns the values of generated fields. A plan does not do so.
+        # Since Django 6.0, an UPDATE returns the values of generated fields. A plan does not do so,
+        # and leaves such saves to Django.
         or any(field.generated for field in meta.local_concrete_fields)
         or not fields
-        # If a plan fails, Django calls pre_save() of the fields a second time. Django's own methods
-        # allow that: they set the time again, or find that the file was stored already.
+        # If a plan cannot do a save, Django does it, and calls pre_save() of the fields a second
+        # time. That does no harm with the methods of Django's fields. For example,
+        # DateTimeField.pre_save() sets the time again, and FileField.pre_save() finds that the file
+        # was stored already.
         or not all(
             type(field).pre_save.__module__.startswith("django.db.models.fields")
             for field in fields

@@ -117,9 +117,9 @@ class Shape:
         self.has_list = any(part.form is ValueForm.LIST for part in conditions)
         self.repeats_key = any(part.repeats is not None for part in conditions)
         self.excludes = any(part.is_excluded for part in conditions)
-        #: Whether the last call has other values than plain ones: lists and model instances, which
-        #: must be copied, because the caller may change them later, or values such as None and
-        #: True, which are not parameters of the SQL.
+        #: Whether the last call has values that need special treatment. These are lists and model
+        #: instances, which must be copied, because the caller may change them later, and values
+        #: such as None and True, on which the SQL depends.
         self.freezes = any(
             part.form is not ValueForm.VALUE or part.takes_instance
             for part in conditions[len(conditions) - len(names) :]
@@ -369,9 +369,10 @@ class Recording(NamedTuple):
     def example(self, length: int = 1) -> Recording | None:
         """Return a copy of this recording without its slice, with made-up values that all differ.
 
-        A made-up value occurs only once, so each parameter of the compiled SQL shows to which
-        condition it belongs. But a condition that repeats another one has the same value. Return
-        None if a value has an unknown type, because the SQL may depend on this value.
+        Because the values differ, each parameter of the compiled SQL shows to which condition it
+        belongs. Only two conditions on the same shard key, one of which repeats the other, have the
+        same value. Return None if a value has an unknown type, because the SQL may depend on this
+        value.
 
         :param length: the number of values in a list.
         """
