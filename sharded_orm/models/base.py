@@ -397,8 +397,8 @@ class ShardedModel(RowValidation, metaclass=ShardedModelBase):
         key = options.key
         update: Any = super()._do_update
         if key is None or key.model._meta.concrete_model is not base_qs.model._meta.concrete_model:
-            # Add no condition on the shard key: the table of a parent model may have no column for
-            # the shard key.
+            # Add no condition on the shard key, because the table of a parent model may have no
+            # column for it.
             return update(
                 base_qs, using, pk_val, values, update_fields, forced_update, *returning_fields
             )

@@ -1,7 +1,8 @@
 """Reports writes to the cache. The database backends call this module for each write of the ORM.
 
-The rows of each write are remembered until COMMIT. Before COMMIT, the cache gets *markers*: entries
-which say that these rows are being written (see :mod:`sharded_orm.cache.markers`).
+The rows of each write are remembered until COMMIT. Just before COMMIT, *markers* are put into the
+cache. These are entries which say that the rows are being written (see
+:mod:`sharded_orm.cache.markers`).
 """
 
 from __future__ import annotations

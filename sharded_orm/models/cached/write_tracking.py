@@ -188,8 +188,8 @@ class TrackedWrite:
     def _field(self, field: Any) -> Any:
         """Return the field of the query's model that has the same name as ``field``.
 
-        The two can be different objects: the query's model may be a historical model of a
-        migration, which has its own fields.
+        The two fields can be different objects, because the query's model may be a historical model
+        of a migration, which has its own fields.
 
         :raises FieldDoesNotExist: the query's model has no field of this name.
         """
@@ -478,7 +478,8 @@ class TrackedWrite:
         pks = [tuple(row[:size]) if size > 1 else row[0] for row in rows]
         if rows and (known.pks is None or len(set(pks)) < len(known.pks)):
             # Without this condition, the statement might also change a row that was not read and
-            # locked: another transaction may have made it match since.
+            # locked, because another transaction has made the row match the conditions after the
+            # read.
             query.add_filter("pk__in", list(dict.fromkeys(pks)))
         return [
             (

@@ -76,8 +76,8 @@ class EmbeddedShardMixin:
         raise NotImplementedError
 
     def validate(self, value: Any, model_instance: models.Model | None) -> None:
-        # Validate nothing: the id may be empty until the row is saved, and the insert checks an
-        # explicit id.
+        # Do not validate the id here. It may be empty until the row is saved, and the insert checks
+        # an explicit id.
         return
 
 

@@ -150,8 +150,8 @@ class PackedIDField(EmbeddedShardMixin, BigAutoField):
     def _mismatch(self, value: int, shard: Shard, *, returned: bool = True) -> PackedIDMismatch:
         counted = self.counted_on(shard)
         problem = f"{self.model._meta.db_table!r} on {shard.alias!r}"
-        # If the INSERT returned no ids, a query of the table has found the wrong id. It may come
-        # from an earlier INSERT, and the message says so.
+        # If the INSERT returned no ids, the table was searched for wrong ids. The row with this id
+        # may then come from an earlier INSERT, and the message says so.
         problem += f" counted {value!r}{'' if returned else ', or held it before'}, but its ids of"
         problem += (
             f" type {self.type_id!r} are {counted.start!r} to {counted[-1]!r}. No row was stored."

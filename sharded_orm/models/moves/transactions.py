@@ -140,7 +140,7 @@ def snapshots(strategy: DirectoryStrategy) -> list[Snapshot]:
     Also record the keys that these transactions have used. When the current operation ends, it
     checks that the recorded keys have not moved.
 
-    :raises KeyMoved: it is unknown which moves a snapshot contains.
+    :raises KeyMoved: it is unknown which moves had ended when one of the snapshots was taken.
     """
     group = strategy.group.name
     wrapper: Any = connections[group]

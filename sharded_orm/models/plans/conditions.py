@@ -215,8 +215,8 @@ def condition_of(
     if not all(type(part).__module__.startswith(_MODULES_OF_FIELDS) for part in (field, target)):
         return None
     if isinstance(target, GeneratedField | JSONField | GenericIPAddressField):
-        # Django must handle the condition: the SQL may depend on the value's type, or the value may
-        # be prepared by a field of another package.
+        # Let Django handle the condition, because the SQL may depend on the type of the value, or
+        # because a field of another package may prepare the value.
         return None
     part = Condition(field, target, lookup, is_excluded=is_excluded)
     named = _with_form(part, options, name, value)
@@ -273,7 +273,10 @@ def _accepts(target: Any, kind: type, value: Any) -> bool:
 
 
 def _refers_to(part: Condition, name: str, kind: Any) -> bool:
-    """Whether the condition called ``name`` may compare a foreign key with an instance of ``kind``."""
+    """Whether ``name`` is that of a foreign key that refers to the model ``kind``.
+
+    The name must be that of the field, such as ``album``, and not its attname ``album_id``.
+    """
     field, referred = part.field, part.target.model._meta
     return (
         field.is_relation

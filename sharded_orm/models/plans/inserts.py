@@ -1,8 +1,8 @@
 """Plans of new rows: the INSERT of one row, as SQL that Django has compiled once.
 
 INSERTs of the same fields, with values of the same types, have the same SQL. The *shape* of an
-INSERT consists of these fields and types, and each shape has a plan. A plan only saves the time to
-compile the SQL. Django's compiler still sends the statement, and reads the ids that the database
+INSERT contains these fields and types, and each shape can have a plan. A plan only saves the time
+to compile the SQL. Django's compiler still sends the statement, and reads the ids that the database
 has generated.
 """
 

@@ -31,7 +31,8 @@ _init = Model.__init__
 # on Model before this module was imported.
 _ARE_DJANGOS = {Model.__module__}.issuperset(map(module_of, (_from_db, _init)))
 
-#: A column with converters: its position in a row, the converters, and the column expression.
+#: A tuple for a column that has converters: the position of the column in a row, its converters,
+#: and its expression in the query.
 _Converters = tuple[int, list[Any], Any]
 
 
@@ -150,7 +151,7 @@ class InstanceLoader:
         return converted
 
     def converted(self, rows: Sequence[Row]) -> Sequence[Row]:
-        """Return ``rows`` with values converted by all converters: backend's first, then fields'.
+        """Return ``rows``, converted first by the backend's converters, then by the fields'.
 
         :param rows: rows as the driver has returned them. They are not changed.
         """
@@ -392,15 +393,16 @@ def _calls_django(model: Any) -> bool:
 
 
 def _is_plain(model: Any) -> bool:
-    """Whether an instance may be made without calling its ``__init__()``.
+    """Whether an instance can be made without calling its ``__init__()``.
 
-    False if a mixin has an ``__init__()``, or if a field has a descriptor that is not Django's:
-    their code would not run. :func:`_calls_django` checks the methods that may be replaced later.
+    Return False if a mixin has an ``__init__()``, or if a field has a descriptor that is not
+    Django's, because their code would not run. This function checks what a class defines;
+    :func:`_calls_django` checks methods that may be replaced at run time.
     """
     return (
         _ARE_DJANGOS
-        # Model.__init__ calls super().__init__(). Check that this is object's method: a mixin that
-        # is listed after Model in the bases may define another one.
+        # Model.__init__ calls super().__init__(). Check that this calls object.__init__(), and not
+        # that of a mixin, which may follow Model in the bases.
         and super(Model, model).__init__ is object.__init__
         and all(
             type(getattr_static(model, field.attname))

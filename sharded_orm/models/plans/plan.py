@@ -480,7 +480,8 @@ def fixed_parameters(
 
 def is_plain_query(query: Query) -> bool:
     """Whether all conditions of ``query`` compare columns of one table by Django's lookups."""
-    # Exclude models with parents (multi-table inheritance): some columns are in another table.
+    # Exclude models with parents (multi-table inheritance), because some of their columns are in
+    # another table.
     return _is_plain(query.where) and not any(query.get_meta().parents.values())
 
 

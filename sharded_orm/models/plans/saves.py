@@ -1,7 +1,8 @@
 """Plans of save(): the UPDATE of a stored row, as SQL that Django has compiled once.
 
-The *shape* of a save is what its SQL depends on: the fields that are saved, and the types of their
-values. A value of the type ``NoneType`` is a NULL.
+Saves of the same fields, with values of the same types, have the same SQL. The *shape* of a save
+contains these fields and types, and each shape can have a plan. ``NoneType`` counts as a type,
+because the SQL may be another one if a value is None.
 """
 
 from __future__ import annotations

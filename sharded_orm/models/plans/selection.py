@@ -90,7 +90,7 @@ class Selection(NamedTuple):
             query.add_immediate_loading(self.names)
 
     def selects(self, model: Any, fields: Sequence[Any]) -> bool:
-        """Whether the compiled SELECT has the expected columns.
+        """Whether the compiled SELECT has the columns that this call selects, in the right order.
 
         :param fields: the fields of the columns in the SELECT, in their order.
         """

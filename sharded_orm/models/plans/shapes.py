@@ -256,10 +256,11 @@ class Recording(NamedTuple):
         return values, prepared, instances
 
     def still_holds(self, named: dict[str, Any]) -> bool:
-        """Whether the values of the last call, ``filter(**named)``, are still the recorded ones.
+        """Whether the values in ``named`` are still those that were recorded for the last call.
 
-        They may have changed since: for example, the condition of a related manager has the
-        primary key of an instance.
+        ``named`` has the arguments of this call of ``filter()``. They can change after the call.
+        For example, the condition of a related manager compares with a field of an instance, to
+        which the project may assign another value.
         """
         count = len(self.shape.names)
         new = zip(
