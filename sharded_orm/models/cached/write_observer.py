@@ -1,6 +1,6 @@
 """Reports writes to the cache. The database backends call this module for each write of the ORM.
 
-The rows of each write are remembered until COMMIT. Just before COMMIT, *markers* are put into the
+The rows of each write are remembered until COMMIT. Before COMMIT, *markers* are put into the
 cache. These are entries which say that the rows are being written (see
 :mod:`sharded_orm.cache.markers`).
 """
