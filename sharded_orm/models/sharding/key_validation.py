@@ -30,12 +30,12 @@ KEY_STAYS = (
 
 
 class StoredKeyValidator:
-    """A validator of the shard key's field for serializers of Django REST framework.
+    """A validator for the field of the shard key in serializers of Django REST framework.
 
     A ``ModelSerializer`` calls the validators of the model's fields before it changes the row.
-    Because of ``requires_context``, the serializer passes its field as the second argument, from
-    which the row is found. Django passes only the value, so nothing is checked. Sends a query only
-    if the key was deferred.
+    Because of ``requires_context``, the serializer passes its own field as the second argument,
+    which leads to the row. When Django itself calls the validator, it passes only the value. Then
+    the row is unknown, and nothing is checked. Sends a query only if the key was deferred.
     """
 
     requires_context = True

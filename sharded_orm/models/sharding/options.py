@@ -183,10 +183,10 @@ class ShardOptions:
 
     @cached_property
     def _key_may_change_on_insert(self) -> bool:
-        # True if, for example, the key's field is a DateTimeField, whose pre_save() may set the
-        # time. False for a generated key, which the insert checks. Also False if the project has
-        # written the pre_save() of the field: key_of() calls this method before the shard is
-        # chosen.
+        # True if, for example, the key's field is a DateTimeField, because its pre_save() may set
+        # the time when the row is inserted. False in two cases. A generated key is checked by the
+        # insert. If the project has written the pre_save() of the field, key_of() has called it
+        # before the shard is chosen, so the insert does not change the key.
         return (
             self.key is not None
             and type(self.key).pre_save is not Field.pre_save

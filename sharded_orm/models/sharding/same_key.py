@@ -124,7 +124,8 @@ def refuse_related_of_other_key(instance: Model, written: Iterable[str] | None =
     options = options_of(instance)
     if options is None or options.key is not None or not referred:
         return
-    # A row of an automatic many-to-many table has no key of its own: compare those of its two rows.
+    # A row of an automatic many-to-many table has no key of its own, so compare the keys of the two
+    # rows that it relates.
     if len(referred) == 1 and not instance._state.adding and relates_one_key(options):
         # Only one of the two rows is in memory, so load the other.
         referred = [getattr(instance, relation.name) for relation in options.relations]
@@ -258,12 +259,17 @@ def cross_key_relation(
 
 
 def are_of_two_keys(row: Any, other: Any) -> bool:
-    """Whether two rows with the same primary key are different rows, because their keys differ.
+    """Return whether two instances with the same primary key stand for two different rows.
 
-    False if both were read from the same shard, even if one of the keys was changed in memory.
-    False if the keys are equal: the row may have moved to another shard with its key. Also False if
-    one of the instances was not read from a database. If a key is not loaded, or the table has
-    none, they are different rows, unless their ids are unique over all shards.
+    Two shards may have different rows with the same primary key. They have different shard keys.
+
+    - The result is False if both instances were read from the same database, even if a key was
+      changed in memory.
+    - It is False if one of the instances was not read from a database.
+    - It is False if the keys are equal, because the row may have moved to another shard with its
+      key.
+    - If a key is not loaded, or the table has no key, the result is True, except for ids that are
+      unique over all shards.
     """
     one, two = row._state.db, other._state.db
     if one == two or one is None or two is None or row._state.adding or other._state.adding:
