@@ -146,8 +146,8 @@ def _dependent_rows(field: ForeignKey[Any, Any], sub_objs: QuerySet[Any]) -> Sha
 def _aliases(field: ForeignKey[Any, Any], rows: ShardedQuerySet[Any]) -> list[str]:
     """Return the aliases of the shards that may have ``rows``.
 
-    If ``field`` is the shard key, the ids of the deleted rows are shard keys: return the shards of
-    these keys without a query for the rows. Otherwise query all shards.
+    If ``field`` is the shard key, the ids of the deleted rows are shard keys. Then the result is
+    the shards of these keys, without a query for the rows. Otherwise query all shards.
 
     :raises BoundKeyMismatch: one of the rows does not have the key that ``bound()`` has set.
     """
@@ -199,8 +199,9 @@ class _ShardDeletion:
         # Collector.delete() calls this method with the alias of the global rows, which is not used.
         _, counts = self._rows.delete()
         own = counts.pop(self.model._meta.label, 0)
-        # Rows of other models were deleted, too. Append an item for each such model to this list:
-        # Django iterates over the list now, and adds up the counts of its items.
+        # Rows of other models were deleted, too. Append an item for each such model to
+        # fast_deletes. Django is iterating over this list now, and adds up the counts that its
+        # items return.
         fast_deletes: Any = self._collector.fast_deletes
         fast_deletes += [_Deleted(label, count) for label, count in counts.items()]
         return own

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-#: Texts show the load of a bin as a percentage of the load that it is to have. For a bin that is to
-#: be emptied, that load is nearly 0, so the percentage would have many digits. If the load is at
-#: least this many times as large, the text is "far more than 100%".
+#: Texts show the load of a bin as a percentage of the load that it is to have. A bin that is to be
+#: emptied should have almost no load, so its percentage would have many digits. From this ratio on,
+#: the text is "far more than 100%".
 _MOST: Final = 1000
 
 
@@ -72,8 +72,8 @@ class BalanceMove:
 
     After the move, the fuller of the two bins is less full than the source was before.
 
-    :param source_before: how full the source is before the move. 1.0 is the mean of all bins, in
-        proportion to their capacities.
+    :param source_before: how full the source is before the move. At 1.0, it has the mean load of
+        all bins, in proportion to its capacity.
     """
 
     item: str
@@ -90,8 +90,8 @@ class BalanceMove:
 class Obstacle:
     """The reason why a bin (a node or shard) stays fuller than it should be.
 
-    :param item: the shard or key that is the reason; None if the reason is what must stay in the
-        bin.
+    :param item: the name of a shard or key that cannot usefully leave the bin; None if the bin is
+        too full even without any item that may move, or if no item may move.
     """
 
     bin: str
