@@ -148,8 +148,8 @@ def key_columns(model: Any) -> tuple[KeyColumn, ...]:
 def declared_inexact_collation(key: KeyColumn, collations: Collations) -> str | None:
     """Return the collation that the models declare for ``key`` if it makes different keys equal.
 
-    Return None if the models declare no collation, or if the declared collation need not be wrong.
-    In these cases, look at the column in the database to see whether it compares keys exactly.
+    Return None if the models declare no collation, or one that may compare keys exactly. In
+    these cases, only the column in the database shows whether it does.
     """
     collation: str | None = getattr(key.target, "db_collation", None)
     if not collation:

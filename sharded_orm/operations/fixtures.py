@@ -17,13 +17,13 @@ from sharded_orm.operations.relations import checked_relations, refuse_other_key
 
 
 class FixtureTransaction:
-    """The transactions in which the rows of fixtures are stored: one on each group that has rows.
+    """The transactions in which the rows of fixtures are stored, one for each group that has rows.
 
     The caller has opened a transaction on one database or group, and enters this context manager
-    inside it. When :meth:`place` is called for the first row of another group, the transaction of
-    this group begins. Until the context ends, the shards do not check foreign keys, so a row may
-    refer to a row that comes later in the fixture. :meth:`check_constraints` and :meth:`check_keys`
-    check the rows at the end. Not thread-safe.
+    inside it. When :meth:`place` is called for the first row of another group, a transaction on
+    that group begins. Until the context ends, the shards do not check foreign keys, because a row
+    may refer to a row that comes later in the fixture. :meth:`check_constraints` and
+    :meth:`check_keys` check the rows at the end. Not thread-safe.
 
     :param alias: the alias of the caller's transaction.
     """

@@ -71,10 +71,10 @@ def add_bounds(entry: dict[str, Any], new: NewRange, kind: KeyRouting) -> None:
 def keys_above(new: NewRange) -> list[str]:
     """Return sentences about keys that are in use although they belong to the new shards.
 
-    Before the range was added, the last of the older shards had no upper bound. So only this shard
-    can have rows with such keys, and all its shard keys are read. This process must already use the
-    topology with the new range. The list is empty if there are no such keys, if the group has no
-    ``BOUNDS``, or if there are no older shards.
+    Before the range was added, the last of the older shards took all keys above its lower bound. So
+    only this shard can have rows with such keys, and this function reads all shard keys on it. This
+    process must already use the topology with the new range. The list is empty if there are no such
+    keys, if the group has no ``BOUNDS``, or if there are no older shards.
 
     :raises GrowthRefused: the shard could not be read.
     """

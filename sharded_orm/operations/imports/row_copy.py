@@ -27,8 +27,8 @@ from sharded_orm.operations.runs.rollout import Stopping
 from sharded_orm.operations.runs.work_units import WorkUnit
 
 KIND = "import"
-# Names of counters in the report on a round. If one of them is above 0, the round has made
-# progress.
+# Names of counters in the report on a round. A round whose counter "copied" or "updated" is above 0
+# has made progress, so another round may be needed.
 _NEWS = ("copied", "updated")
 
 
@@ -75,8 +75,8 @@ class _CopyJob(Job):
         last = table.from_json(unit.content["last"])
         stored, read = Stored(), 0
         while True:
-            # Read the range in batches, because it may have more rows than when it was planned: new
-            # rows may have been inserted into it, and the last range has no upper limit.
+            # Read the range in batches. It may have more rows now than when it was planned, because
+            # new rows may have been inserted into it, and the last range has no upper limit.
             rows = table.read(table.between(after, last)[: self._request.rows])
             read += len(rows)
             self._store(table, rows, stored, unit, stopping)
@@ -94,9 +94,10 @@ class _CopyJob(Job):
     ) -> None:
         conflicts: list[str] = []
         written: list[str] = []
-        # Invalidate the cache even if this call writes nothing: a killed worker may have inserted
-        # rows of this unit (a range of rows) and not have invalidated the cache. In the second and
-        # later rounds, this is not necessary if this worker is the first that works on the unit.
+        # Usually, the cache is invalidated only for shards to which this call has written. But a
+        # worker that was killed may have inserted rows of this unit (a range of rows) and not
+        # invalidated the cache. So invalidate it always, except if this cannot have happened: in
+        # the second and later rounds, if no other worker has begun the unit.
         is_certain = unit.content["round"] > 1 and not unit.is_repeated
         try:
             for alias, rows_there in sorted(rows_by_alias(table, rows).items()):

@@ -36,8 +36,8 @@ KIND: Final = "import follow"
 BATCH: Final = 1000
 #: If the journal of changes is empty, it is read again after this number of seconds.
 INTERVAL: Final = 0.3
-#: If at most this many changes are left to apply, the import's source can be closed (made to refuse
-#: writes). So the site is without writes for a short time only.
+#: The import's source is closed (made to refuse writes) only when at most this many changes are
+#: left to apply. So the site is without writes for a short time only.
 FEW_CHANGES: Final = 100
 #: Default number of seconds to wait for transactions that are open when the source is to be closed
 #: (made to refuse writes).
