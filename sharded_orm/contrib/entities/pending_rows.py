@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from sharded_orm.contrib.entities.index import Index
 
 
-#: The length of the last line of a text to which late rows were appended. The line is random. So if
-#: the end of a text has not changed since it was read, no late rows were appended.
+#: Late rows are appended to a text as lines, followed by a line of random characters. This is the
+#: length of that last line. If these last characters of a text have not changed since it was read,
+#: no late rows were appended.
 _END = 26
 #: Writers add nothing to a text that has this many characters. MariaDB would replace a text that is
 #: larger than ``max_allowed_packet`` by NULL, and the rows in it would be forgotten.
@@ -40,12 +41,13 @@ class PendingRows:
     """
 
     def __init__(self, text: str | None = None) -> None:
-        #: The end of the text. It is random, and changes, whenever late rows are appended.
+        #: The last characters of the text. Whenever late rows are appended, they are replaced by
+        #: new random characters, so a cleaner can see whether that has happened.
         self.end = text[-_END:] if text else ""
         self._rows = [(name, plain) for name, plain in _lines(text)] if text else []
 
     def of(self, index: Index) -> set[tuple[Any, ...]]:
-        """Return the listed rows of ``index``, each as the tuple of its values."""
+        """Return the rows of ``index`` in this list, each as the tuple of its values."""
         rows = set()
         for name, plain in self._rows:
             if name == index.name:

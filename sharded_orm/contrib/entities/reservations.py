@@ -1,9 +1,9 @@
 """Unique indexes: no two entities have the same values, even if they are on different shards.
 
-Whoever has the row of a unique index has its values. So the row must exist before the entity is
-committed, and as long as the entity has the values. A writer first inserts the row, as a
-reservation. Then it writes the entity, and verifies in the same transaction that the row still
-exists.
+A unique index has at most one row with given values, and the row names the entity that has these
+values. So the row must exist before the entity is committed, and as long as the entity has the
+values. A writer first inserts the row, as a reservation. Then it writes the entity, and verifies in
+the same transaction that the row still exists.
 
 A row is removed only by a process that has locked its entity, and has found that the entity does
 not have the values. No transaction can give the values to the entity while it is locked.
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from sharded_orm.contrib.entities.index import Index
     from sharded_orm.contrib.entities.store import DataStore
 
-#: The number of attempts to reserve values, if others take and release them at the same time. Also
-#: the number of attempts to run a transaction that ends in a deadlock.
+#: How often a process tries to reserve values, if other processes take and release them at the same
+#: time. A transaction that ends in a deadlock is also tried so many times.
 ATTEMPTS = 5
 R = TypeVar("R")
 

@@ -26,8 +26,9 @@ def leased(subject: str) -> Iterator[Lease]:
         yield lease
     finally:
         try:
-            # Delete the row of the lease from the journal of operations: rows that stay there are
-            # operations to be resumed after a crash, and a cleaner is not resumed.
+            # Delete the row of the lease from the journal of operations. A row that stays there
+            # stands for an operation that is to be resumed after a crash, and a cleaner is not
+            # resumed.
             lease.own_row().delete()
         finally:
             lease.release()

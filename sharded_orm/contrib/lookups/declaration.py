@@ -132,8 +132,9 @@ class ModelLookup:
     def slot(self, pk: Any, key_text: str) -> str:
         """Return the text that tells apart the entries of several rows with the same value.
 
-        It is a digest of the primary key and the shard key of the row. In a unique lookup it is
-        empty, because a value has only one entry there.
+        For example, two rows can have the same city in a lookup by city. The text is a digest of
+        the primary key and the shard key of the row. In a unique lookup it is empty, because a
+        value has only one entry there.
         """
         if self.unique:
             return ""

@@ -59,7 +59,7 @@ GLOBAL_TABLE: Final = EntryTable(DEFAULT_DB_ALIAS, LookupEntry._meta.db_table)
 
 
 class Place(NamedTuple):
-    """What identifies an entry: its lookup, its value, and the slot.
+    """The columns that identify an entry: the name of its lookup, its value, and its slot.
 
     The slot tells apart the entries of several rows with the same value. See
     :class:`.tables.EntryColumns`.
@@ -82,7 +82,9 @@ class StoredEntry(NamedTuple):
 
 
 def writer_text(session: Any) -> str:
-    """Return the text by which entries name the database session that has written them.
+    """Return the text that is stored in an entry to name the database session that has written it.
+
+    With the text, others can ask the database whether the session still exists.
 
     The text is empty if the database, such as SQLite, does not number its sessions.
     """
@@ -197,8 +199,8 @@ def add(
     Costs one statement per table and :data:`BATCH` entries, and one more query if some of the
     entries exist already.
 
-    :param places: the identities of the entries.
-    :param keys: the shard key for each of ``places``.
+    :param places: the columns that identify each entry.
+    :param keys: the shard key that each entry stores, in the order of ``places``.
     :param token: the random name of the statement that writes the rows.
     :param writer: the text for the database session of this statement.
     :param is_open: whether the transaction of this statement may still be open.
@@ -248,7 +250,7 @@ def take(
 
 
 def mark(places: Iterable[Place], token: str, writer: str) -> None:
-    """Mark entries of old values, which rows lose by an UPDATE or DELETE.
+    """Mark the entries of values that rows lose by an UPDATE or DELETE.
 
     The entries get the ``token`` of the statement, by which they are found and removed after the
     commit. Until then they stay, because the transaction may be rolled back.
@@ -281,7 +283,7 @@ def remove_places(table: EntryTable, places: Sequence[Place], token: str) -> Non
 
     Costs one statement per lookup and :data:`BATCH` entries.
 
-    :param places: the identities of the entries.
+    :param places: the columns that identify each entry.
     :param token: the token that the entries must still have: the name of the statement that wrote
         them last.
     """
@@ -294,7 +296,8 @@ def remove_places(table: EntryTable, places: Sequence[Place], token: str) -> Non
 
 
 def close(table: EntryTable, tokens: Sequence[str]) -> None:
-    """Record in the entries of some statements that their transactions have ended.
+    """Record that the transactions of some statements have ended, in the entries that these
+    statements have written.
 
     :param tokens: the tokens of the statements. Each entry holds the token of the statement that
         has written it.
@@ -321,7 +324,8 @@ def of_tokens(table: EntryTable, tokens: Sequence[str]) -> Iterator[StoredEntry]
 def renew(table: EntryTable, tokens: Sequence[str]) -> None:
     """Set the time of the entries of some statements to now, because their transactions still run.
 
-    On some databases, others may take over the entries of a transaction that seems too old.
+    Without this, other transactions would take over the entries after some minutes, on a database
+    that cannot report whether a transaction still runs.
 
     :param tokens: the tokens of the statements. Each entry holds the token of the statement that
         has written it.

@@ -38,8 +38,9 @@ class EntryKeySource:
     Implements :class:`~sharded_orm.models.sharding.key_sources.KeySource`. Costs one query, two for
     one value with many entries, or none if the column has no lookup.
 
-    Finds nothing (None) for more than 500 values, or if the entries are on several shards. This
-    would take several queries. A row could change its value between two of them, and be missed.
+    Returns None for more than 500 values, or if the entries are on several shards, because one
+    query cannot read the entries then. Between two queries, a row could change its value, and be
+    missed by both.
     """
 
     def __init__(self) -> None:

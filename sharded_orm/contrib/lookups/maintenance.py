@@ -214,10 +214,10 @@ def _compare_rows(lookup: ModelLookup, differences: LookupDifferences, *, repair
 
 
 def _moves_of(lookup: ModelLookup, since: int | None) -> MoveList | None:
-    """Return the moves of shard keys from one shard to another that matter for a comparison.
+    """Return the moves of shard keys from one shard to another, during which rows may be missed.
 
-    These are the moves that are running, and those that have ended after the move with the number
-    ``since``. Return None if the keys of the group can never move.
+    The list has the moves that are running, and those that have ended after the move with the
+    number ``since``. Return None if the keys of the group can never move.
     """
     strategy = runtime.strategy(lookup.options.group)
     if not isinstance(strategy, DirectoryStrategy) or not strategy.moves_keys:
@@ -379,8 +379,9 @@ def _compare_entries_in(
         for entry in _without_row(lookup, [entry for _, entry in batch]):
             if not is_transaction_over(lookup, entry):
                 continue
-            # Look for the row again. The transaction of the entry may have committed it after the
-            # first query. It has ended now, so it cannot commit the row after this query.
+            # Look for the row again, because the entry's transaction may have committed it after
+            # the first query. That transaction has ended now, so it cannot commit the row after
+            # this second query.
             if not has_row(lookup, entry):
                 differences.surplus += 1
                 differences.example(
