@@ -168,8 +168,8 @@ def forget(home_guard: str | None = None) -> None:
 
 
 def _forget(level: RequestCache | None, guard: str | None) -> None:
-    # Also drop the entries in the first levels of enclosing blocks. They may have the written rows,
-    # too.
+    # Also drop the entries in the first levels of enclosing blocks, because these may have the rows
+    # that are written, too.
     while level is not None:
         level.forget(guard)
         level = level.outer

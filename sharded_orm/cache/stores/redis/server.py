@@ -419,8 +419,8 @@ class RedisServer(RemoteServer):
             if replies is None:
                 return None
             if replies.pop() != owner:
-                # Raise an error, which closes the connection. Later commands on it would put the
-                # old incarnation before the names of entries.
+                # Raise an error, which closes the connection. Otherwise, later commands on the
+                # connection would put the old incarnation before the names of entries.
                 raise Outdated("the data are of another incarnation")
             return _NUMBERS.issuperset(map(type, replies))
 
@@ -484,8 +484,8 @@ class RedisServer(RemoteServer):
 def _replies(answer: bytes, count: int, owner: bytes) -> list[Any] | None:
     """Parse ``count`` replies, and return all but the last. Return None while the answer is incomplete.
 
-    :param owner: the value of the entry :data:`OWNER` when the connection was opened. The last
-        reply must be the same value; the server has lost its data otherwise.
+    :param owner: the value of the entry :data:`OWNER` when the connection was opened. If the last
+        reply is another value, the server has lost its data or has older data.
     :raises Outdated: the last reply is a different value.
     """
     replies = parse_replies(answer, count)
