@@ -25,8 +25,8 @@ class Settlement:
 
     :param missing: maps the alias of a shard to the rows to be inserted there.
     :param at_risk: maps the alias of a shard to rows that are correct, but have a lower version
-        than their entity. A cleaner that has read an earlier version of the entity could still
-        remove them, so their version is raised to that of the entity.
+        number than their entity. Another cleaner that has read an earlier version of the entity
+        could remove them. To prevent this, their version number is raised to that of the entity.
     :param left_over: maps the alias of a shard to the rows to be removed there.
     :param failures: maps the id of each entity whose rows could not be read or written to the
         error.
