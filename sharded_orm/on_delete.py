@@ -42,9 +42,9 @@ def CASCADE(
     """Delete the rows on each shard first, in one transaction per shard, and then the global row.
 
     If the second step fails, or the process dies before it, no row on a shard refers to a missing
-    row, and the deletion can be repeated. If a row on a shard is protected or restricted, an error
-    is raised before anything is deleted. The error has the rows of all shards that prevent the
-    deletion.
+    row, and the deletion can be repeated. If a row on a shard prevents the deletion, because it is
+    protected or restricted, an error is raised before anything is deleted. The error contains such
+    rows from all shards.
 
     Cost: ``delete()`` of a queryset on each shard. If rows that refer to the deleted rows must be
     deleted, too, all these rows are read twice: for the check and for the deletion.
@@ -60,8 +60,8 @@ def CASCADE(
 
     def collect(alias: str) -> None:
         rows_there = rows.using(alias)
-        # Collect all rows that the deletion of these rows would delete. This raises an error if one
-        # of them is protected.
+        # Collect all rows that would be deleted together with these rows. A collector that deletes
+        # raises an error here if one of the rows is protected.
         on_shard = type(collector)(using=alias, origin=collector.origin)
         with uncached():
             on_shard.collect(
@@ -125,11 +125,12 @@ POLICIES = (CASCADE, PROTECT, SET_NULL)
 
 
 def _dependent_rows(field: ForeignKey[Any, Any], sub_objs: QuerySet[Any]) -> ShardedQuerySet[Any]:
-    """Return a query of the rows on shards whose foreign key ``field`` refers to the global rows to
-    be deleted.
+    """Return a query of the rows on shards whose foreign key ``field`` refers to global rows.
 
-    :param sub_objs: Django's query for the same rows, which is bound to the alias of the global
-        rows.
+    These are the global rows that Django is about to delete.
+
+    :param sub_objs: Django's query for the same rows on shards. It would look for them in the
+        database of the global rows.
     """
     if shard_options(sub_objs.model) is None:
         raise CrossShardRelation(

@@ -58,8 +58,7 @@ class KeptShard:
         If no shard is remembered, call ``find(group, value)`` and remember its result.
         """
         if not self._is_open or isinstance(value, bytearray | memoryview):
-            # Do not remember a shard for a mutable value, because the program may change the value
-            # later.
+            # The program may change a mutable value later. So do not remember a shard for it.
             return find(group, value)
         # relocation.generation counts changes of the topology (which says where the shards are).
         # Read it before the look-up, so that the result is not used again if the topology changes

@@ -69,8 +69,8 @@ class KeySource(Protocol):
 
 
 _sources: list[KeySource] = []
-# The function that hand_over() passes to the next read of this thread or task. It is not stored in
-# the queryset, because several threads may evaluate one queryset.
+# The function that hand_over() sets for the next read of this thread or task. keys_of_read()
+# returns it. It is not stored in the queryset, because several threads may evaluate one queryset.
 _keys_of_read: ContextVar[KeysOfRows | None] = ContextVar("_keys_of_read", default=None)
 
 

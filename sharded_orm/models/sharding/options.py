@@ -57,9 +57,10 @@ class ShardOptions:
 
     @cached_property
     def where_key(self) -> ShardKey | None:
-        """The group, and the columns whose values determine the shard; None if no column does.
+        """The group, and the columns whose values determine the shard of a row; None if no column
+        does.
 
-        The result is for :mod:`sharded_orm.routing.where_clause`.
+        The parser of conditions, :mod:`sharded_orm.routing.where_clause`, uses the result.
         """
         return ShardKey(self.group, self.columns) if self.columns else None
 
@@ -91,7 +92,7 @@ class ShardOptions:
 
     @cached_property
     def relations(self) -> list[Any]:
-        """The foreign keys of the model."""
+        """The foreign keys of the model, including one-to-one fields."""
         return [field for field in self.model._meta.concrete_fields if field.is_relation]
 
     @cached_property

@@ -17,10 +17,10 @@ from django.db.models.sql import Query
 
 
 def is_plain(query: Query) -> bool:
-    """Whether ``query`` can be sorted without another join.
+    """Return whether ``query`` can be sorted without another join.
 
-    True if ``query`` has no ordering, or if it is ordered only by columns of its model and by its
-    annotations.
+    This is so if ``query`` has no ordering, or if it is ordered only by columns of its model and by
+    its annotations.
     """
     if query.distinct_fields or query.extra_order_by:
         return False

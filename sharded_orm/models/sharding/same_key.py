@@ -35,8 +35,9 @@ from sharded_orm.models.sharding.options import (
 
 
 def needs_same_key(options: ShardOptions, related: ShardOptions | None) -> bool:
-    """Whether a row of the model of ``options`` and a related row need the same shard key.
+    """Return whether a row and a related row must have the same shard key.
 
+    :param options: the options of the row's model.
     :param related: the options of the related row's model; None if its rows are global.
     """
     return (
@@ -51,7 +52,8 @@ def needs_same_key(options: ShardOptions, related: ShardOptions | None) -> bool:
 
 
 def relates_one_key(options: ShardOptions) -> bool:
-    """Whether the two rows that an automatic many-to-many table relates need the same shard key.
+    """Return whether the two rows that an automatic many-to-many table relates must have the same
+    key.
 
     :param options: the options of the table's model.
     """
@@ -184,7 +186,8 @@ def key_for_related(
 
 
 def name_of_related_key(model: type[Model], field: Any, own: ShardOptions) -> str | None:
-    """Return the attname of ``model``'s shard key if related rows must have the same key.
+    """Return the attname of the shard key of ``model`` if rows related by ``field`` must have one
+    key.
 
     :return: None if the keys may differ, or if ``field`` itself is a shard key.
     :param field: the foreign key or many-to-many field of the relation.
@@ -216,11 +219,9 @@ def with_key(
 def gives_key(field: Any, options: ShardOptions) -> bool:
     """Return whether a row gets its shard key by the relation ``field``.
 
-    If so, the shard key in ``options`` stores the id of the related row, and the keys of the two
-    rows need not be compared.
-
-    If ``field`` is a foreign key, it must be the shard key itself. If it is a generic relation, its
-    object id must be the shard key.
+    For example, ``options`` may say that the shard key of a photo is the foreign key ``owner``.
+    Then the id of the related owner is the key, and the two rows need no comparison of keys. If
+    ``field`` is a generic relation, its object id must be the shard key.
     """
     key = options.key
     if field is None or key is None:
@@ -247,7 +248,8 @@ def cross_key_relation(
 ) -> CrossKeyRelation:
     """Return the error to raise if a row and a related row have different shard keys.
 
-    :param row: a description of the row, for the message. ``related`` describes the related row.
+    :param row: a description of the row, for the message.
+    :param related: a description of the related row.
     :param field: the name of the relation; None for a row of an automatic many-to-many table.
     """
     by = "" if field is None else f" by {field!r}"

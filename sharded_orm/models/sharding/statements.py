@@ -212,8 +212,8 @@ def _reads_own_columns(query: Query, expression: Any) -> bool:
 def _expressions(
     rows: Sequence[Any], names: Iterable[str] | None = None, lazy: bool = True
 ) -> list[Any]:
-    # Look at the types of all values first, and return at once if none is an expression. This is the
-    # usual case.
+    # Usually, no value is an expression. So look at the types of all values first, and return at
+    # once if none can be an expression.
     types = {type(value) for row in rows for value in row.__dict__.values()}
     if types <= _NO_EXPRESSIONS or not any(map(may_be_expression, types)):
         return []

@@ -105,8 +105,8 @@ class DatabaseDirectory:
             Placement(group=group, key=k, shard=n) for k, n in sorted(placements.items())
         ]
         for start in range(0, len(rows), BATCH):
-            # If several processes insert the same key, the first insert wins. All of these
-            # processes then read the stored shard of the key with _find().
+            # If several processes insert the same key at once, the first insert wins and the others
+            # do nothing. All of these processes then read the stored shard of the key with _find().
             query = InsertQuery(Placement, on_conflict=OnConflict.IGNORE)
             query.insert_values(fields, rows[start : start + BATCH])
             query.get_compiler(connection=connection).execute_sql()

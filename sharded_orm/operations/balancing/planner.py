@@ -128,7 +128,8 @@ class _BinState:
     :param load: the size of everything in the bin.
     :param part: the size that this bin gets if the items are divided evenly, in proportion to the
         capacities of the bins.
-    :param share: the size that the bin is to have: ``part``, or a larger size that it must keep.
+    :param share: the size that the bin is to have. This is ``part``, or more if the bin must keep
+        more.
     :param is_aside: whether the bin must keep more than ``part``. Such a bin gets no other items.
     :param is_emptied: whether all items are to leave the bin, even an item that is too large for
         every other bin.
@@ -211,8 +212,8 @@ class _Pool:
         #: changes, a new entry is added, and the old entry is skipped when it is reached.
         self._heap = [(one.fullness, name) for name, one in self.bins.items()]
         heapq.heapify(self._heap)
-        #: The planned moves, as a list of lists. The moves of one inner list are all out of the
-        #: same bin (node or shard), and may be made in any order.
+        #: The planned moves, as a list of lists. All moves of one inner list are out of the same
+        #: bin (node or shard). An operator may make the moves of one inner list in any order.
         self._batches: list[list[_ChosenMove]] = []
         self.least = 0.0
 
@@ -311,8 +312,8 @@ class _Pool:
     def _reach_goal(self, source: _BinState) -> bool:
         """Move items out of ``source``, a node or shard, to bring it down to the goal.
 
-        As little as possible is moved, and no other bin rises above its goal. If there is too
-        little room, ``source`` stays above the goal.
+        The sizes of the moved items have the smallest sum that is found. No other bin rises above
+        its goal. If the other bins have too little room, ``source`` stays above the goal.
 
         :return: whether an item was moved.
         """

@@ -55,8 +55,8 @@ class BalanceProblem:
 
     :param threshold: items move out of a bin only if its load exceeds its share by more than this
         fraction, such as 0.1. The share of a bin is the load that the bin is to have.
-    :param goal: items move out of such a bin until its load exceeds its share by at most this
-        fraction.
+    :param goal: items move out of a bin above the threshold until its load exceeds its share by at
+        most this fraction.
     """
 
     bins: tuple[Bin, ...]
@@ -101,14 +101,15 @@ class Obstacle:
 
 @dataclass(frozen=True)
 class BalancePlan:
-    """Moves of shards between nodes, or of keys between shards, in their order, and what they
-    achieve.
+    """The moves that balance shards on nodes, or keys on shards, and what they achieve.
 
+    :param moves: the moves, in the order in which they are to be made.
     :param before: maps the name of each bin (node or shard) to its load now.
     :param after: maps the name of each bin to its load after all moves.
     :param shares: maps the name of each bin to the load that the bin is to have.
     :param obstacles: one entry for each bin that stays too full.
-    :param least: a lower bound for the sum of the sizes that any plan must move to reach the goal.
+    :param least: a lower bound for the work: every plan that reaches the goal moves items whose
+        sizes have at least this sum.
     :param parts: independent parts of the problem, as tuples of the names of bins, such as
         ``(("db1", "db2"), ("db3",))``. No item can move from one part to another.
     """

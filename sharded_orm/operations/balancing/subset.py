@@ -20,7 +20,7 @@ _SLACK = 16
 def least_cover(sizes: Sequence[float], limit: float) -> list[int]:
     """Return the indexes of items whose sizes have a sum of at least ``limit``, but hardly more.
 
-    No item of the result can be left out: without it, the sum would be below ``limit``. Of choices
+    No item of the result can be left out, because the sum would then be below ``limit``. Of choices
     with the same sum, the one with the fewest items is returned. If even the sum of all items is
     too small, the indexes of all items are returned.
 
@@ -43,10 +43,10 @@ def least_cover(sizes: Sequence[float], limit: float) -> list[int]:
 
 
 def _needed(sizes: Sequence[float], choice: Sequence[int], limit: float) -> list[int]:
-    """Return ``choice``, indexes of items, without the items that are not needed to reach
-    ``limit``.
+    """Return the indexes in ``choice`` without those of items that are not needed.
 
-    Items are tried in the order of ``choice``, so the largest ones are left out first.
+    An item is not needed if the sum of the other sizes reaches ``limit``. Items are tried in the
+    order of ``choice``, so the largest ones are left out first.
     """
     needed = list(choice)
     total = sum(sizes[index] for index in choice)

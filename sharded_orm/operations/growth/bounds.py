@@ -34,8 +34,8 @@ def parse_bounds(name: str, texts: Sequence[str]) -> list[Any]:
             f"Bounds of type {kind.__name__} cannot be given to a command; change BOUNDS where they"
             " stand."
         )
-    # Check the text first: int() also accepts the digits of other alphabets, and it raises an error
-    # if there are thousands of digits.
+    # Check the text before int(), because int() also accepts the digits of other alphabets, and
+    # raises an error if there are thousands of digits.
     number = re.compile(r"-?\d{1,100}", re.ASCII)
     wrong = [text for text in texts if kind is int and not number.fullmatch(text)]
     if wrong:
@@ -81,8 +81,8 @@ def keys_above(new: NewRange) -> list[str]:
     group: ShardGroup = runtime.group(new.group)
     if "BOUNDS" not in group.strategy_options or new.first == 0:
         # No key in use can belong to the new shards. Either there are no older shards, or the group
-        # has no bounds but a ``SIZE``, the number of keys per shard. A group with a ``SIZE`` has
-        # always refused keys beyond its last shard.
+        # has no bounds but a ``SIZE``, the number of keys per shard. In a group with a ``SIZE``,
+        # keys beyond the last shard have always been refused.
         return []
     shard = group.shard(new.first - 1)
     scan = RowScan(sample=None)

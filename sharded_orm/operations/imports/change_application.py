@@ -120,9 +120,9 @@ class ChangeApplication:
         keys = self._keys(table, {anchor for anchors in gone.values() for anchor in anchors})
         for pk, anchors in gone.items():
             for anchor in anchors:
-                # Skip this anchor (the old shard key, or the foreign key to the parent row that has
-                # the key) if it leads to no shard. Either no shard ever stored the row, or the
-                # parent row was deleted from the source, too. In the second case,
+                # Skip an anchor that leads to no shard. (The anchor is the old shard key, or the
+                # foreign key to the parent row that has the key.) Either no shard ever stored the
+                # row, or the parent row was deleted from the source, too. In the second case,
                 # ShardTable.remove() deletes the row together with its parent.
                 shard = (
                     runtime.locate(table.options.group, keys[anchor]) if anchor in keys else None

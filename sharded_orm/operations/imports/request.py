@@ -72,7 +72,7 @@ class ImportRequest:
 def in_order(models: Sequence[type[Model]]) -> list[type[Model]]:
     """Sort ``models`` so that foreign keys refer to earlier models only, and return the list.
 
-    Models that refer to one another in a circle cannot be sorted so. They keep their order.
+    If models refer to one another in a circle, there is no such order, and they keep their order.
     """
     ordered: dict[type[Model], None] = {}
     under_way: set[type[Model]] = set()

@@ -117,8 +117,8 @@ class _CompareJob(Job):
             examples += unit["examples"]
         for table in self._request.tables:
             # Count the rows of the source once more. If there are more rows than were compared,
-            # some were missed: for example, rows that were inserted into a range after its
-            # comparison.
+            # some were not compared. For example, rows may have been inserted into a range after
+            # its comparison.
             count = QuerySet(table.model, using=table.alias).count()
             if count > tables[table.label]["rows"]:
                 examples.append(
@@ -171,7 +171,8 @@ def _alias_of(table: SourceTable, key: Any) -> str | None:
 class _RowComparison:
     """Compares rows of one table on the source of an import with those on shards.
 
-    The values that are compared are those that Django reads, through the model's field classes.
+    The values that are compared are those that Django reads. If a field class changes values when
+    it reads them, the stored values are compared as text.
     """
 
     def __init__(self, table: SourceTable) -> None:
@@ -196,8 +197,9 @@ class _RowComparison:
         return by_pk
 
     def _expression(self, field: Any) -> Any:
-        # The field class may change values when it reads them: for example, it may round them. Two
-        # different values would then look equal. So let the database convert the value to text.
+        # If the field class changes values when it reads them, two different values might look
+        # equal. For example, it may round them. So let the database convert the stored value to
+        # text.
         if hasattr(target_field(field), "from_db_value"):
             return Cast(F(field.attname), TextField())
         return F(field.attname)
@@ -205,12 +207,12 @@ class _RowComparison:
     def compare(
         self, alias: str | None, rows: Mapping[Any, Any], differences: _Differences
     ) -> None:
-        """Compare ``rows`` of the source with the rows on one shard; add what differs to
-        ``differences``.
+        """Compare ``rows`` of the source with the rows on one shard.
 
         :param alias: the alias of the shard to which the keys of the rows belong; None if no shard
             is known for them.
-        :param rows: the source's rows: maps each primary key to the row's values.
+        :param rows: maps the primary key of each row of the source to the row's values.
+        :param differences: receives what differs.
         """
         label = self._table.label
         there: dict[Any, tuple[Any, Any]] = {}

@@ -29,15 +29,15 @@ EXAMPLES = 3
 
 @dataclass
 class Stored:
-    """What has happened to the rows of one range: how many rows were inserted, updated and so on.
+    """Counts of what has happened to the rows of one range.
 
     :param copied: rows that were inserted.
     :param equal: rows that the shard had already, with the same values.
     :param updated: rows of the shard that were overwritten with the values of the source.
     :param differing: rows that the shard had already, with other values than on the source. They
         were left as they are.
-    :param waiting: rows with a foreign key to a row that their shard does not have yet.
-    :param examples: sentences about differing and waiting rows.
+    :param waiting: references from rows to a row that their shard does not have yet.
+    :param examples: sentences about some of the differing rows and of these references.
     """
 
     copied: int = 0
