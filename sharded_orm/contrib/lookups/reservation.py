@@ -181,8 +181,9 @@ def _take_over_if_free(
                 return
             continue
         if watcher.owns(entry.token):
-            # This transaction has written the entry itself, and has since deleted the row or undone
-            # its INSERT by a rollback to a savepoint.
+            # The entry is from an earlier statement of this transaction, which has since deleted
+            # the row or undone its INSERT by a rollback to a savepoint. So the value is probably
+            # free again.
             if entry.key != key:
                 raise value_taken(
                     lookup,
@@ -196,8 +197,9 @@ def _take_over_if_free(
                 raise value_taken(
                     lookup, place, "a row has it, or an open transaction may give it to one"
                 )
-            # Look for a row only now, when it is certain that the entry's transaction has ended.
-            # Before its end, it could have committed a row with the value after this query.
+            # Look for a row only now, when it is certain that the entry's transaction has ended. If
+            # that transaction were still open, it could commit a row with the value after this
+            # query.
             if has_row(lookup, entry):
                 raise value_taken(lookup, place, f"a row of {lookup.key.name}={entry.key!r} has it")
         if entries.take(place, key, change.taken, watcher.writer, entry):

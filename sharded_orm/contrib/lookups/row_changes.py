@@ -1,8 +1,8 @@
 """Writes the entries of lookups whenever the ORM writes rows.
 
 For example, an UPDATE changes an email address from A to B. The entry of B is committed before the
-row, and the entry of A is removed after the row is committed. So each committed row has its entries
-at any time.
+row, and the entry of A is removed after the row is committed. So there is no moment at which a
+committed row lacks an entry.
 """
 
 from __future__ import annotations

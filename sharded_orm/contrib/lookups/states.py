@@ -46,7 +46,10 @@ def is_served(lookup: ModelLookup) -> bool:
 
 
 def is_known_to_be_served(lookup: ModelLookup) -> bool:
-    """Whether this process knows already that queries may rely on ``lookup``. Sends no query."""
+    """Whether this process has read before that ``lookup`` is served, so that queries can use it.
+
+    Sends no query. So the answer may be False although the lookup is served.
+    """
     return _declaration(lookup) in _served
 
 
@@ -98,7 +101,8 @@ def serve(lookup: ModelLookup) -> None:
 def withdraw(name: str) -> str | None:
     """Record that the lookup ``name`` is not served any more.
 
-    Processes that have read before that it is served do not notice this.
+    A process that has read earlier that the lookup is served does not notice this: it never asks
+    again.
 
     :returns: the table with which the lookup was served last: the label of a model, or "" for the
         table of the global database. None if it was never served.

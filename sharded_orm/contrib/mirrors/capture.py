@@ -36,8 +36,8 @@ def follower_of(model: Any) -> OutboxFollower | None:
     meta = getattr(model, "_meta", None)
     if meta is None:
         return None
-    # A historical model of a migration belongs to other apps. Handle its writes like those of the
-    # current model.
+    # The historical model of a migration is not in the registry of installed apps. Handle its
+    # writes like those of the current model.
     if meta.apps is not apps:
         try:
             model = apps.get_model(meta.label)
@@ -349,7 +349,8 @@ def _keys_before_and_after(
 
 
 def _plain(field: Any, value: Any) -> Any:
-    """Return the value that a query will return after ``value`` was written to ``field``.
+    """Return the form of ``value`` that a query returns after it was written to ``field``, such as
+    7 for "7".
 
     Return None if only the database knows it, for example because ``value`` is an expression. If a
     shard key of a mirror is not known for this reason, the delivery reads the row.

@@ -135,8 +135,8 @@ def _compare_chunk(
 ) -> tuple[int, list[list[Suspect]]]:
     """Compare one chunk. Find the suspects: rows that seem to differ from their copies.
 
-    They may only seem so, because the source and the mirror are not read at the same moment. A copy
-    is also suspect if it is on another shard than the row of the source says.
+    A suspect need not be wrong, because the source and the mirror are not read at the same moment.
+    A copy is also suspect if it is not on the shard to which the source's row belongs.
 
     :returns: the number of compared rows, and batches of suspects. No batch has the same primary
         key twice.

@@ -260,7 +260,7 @@ def _recorded(
 ) -> dict[Any, list[OutboxEntry]]:
     """Return a dict that maps primary keys to the outbox entries of ``suspects``.
 
-    Dead letters are left out: these are entries that relays have failed to deliver too often.
+    Dead letters, which are entries that relays have failed to deliver too often, are left out.
     """
     source = mirror.source
     texts = [text_of(source.pk, suspect.pk) for suspect in suspects]
@@ -379,8 +379,8 @@ def _repair(
 def _record(source: Source, written: WrittenRow) -> tuple[str, OutboxEntry] | None:
     """Write a row into the outbox of its shard, as if the row had been saved.
 
-    First lock the row, as a save does: otherwise a writer whose outbox row has a lower id might
-    commit after this transaction.
+    First lock the row, as a save does. Otherwise a writer whose outbox row has a lower id might
+    commit after this transaction, and mirrors would ignore its change.
 
     :returns: the alias of the shard, and the outbox entry; None if there is no such row.
     """

@@ -286,9 +286,9 @@ def _lock_versions(
     if connections[alias].features.has_select_for_update:
         versions = versions.select_for_update().order_by("row")
     else:
-        # This database has no row locks; it is SQLite, for example. Begin with a write that changes
-        # nothing: a transaction that begins with a read may fail at its first write, because
-        # another one has written meanwhile.
+        # This database, such as SQLite, has no row locks. Begin with a write that changes nothing.
+        # If a transaction began with a read, and another one wrote meanwhile, the first write would
+        # fail.
         versions.update(version=F("version"))
     return _by_row(versions)
 

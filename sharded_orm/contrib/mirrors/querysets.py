@@ -20,8 +20,8 @@ from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.sharding.type_variables import M
 
 # If rows of a page differ from the source, they are repaired, and the page is read and compared
-# again. After this many comparisons it is given up: then rows cannot be repaired, or other
-# processes write them all the time.
+# again. After this many comparisons, the rows that still differ are only corrected in memory. This
+# happens if other processes write them all the time.
 _LOOKS = 3
 # True while a deferred shard key is loaded in order to verify its row. The query that loads the key
 # is not verified itself, because that would need the key.
@@ -82,8 +82,8 @@ class MirrorQuerySet(ShardedQuerySet[M]):
             try:
                 mend(mirror, suspects)
             # The repair has failed, for example because a shard is down. The query must not fail
-            # for that reason: rows without a source are left out, and the others get the source's
-            # values.
+            # for that reason. So rows that the source lacks are left out, and other rows get the
+            # source's values in memory.
             except Exception:
                 self._leave_out(mirror, suspects, wanted)
                 return
@@ -102,9 +102,9 @@ class MirrorQuerySet(ShardedQuerySet[M]):
         ):
             return {}
         with uncached():
-            # Run the query of the page again, and not a query for the primary keys of ``rows``. The
-            # page's query may have a condition on a null: then a row whose null has changed does
-            # not belong to the page any more.
+            # Run the query of the page again, and not a query for the primary keys of ``rows``. For
+            # example, if the page's query has the condition that a field is the null of JSON, a row
+            # in which the field is NULL now does not belong to the page any more.
             page = list(self._chain().values_list("pk", *are_null(names)))
         if [pk for pk, *_ in page] != [row.pk for row in rows]:
             return None
@@ -179,8 +179,8 @@ def _differs(
     _, values = wanted[row.pk]
     key = mirror.options.key
     assert key is not None
-    # Load a deferred shard key, because it must be compared like the other values: if it has
-    # changed, the row belongs on another shard.
+    # Load a deferred shard key, because it must be compared like the other values. If it differs,
+    # the row belongs on another shard.
     _key_value(row, key.attname)
     loaded, known = row.__dict__, nulls.get(row.pk, {})
     stored = []

@@ -25,8 +25,8 @@ _read_json = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # missi
 
 
 class BodyColumn(models.JSONField):
-    """The column with all fields of an object as JSON (Pinterest, P5). So a new field changes no
-    table.
+    """The column with all fields of an object as JSON (Pinterest, P5). Because the fields have no
+    columns, a new field needs no change of a table.
 
     The attribute of an instance is a dict. If the stored text is damaged, it is another type of
     value, and :func:`body_of` raises an error.

@@ -195,8 +195,8 @@ class BodyField(_FieldBase):
         """Prepare the field's value of an object for a save: set a default, use the new name,
         validate.
 
-        All values of a new object are validated. Of a stored object, only the changed ones are: so
-        an object that is older than a validator can still be saved.
+        All values of a new object are validated. Of a stored object, only the changed values are
+        validated. So an object can still be saved if a validator was added after it was stored.
 
         :raises InvalidValue: the value is missing, or a validator refuses it.
         """
@@ -228,7 +228,8 @@ def _is_same(present: Any, stored: Any) -> bool:
 
 
 def _text(value: Any) -> str | None:
-    # Compare values by their JSON texts: in Python, [1] == [True], but their JSON differs.
+    # Compare values by their JSON texts, because Python takes values such as [1] and [True] for
+    # equal, although their JSON differs.
     try:
         return json.dumps(value, default=repr)
     except (TypeError, ValueError):
@@ -263,8 +264,8 @@ class BodyAttribute:
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         if instance is None:
             return self
-        # Do not look into instance.__dict__: Python would first have to make this dict for each
-        # object, which takes time.
+        # Do not look into instance.__dict__, because Python would first have to make this dict for
+        # each object, which takes time.
         body = instance.data
         if type(body) is dict:
             value = body.get(self._name)
@@ -353,7 +354,8 @@ class Ref(BodyField, models.BigIntegerField):
     itself.
 
     The first read of ``pin.board`` costs one query, or one request to the cache. It raises
-    ``DoesNotExist`` if that object was deleted: no database enforces references between shards.
+    ``DoesNotExist`` if that object was deleted. This can happen because no database enforces
+    references between shards.
 
     :param to: the class of the object, its label, or ``"self"``.
     """
@@ -427,8 +429,9 @@ class ReferenceAttribute(BodyAttribute):
         pk = field.read(instance)
         if pk is None:
             return None
-        # The object is not kept in _state.fields_cache, where Django keeps related objects:
-        # sharded_orm assumes that objects in it are on the same shard.
+        # Do not keep the object in _state.fields_cache, where Django keeps related objects.
+        # sharded_orm assumes that all objects there are on the shard of this object, and a
+        # reference can lead to another shard.
         known = instance.__dict__.setdefault("_referred", {})
         if field.name not in known or known[field.name].pk != pk:
             known[field.name] = field.target.objects.get(pk)
