@@ -101,8 +101,8 @@ def from_db(model: Any, queryset: Any) -> Callable[[Any, Any, Any], Any]:
     if not HAS_FETCH_MODES:
         return model.from_db  # type: ignore[no-any-return,unused-ignore]  # the model is of the type Any
 
-    # Use Django's private function instead of model.from_db(): it gives a warning if the model
-    # overrides from_db() without the argument for the fetch mode.
+    # Call a private function of Django instead of model.from_db(). This function gives a warning if
+    # the model overrides from_db() without the argument for the fetch mode.
     from django.db.models import query
 
     return query._get_from_db(model, queryset._fetch_mode)  # type: ignore[attr-defined,no-any-return,unused-ignore]  # the type stubs lack this function

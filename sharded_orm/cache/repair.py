@@ -5,8 +5,8 @@ A *guard* is the cache entry that says whether the entries of a scope (a set of 
 open *marker* in a guard says that a write to these rows is under way.
 
 If a writer is killed, its marker stays open, and readers bypass the cache for its rows. So a reader
-that finds an old marker asks the database whether the writer's session still exists. If not, the
-transaction is over. The reader then closes the marker as the writer would have done.
+that finds an old marker asks the database whether the writer's session still exists. If the session
+has ended, the transaction is over. Then the reader closes the marker instead of the writer.
 
 A transaction may leave markers in several guards on several cache servers. Readers repair each
 guard separately, in any order, because a guard is only about objects on its own server. A repair

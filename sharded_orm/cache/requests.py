@@ -128,8 +128,8 @@ class Format(Protocol):
 class CacheRequest:
     """A request for one object or one list. Serves a single read, in one thread.
 
-    :param scope: the set of rows to which the result belongs. For an object, it is that of its
-        shard key or global table, never that of an isolate key.
+    :param scope: the set of rows to which the result belongs. For an object, these are the rows of
+        its shard key or global table, even if the model has an isolate key.
     :param format: how the rows are stored and decoded.
     :param sessions: asks the database that holds the rows which writers are dead, to close their
         markers (announcements of writes). None leaves these markers open.

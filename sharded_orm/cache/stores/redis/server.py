@@ -182,7 +182,7 @@ class RedisServer(RemoteServer):
         """Send ``commands`` and return their replies.
 
         Costs one round trip. Scripts that the server does not know yet are sent again in a second
-        round trip, after all other commands. The others run in their order. Commands of other
+        round trip, after all other commands. These run in their order. Commands of other
         clients may run in between.
 
         :param commands: each command is a tuple of parts. A part that is a str is the name of an
@@ -401,7 +401,7 @@ class RedisServer(RemoteServer):
 
         :param make: returns the packet, whose last command reads the entry :data:`OWNER`. Its
             argument is the value of this entry when the connection was opened.
-        :param count: the number of the other commands.
+        :param count: the number of commands in the packet before the last one.
         :param lost: is called if a command was refused, or if the server has lost its data or has
             older data.
         """

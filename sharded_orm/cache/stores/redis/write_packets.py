@@ -59,7 +59,8 @@ def mark_packet(
 def marked_sizes(answer: bytes, count: int, owner: bytes) -> list[int] | None:
     """Return the sizes in bytes of ``count`` guards, from the answer to :func:`mark_packet`.
 
-    Return None if the answer is incomplete, or if any command had another result than usual.
+    Return None if the answer is incomplete, or if a command had another result than usual. The
+    caller then uses a slower parser.
     """
     end = _bulk(owner)
     if not answer.endswith(end):
