@@ -6,8 +6,9 @@ the same transaction. The cleaner looks for marked entities, the newest first, w
 index rows, and removes the marks. From time to time it also compares all entities with all index
 rows, marked or not (:mod:`.whole_pass`).
 
-Any number of cleaners may run. If two cleaners work on one shard, they do no harm, but they do the
-same work twice. So a cleaner that finds much work on a shard takes a lease of the shard.
+Any number of cleaners can run at the same time. If two cleaners work on one shard, they do no harm,
+but do the same work twice. So a cleaner that finds much work on a shard takes a lease of the shard,
+which keeps other cleaners away.
 """
 
 from __future__ import annotations
@@ -209,8 +210,8 @@ def take_off_marks(store: DataStore, alias: str, entities: Sequence[StoredEntity
 def clean_once(report: CleanReport, stopping: Callable[[], bool]) -> None:
     """Repair the index rows of all entities, marked or not.
 
-    First clean the marked entities. Then compare all entities with their index rows, which marks
-    those with missing rows. Finally clean the marked entities again.
+    First clean the marked entities. Then compare all entities with their index rows, and mark the
+    entities whose index rows are missing. Finally clean the marked entities again.
     """
     clean_marked(report, min_age=0, stopping=stopping)
     # Forget the errors so far: the last step cleans the same entities once more, and reports the

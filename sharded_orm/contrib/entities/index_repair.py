@@ -41,9 +41,10 @@ class Settlement:
 def compare(index: Index, entities: Sequence[StoredEntity]) -> Settlement:
     """Compare ``entities`` with the rows of ``index`` on all shards that may have such rows.
 
-    The rows are read after the entities. If a row has a higher version than the entity that was
-    read, the entity was written again in between, and the row is left alone. Costs a query of each
-    shard that may have rows.
+    Return the differences. The entities were read earlier than the rows. If a row has a higher
+    version than its entity, the entity was written again in between, so the row is not compared.
+
+    Costs a query of each shard that may have rows.
     """
     settlement = Settlement()
     at = index.names.index(index.shard_on)
@@ -78,9 +79,10 @@ def compare(index: Index, entities: Sequence[StoredEntity]) -> Settlement:
 
 
 def settle(index: Index, settlement: Settlement) -> None:
-    """Write and remove the rows in ``settlement``. Rows that fail are added to its failures.
+    """Write and remove the rows in ``settlement``.
 
-    If a shard does not answer, the others are still repaired.
+    Raise no error if this fails for a row, or if a shard does not answer. Record the error in
+    ``settlement.failures``, and go on with the next row or shard.
     """
     for rows in settlement.missing.values():
         if index.unique:
@@ -130,7 +132,7 @@ def _each(rows: Iterable[IndexRow], settlement: Settlement, work: Any) -> None:
 
 
 def is_outage(exc: Exception) -> bool:
-    """Whether an error would hit every other row as well.
+    """Whether an error concerns a whole server or table, so that all other rows would fail, too.
 
     True if the server does not answer, a table is missing, or a lock was not free in time. False if
     the error is about one row, such as a value that another entity has.
