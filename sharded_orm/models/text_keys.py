@@ -43,8 +43,8 @@ _COMPARED_BY_VALUE = (
     models.UUIDField,
     models.BinaryField,
 )
-# The usual types of text columns. If an inexact column has another type, the error message also
-# names the type.
+# The usual types of text columns. If a column that compares keys inexactly has another type, the
+# error message also names the type.
 _TEXT_TYPES = frozenset({"varchar", "tinytext", "text", "mediumtext", "longtext"})
 _COLLATE = re.compile(r"\bCOLLATE\s+[\"'\[`]?(\w+)", re.IGNORECASE)
 

@@ -8,10 +8,11 @@ keys on the same shard.
 With the strategy ``embedded``, each row may have a key of its own, and related rows are put on one
 shard on purpose. So relations in such a group may join different keys.
 
-A stored row may have been read without its shard key (``only("name")``). A write, a form, and the
-other side of a one-to-one field then load the key with one query (``load=True``). Other reads do
-not load the key. A row of an automatic many-to-many table has the key of the two rows that it
-relates. If only one of them is in memory, a write of a stored row loads the other.
+A stored row may have been read without its shard key (``only("name")``). Then one query loads the
+key before a write, in a form, or when the reverse side of a one-to-one field is read
+(``load=True``). Other reads do not load the key. A row of an automatic many-to-many table has no
+key of its own, so the keys of the two rows that it relates are compared. If only one of the two is
+in memory when a stored row is written, the other is loaded.
 """
 
 from __future__ import annotations
@@ -82,8 +83,8 @@ def known_key(options: ShardOptions, instance: Any, *, load: bool = False) -> An
 def refuse_two_keys(field: Any, instance: Model, other: Any, *, load: bool = False) -> None:
     """Raise :exc:`CrossKeyRelation` if ``instance`` must not refer to ``other`` by ``field``.
 
-    Nothing is checked if the relation is itself the shard key of ``instance``, because ``instance``
-    then gets its key from ``other``.
+    Nothing is checked if the relation is itself the shard key of one of the two rows, because this
+    row then gets its key from the other.
 
     :param field: the relation between the two, declared by either side; None for a row of an
         automatic many-to-many table.

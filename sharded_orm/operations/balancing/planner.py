@@ -93,8 +93,8 @@ def _joined(parts: Iterable[dict[str, float]]) -> dict[str, float]:
 def _connected(problem: BalanceProblem) -> Iterator[tuple[list[Bin], list[Item]]]:
     """Yield the independent parts of the problem, as pairs (bins, items).
 
-    No item can move from a bin (a node or shard) of one part to a bin of another. For example, two
-    groups that share no nodes are independent parts.
+    No item can move from a bin (a node or shard) of one part to a bin of another part. For example,
+    the shards of two groups that share no nodes are independent parts.
     """
     parent = {one.name: one.name for one in problem.bins}
 

@@ -157,8 +157,10 @@ def _table_problems(table: SourceTable, names: set[str]) -> Iterator[str]:
 
 
 def _target_problems(request: ImportRequest) -> Iterator[str]:
-    """Yield reasons why the shards cannot store the imported rows, or why later rows could not get
-    ids.
+    """Yield the reasons why an import would fail on the shards.
+
+    For example, a shard is not migrated. A further reason is that no ticket server could give ids
+    to rows that are created after the import.
     """
     group = runtime.group(request.group)
     shards = list(group.shards())

@@ -31,8 +31,8 @@ from sharded_orm.operations.runs.rollout import Stopping
 from sharded_orm.operations.runs.work_units import WorkUnit
 
 KIND = "import check"
-#: The largest number of differences that are reported for one range of rows, and the largest number
-#: for all ranges together.
+#: The largest numbers of differences that are reported: for one range of rows, and for all ranges
+#: together.
 _EXAMPLES, _REPORTED = 20, 100
 _LOOK_UPS = 500
 _COUNTS = ("rows", "missing", "differing", "surplus", "misplaced")
@@ -182,9 +182,7 @@ class _RowComparison:
         self._pk_places = [names.index(name) for name in table.pk_names]
 
     def read(self, rows: QuerySet[Any], key_path: str | None) -> dict[Any, tuple[Any, Any]]:
-        """Return a dict that maps the primary key of each row to a pair: the values of the row, and
-        its shard key.
-        """
+        """Return a dict that maps the primary key of each row to a pair (values, shard key)."""
         columns: list[Any] = [self._expression(field) for field in self._fields]
         # Read the shard key as an extra column, because it may be in the table of a parent row.
         paths = [] if key_path is None else [F(key_path)]

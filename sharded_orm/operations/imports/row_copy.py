@@ -119,8 +119,8 @@ class _CopyJob(Job):
         finally:
             cached = cached_model(table.model)
             if cached is not None and written:
-                # Invalidate the cache. A request may have looked for one of the rows before it was
-                # inserted, and the cache then remembers that the row does not exist.
+                # Invalidate the cache. If a request has looked for one of the rows before it was
+                # inserted, the cache remembers that the row does not exist.
                 void_shards(cached, written)
         if conflicts:
             raise ImportConflict(" ".join(conflicts[:EXAMPLES]))

@@ -97,7 +97,7 @@ class ShardTable:
             stored.copied += len(missing)
 
     def _compare(self, rows: Sequence[SourceRow], stored: Stored) -> list[SourceRow]:
-        """Compare ``rows`` with the rows of the shard. Return the rows that the shard does not
+        """Compare ``rows`` with the rows of the shard, and return those that the shard does not
         have.
         """
         there = self._table.stored(self._alias, [row.pk for row in rows])
