@@ -53,8 +53,8 @@ class AddViewMixin(PickersMixin, ShardedBase):
             scope = self._new_row_scope(request)
         except InvalidFocus as exc:
             if options.key_is_generated:
-                # The shard key is generated, so it does not help to ask the user for a key: show
-                # only the error.
+                # The shard key of a new row is generated, so the user cannot help by typing in a
+                # key. Show only the error.
                 return message_page(self, request, self.error_text(request, exc))
             return self._ask_for_key(request, self.error_text(request, exc))
         if options.key_is_generated:
@@ -201,8 +201,8 @@ class AddViewMixin(PickersMixin, ShardedBase):
             "field": form[KEY_VAR],
             "key": key.verbose_name if key is not None else "",
             "problem": problem,
-            # The form that asks for the key leads to the add form. Pass the other parameters of the
-            # URL on to it, in hidden inputs.
+            # The user types the shard key into this form, and then gets to the form of the new row.
+            # Pass the other parameters of the URL on to that form, in hidden inputs.
             "hidden_inputs": [
                 (name, value)
                 for name, values in request.GET.lists()

@@ -46,7 +46,8 @@ View = Callable[..., HttpResponse]
 
 
 def ask_service(service: str, call: Callable[[], T], *, within: float = DEADLINE) -> T | str:
-    """Return the result of ``call()``; if it fails or takes too long, return a sentence that says so.
+    """Return the result of ``call()``. If it fails or takes too long, return a sentence that says
+    so.
 
     :param service: the service that ``call`` uses, such as ``"the directory"``; named in the
         sentence.
@@ -106,7 +107,7 @@ def require_group(request: HttpRequest, group: str) -> None:
 
 @dataclass(frozen=True)
 class Step:
-    """One breadcrumb of a page. The last breadcrumb has no URL."""
+    """One breadcrumb of a page. The last breadcrumb stands for the page itself, and has no URL."""
 
     title: str
     url: str = ""
@@ -134,7 +135,7 @@ class FleetAdmin(_ModelAdmin):
         ]
 
     def routes(self) -> Iterable[tuple[str, View, str]]:
-        """Return ``(route, view, end of the URL name)`` for each page.
+        """Return a triple ``(route, view, end of the URL name)`` for each page.
 
         The first page has the URL name of the model's ``changelist``.
         """
