@@ -42,7 +42,7 @@ def compare(index: Index, entities: Sequence[StoredEntity]) -> Settlement:
     """Compare ``entities`` with the rows of ``index`` on all shards that may have such rows.
 
     Return the differences. The entities were read earlier than the rows. If a row has a higher
-    version than its entity, the entity was written again in between, so the row is not compared.
+    version than its entity, the entity was written again in between, so the row is left as it is.
 
     Costs a query of each shard that may have rows.
     """
