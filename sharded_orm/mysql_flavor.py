@@ -20,11 +20,8 @@ class MySQLFlavor:
 
     #: Collation that compares every character of a text, including spaces at the end.
     exact_collation: str
-    #: Return a sentence which says that the database takes different keys in the column for equal.
-    #:
-    #: The sentence does not end with a full stop.
-    #:
-    #: :param what: why the database does so, as in :class:`InexactKey`.
+    #: Storage engine for the counter tables of ticket servers. It locks whole tables, so two
+    #: REPLACE statements never get the same number.
     counter_engine: str
     #: Names of server variables. Two connections with the same values of these variables lead to
     #: the same server. Some versions of the server lack some of these variables.

@@ -237,7 +237,12 @@ def _remedy(connection: Any, key: KeyColumn, column: ColumnType | None) -> str:
 
 
 def describe_inexact(key: KeyColumn, what: str) -> str:
-    """Return a sentence, without its full stop, which says that a key column compares inexactly."""
+    """Return a sentence which says that the database takes different keys in the column for equal.
+
+    The sentence has no full stop at its end.
+
+    :param what: why the database does so, as in :class:`InexactKey`.
+    """
     return (
         f"{key.label} tells the shard, and its column {key.table}.{key.field.column} {what}, by which"
         " the database takes different keys for equal, such as 'Ada', 'ada' and 'Ada '. The router"
