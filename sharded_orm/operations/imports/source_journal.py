@@ -29,8 +29,8 @@ from sharded_orm.operations.exceptions import ImportRefused
 from sharded_orm.operations.imports.request import ImportRequest
 from sharded_orm.operations.imports.source_tables import SourceTable
 
-#: The largest number of seconds to wait for open transactions, which keep triggers from being
-#: created or dropped.
+#: A trigger cannot be created or dropped while a transaction that uses its table is open. This is
+#: the largest number of seconds to wait for such transactions.
 TRIGGER_PATIENCE: Final = 30.0
 # The classes that create triggers on the source of an import, keyed by the source's vendor. They
 # are named here because the source usually has one of Django's own backends, which know nothing of
@@ -46,11 +46,11 @@ _RECORDABLE = (models.IntegerField, models.CharField, models.TextField, models.U
 
 
 class SourceJournal:
-    """The journal of changes, and the fence, on the source of an import.
+    """Creates and reads two things in the database from which an import copies, the *source*.
 
-    The journal records which rows of the imported tables change. The fence refuses writes to them
-    once it is closed. All tables of a group share one fence. To be used by one thread, as a context
-    manager that closes its database session at the end.
+    The journal of changes records which rows of the imported tables change. The fence makes these
+    tables refuse writes once it is closed; all tables of a group share one fence. To be used by one
+    thread, as a context manager that closes its database session at the end.
 
     :raises ImportRefused: the library cannot create triggers with the backend of the source.
     """

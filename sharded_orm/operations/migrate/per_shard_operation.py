@@ -132,10 +132,10 @@ class PerShardOperation:
                 with self._observe_statements(in_transaction=in_transaction):
                     self._call(self._editor)
                 if self._editor.deferred_sql:
-                    # The schema editor runs its deferred statements after the commit. If the
-                    # process is killed between, the marker (a row) proves the commit, but not those
-                    # statements. So note in the journal, before the commit, that a rollback does
-                    # not undo the whole operation.
+                    # The schema editor runs its deferred statements after the commit. The marker (a
+                    # row) proves the commit, but does not prove that these statements were run: the
+                    # process may be killed before. So note in the journal, before the commit, that
+                    # a rollback does not undo the whole operation.
                     self.forget_revertibility()
             for sql in self._editor.deferred_sql:
                 self._editor.execute(sql, None)

@@ -16,8 +16,9 @@ from sharded_orm.operations.moves.tables import tables_of_group
 from sharded_orm.operations.relations import batched
 from sharded_orm.routing.directory import DirectoryStrategy
 
-#: With the target ``auto``, an open shard is drawn at random for each key. If this many draws have
-#: given only the key's own shard, it probably is the only open shard.
+#: With the target ``auto``, an open shard is drawn at random for each key, and drawn again if it is
+#: the shard on which the key is already. After this many draws without another shard, there
+#: probably is no other open shard.
 _DRAWS = 100
 _LOOK_UPS = 500
 

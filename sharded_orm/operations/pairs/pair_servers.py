@@ -48,7 +48,7 @@ class PairServers:
 
 
 def shards_of(first: str, second: str) -> tuple[Shard, ...]:
-    """Return the shards on two nodes: one is the shard's primary, and the other is its replica."""
+    """Return the shards that have one of the two nodes as primary and the other as replica."""
     names = {first, second}
     return tuple(
         shard

@@ -1,4 +1,7 @@
-"""The file that saves what only one side of a pair has, before its rows are replaced."""
+"""The file that saves transactions and rows that only one side of a pair has.
+
+It is written before the side's rows are replaced by those of the other side.
+"""
 
 from __future__ import annotations
 

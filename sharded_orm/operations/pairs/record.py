@@ -45,11 +45,11 @@ class SwitchRecord(ShardChangeRecord[SideChange]):
         return version
 
     def confirm_new_side(self) -> None:
-        """Confirm that this process may change the fence of the new side, as :meth:`confirm` does.
+        """Check that this process may change the fence of the new side, as :meth:`confirm` does.
 
-        After the publication, also record that the new side may take writes from now on. Suppose
-        that this process is killed, and somebody publishes the earlier topology again. A later
-        process then still opens the new side and not the old one.
+        If the new topology is published, also record that the new side may take writes from now on.
+        This matters if this process is killed and somebody publishes the earlier topology again. A
+        later process then opens the new side and not the old one, because of this record.
         """
         if self._is_published:
             self.enter(OPENING)

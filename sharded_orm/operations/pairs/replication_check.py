@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 # The number of tables that a problem names.
 _NAMED: Final = 3
-# If the tables of two servers differ, seconds to wait until one has executed the changes of the
-# other. Then the tables are compared again.
+# If the tables of two servers differ, the reason may be that one has not executed all changes of
+# the other yet. Wait for this number of seconds at most, and compare the tables again.
 _CHANGE: Final = 10.0
 # Seconds that one query waits for a server. A longer wait consists of several such queries.
 _SLICE: Final = 1.0
@@ -73,7 +73,8 @@ def server_problems(servers: PairServers) -> Iterator[str]:
             yield from side.server_problems()
             continue
         if lacking := list(side.operator_problems(schemas)):
-            # Without these privileges, the account cannot see the settings.
+            # Do not check the settings of the server: without these privileges, the operator's
+            # account cannot read them.
             yield from lacking
         else:
             yield from side.server_problems()
@@ -113,8 +114,8 @@ def epoch_problems(servers: PairServers) -> Iterator[str]:
 def newer_epoch_problems(side: MySQLPairSide, shards: Iterable[Shard]) -> Iterator[str]:
     """Yield a problem if ``side`` has a later epoch than the topology. One query.
 
-    Such a topology is from before a switch that gave up a side. It may call the given-up side
-    active.
+    This means that somebody has published an old topology again, from before a switch that gave up
+    a side. In the old topology, the given-up side may still be the active one.
     """
     shards = list(shards)
     newer = _newer_schemas(side, shards)
@@ -200,7 +201,8 @@ def await_events(
 def content_problems(servers: PairServers, *, is_upgrade: bool = False) -> Iterator[str]:
     """Yield triggers and events that must not be on a passive side, and tables that differ.
 
-    :param is_upgrade: whether tables may differ, because only one side has the new schema.
+    :param is_upgrade: True during a rolling upgrade, when only one side has the new schema. Then
+        tables may differ, and are not compared.
     """
     for side in servers.both:
         yield from side.foreign_objects(servers.passive_schemas(side))
