@@ -56,8 +56,8 @@ class KeySource(Protocol):
     def guess(self, model: type[Model], field: Field[Any, Any], value: Any) -> KeyGuess | None:
         """Return the shard key that the row with ``value`` probably has, without a query.
 
-        :returns: None if the source remembers nothing for ``value``, or if two rows on different
-            shards may have the same value in ``field``.
+        :returns: None if the source remembers nothing for ``value``, or if several rows, perhaps
+            on different shards, may have the same value in ``field``.
         """
 
     def hint(self, model: type[Model]) -> str:

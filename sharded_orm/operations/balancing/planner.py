@@ -48,9 +48,9 @@ def plan_balance(problem: BalanceProblem) -> BalancePlan:
     Items (shards or keys) move out of a bin (a node or shard) only if the bin exceeds its share by
     more than the threshold. They move until the bin is down to the goal (see
     :class:`BalanceProblem`). It is safe to stop after any move, because each move is an
-        improvement: of the two bins, the fuller one is then less full than the source was before.
-        If a bin stays too full, the plan says which item prevents further moves. If the planner is
-        called again after all moves, the new plan has no moves.
+    improvement: of the two bins, the fuller one is then less full than the source was before. If a
+    bin stays too full, the plan says which item prevents further moves. If the planner is called
+    again after all moves, the new plan has no moves.
 
     Takes less than a second for 4,096 items in 16 bins.
     """

@@ -27,8 +27,8 @@ def recent_moves(topology: Topology, now: datetime, cool_down: timedelta) -> fro
     """Return the aliases of shards that have moved to another node in the last ``cool_down``.
 
     The history of the topology contains every move, by any process. A promotion, in which a replica
-    takes over, is not a move. Costs a round trip or a few to the source of the topology, and one
-    for each version of the topology in that time.
+    takes over, is not a move. Costs at least one round trip to the source of the topology, and one
+    more for each version of the topology in that time.
 
     :raises BalanceRefused: the history does not reach back for the whole ``cool_down``.
     :raises TopologyError: the source does not answer.
