@@ -1,9 +1,10 @@
 """The object id of a sharded row: the text that names the row in URLs and in the admin's log.
 
 Most primary keys do not show on which shard their row is. So an object id holds both the shard key
-and the primary key. When a link is opened, the row is looked up by both, on the shard to which the
-shard key leads then. So a link stays valid when the key moves. A forged or outdated link finds no
-row. A row is *misplaced* if its shard key leads to a different shard.
+and the primary key. When a user opens a link, the row is looked up by both keys, on the shard to
+which the shard key leads at that time. So a link stays valid when the shard key moves. A forged or
+outdated link finds no row. A row is *misplaced* if its shard key leads to a different shard than
+the one that the row is on.
 """
 
 from __future__ import annotations
@@ -67,8 +68,8 @@ class RowIdentity:
     """The results that :func:`identify` stores on a row: the object id, and whether the row is
     misplaced.
 
-    They hold for the alias, the primary key and the shard key that are stored here with them. If
-    one of these has changed on the row since then, the results are not used.
+    The alias, the primary key and the shard key of the row are stored with the results. If one of
+    these is a different one on the row later, the results are not used.
     """
 
     alias: str

@@ -69,8 +69,8 @@ class ShardedInlineMixin(PickersMixin, _Inline):
     """
 
     formset: Any = InlineFormSetOnShard
-    #: A base class of all formsets of the inline. If a project sets a formset class that is not
-    #: derived from it, a class derived from both is made.
+    #: Each formset class of the inline is derived from this class. If a project sets a formset
+    #: class that is not, a class derived from both is made.
     formset_on_shard: ClassVar[type[Any]] = InlineFormSetOnShard
     checks_class = ShardedInlineChecks
 
@@ -121,7 +121,7 @@ class ShardedInlineMixin(PickersMixin, _Inline):
         home = self._home(request, obj)
         if home is not None and not self.has_shard_permission(request, home):
             # Django's views leave out an inline for which the user has no permission. So this line
-            # is reached only if code of the project asks for the formset.
+            # is reached only if code of the project asks for the formset of such an inline.
             raise PermissionDenied
         if home is None or shard_options(self.parent_model) is not None:
             return super().get_formset(request, obj, **kwargs)
@@ -144,7 +144,8 @@ class ShardedInlineMixin(PickersMixin, _Inline):
             above = shard_options(self.parent_model)
             return None if above is None else scope_of(request, above).home
         # The parent is in the global database. The shard key of the inline's rows is then the
-        # foreign key to the parent, because the system check E070 refuses any other key.
+        # foreign key to the parent, because the system check E070 reports an inline with any other
+        # key.
         foreign: Any = options.key
         key = None if foreign is None else foreign.target_field.attname
         return None if key is None else runtime.locate(options.group, getattr(parent, key))
@@ -193,8 +194,8 @@ class ShardedInlineMixin(PickersMixin, _Inline):
         home = self._home(request, parent)
         if home is not None:
             return self.has_shard_permission(request, home)
-        # The shard is not known yet, so there are no rows to see. A new row may get to any shard.
-        # So a user may add rows only with the permission for all shards.
+        # The shard is not known yet, so no rows exist that the user could see. A new row may get to
+        # any shard. So the user may add rows only with the permission for all shards.
         shards = runtime.group(self.shard_options.group).shards()
         return not add or all(self.has_shard_permission(request, shard) for shard in shards)
 

@@ -30,8 +30,8 @@ class NamedRow:
         return object_id(self.row)
 
     def __getattr__(self, name: str) -> Any:
-        # copy.copy() calls this method on the new object before that object has the attribute
-        # ``row``. Without this check, ``self.row`` would then call this method without end.
+        # copy.copy() calls this method on the new object before it has set the attribute ``row``.
+        # Without this check, ``self.row`` would then call this method without end.
         if "row" not in self.__dict__:
             raise AttributeError(name)
         return getattr(self.row, name)
@@ -127,7 +127,7 @@ else:
 
 
 class _Lines(_Lined):
-    """Mixin for fieldsets: their read-only fields link to rows by object ids (see
+    """Mixin for fieldsets whose read-only fields link to rows by object ids (see
     :class:`ReadonlyField`).
     """
 
@@ -173,8 +173,8 @@ class InlineForm(_Like, helpers.InlineAdminForm):
     @classmethod
     def like(cls, original: Any) -> Any:
         copy = super().like(original)
-        # The template builds links from ``original.pk``. So put a wrapper into ``original``, with
-        # the object id as its ``pk``. The model form keeps the row without a wrapper.
+        # The template builds links from ``original.pk``. So put a wrapper into ``original``, whose
+        # ``pk`` is the object id. The model form keeps the row without a wrapper.
         copy.original = named_row(original.original)
         return copy
 

@@ -204,9 +204,9 @@ class FleetAdmin(_ModelAdmin):
         ]
 
     def admin_of(self, request: HttpRequest, model: type[Model]) -> FleetAdmin | None:
-        """Return the model admin with the pages about ``model``, such as the pages of ``OperationRun``.
+        """Return the model admin that shows the fleet pages of ``model``, such as ``OperationRun``.
 
-        Return None if the site has no pages for ``model``, or if the user may not look at them.
+        Return None if the site has no such pages, or if the user may not look at them.
         """
         if not self.admin_site.is_registered(model):
             return None
@@ -229,8 +229,8 @@ class FleetAdmin(_ModelAdmin):
             if not model_admin.has_view_permission(request):
                 continue
             name = f"admin:{model._meta.app_label}_{model._meta.model_name}_changelist"
-            # Skip a model whose model admin has no changelist: the project may have written such a
-            # model admin.
+            # Skip a model whose model admin has no changelist URL. The project may have written
+            # such a model admin.
             with suppress(NoReverseMatch):
                 yield model, options, reverse(name, current_app=self.admin_site.name)
 
@@ -261,9 +261,9 @@ class FleetAdmin(_ModelAdmin):
         confirmation.
 
         :param back: the URL to which the page's "no" leads.
-        :param expected: a text that stands for the present state of what will be changed. If the
-            state has changed since the user was asked, the page asks again. By default, the state
-            is not compared.
+        :param expected: a text that changes whenever the user should be asked again, such as the
+            version of the topology that will be replaced. If the text in the confirmation is a
+            different one, the page asks again. By default, nothing is compared.
         """
         confirmed = request.POST.get("confirmed") == "yes"
         if confirmed and request.POST.get("expected", "") == expected:
@@ -299,8 +299,8 @@ class FleetAdmin(_ModelAdmin):
 
         :param back: the URL of the page to which the response redirects or links.
         :param above: the breadcrumbs of the response, as in :meth:`page`.
-        :param within: seconds to wait. The response then says that it is not known yet whether the
-            version was published.
+        :param within: seconds to wait. If ``change()`` takes longer, the response says that it is
+            not known whether the version was published.
         """
         try:
             return ask_one(SOURCE, change, within=within)
