@@ -121,7 +121,7 @@ def before_migrate(*, using: str, plan: Iterable[tuple[Migration, bool]], **kwar
     }
     for store in stores.values():
         # If the table of the entities is created as well, for example on a new shard, it has no
-        # entities yet. So no index row is missing, and reads may go on.
+        # entities yet. So no index row is missing, and reads can continue to use the index.
         if store.model._meta.label_lower not in created:
             for index in store.indexes:
                 # The migration plan of each database contains all migrations. But a migration

@@ -49,8 +49,9 @@ R = TypeVar("R")
 def reserve(index: Index, row: IndexRow) -> None:
     """Insert ``row`` into a unique index, unless another entity has its values.
 
-    The row is committed at once, unless the caller is in a transaction on the row's shard. Costs
-    one statement, and about six more if another entity seems to have the values.
+    The row is committed at once, unless the caller is in a transaction on the row's shard. Then it
+    is committed with this transaction. Costs one statement, and about six more if another entity
+    seems to have the values.
 
     :raises UniqueValueTaken: another entity has the values.
     """
@@ -153,9 +154,9 @@ def take_away(index: Index, row: IndexRow) -> bool:
     Another writer may have reserved the values for the entity just now. It will notice that the row
     is missing, and reserve them again.
 
-    :returns: True if the entity does not have the values. False if it has them, or if the row must
-        stay for another reason: the body of the entity is damaged, or the caller has a transaction
-        open on one of the two shards, which may be rolled back.
+    :returns: True if the entity does not have the values. False if it has them, or if this cannot
+        be decided now, because the body of the entity is damaged, or because the caller has an open
+        transaction, which may be rolled back, on the shard of the entity or of the row.
     """
     return _repeated(index.store.group, partial(_take_away, index, row))
 
@@ -165,10 +166,10 @@ def _take_away(index: Index, row: IndexRow) -> bool:
     if _commits_apart(alias_of_entity, alias):
         return False
     if not _locks_rows(alias) and _commits_apart(alias, alias_of_entity):
-        # Keep the row. It is on another shard than the entity, and the caller's transaction there
-        # would commit its removal later. This database has no row locks. Until that commit, a
-        # writer that verifies its reservation would still find the row, and the row would vanish
-        # afterwards.
+        # Keep the row, because the caller has a transaction open on the shard of the row, which is
+        # not the entity's shard, and the removal would be committed only with it. This database has
+        # no row locks. So until that commit, a writer that verifies its reservation would still
+        # find the row, and the row would vanish afterwards.
         return False
     with unbound(), index.store.locked_values(row.entity_id, row.key) as state:
         if isinstance(state, EntityDamaged):
@@ -216,8 +217,8 @@ def _locks_rows(alias: str) -> bool:
 def _commits_apart(alias: str, other: str) -> bool:
     """Whether the caller has a transaction on ``alias`` that commits separately from ``other``."""
     connection: Any = connections[alias]
-    # Read ``atomic_blocks`` before ``get_autocommit()``: reading it makes the connection join an
-    # open transaction of its shard group.
+    # Read ``atomic_blocks`` before ``get_autocommit()``, because the connection joins an open
+    # transaction of its shard group when the attribute is read.
     blocks = connection.atomic_blocks
     if not blocks and connection.get_autocommit():
         return False

@@ -1,6 +1,6 @@
 """Leases, by which a cleaner keeps other cleaners from doing the same work.
 
-They only save work. Two cleaners on the same shard would do no harm.
+The leases only save work. Two cleaners that work on the same shard would do no harm.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ KIND = "entities clean"
 
 @contextmanager
 def leased(subject: str) -> Iterator[Lease]:
-    """Return a context manager that keeps other cleaners from the work named ``subject``.
+    """Return a context manager that keeps other cleaners from the work ``subject`` in its block.
 
     :raises OperationHeld: another cleaner works on it.
     """

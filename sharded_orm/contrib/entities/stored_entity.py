@@ -21,7 +21,7 @@ BATCH = 900
 
 @dataclass(frozen=True)
 class StoredEntity:
-    """What a cleaner needs of an entity to compute its index rows, as it was read from a shard.
+    """The part of an entity that a cleaner reads from a shard in order to compute its index rows.
 
     :param key: the shard key of the entity.
     :param stored: the declared properties of the entity; empty if it was deleted.

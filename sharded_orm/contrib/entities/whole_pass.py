@@ -30,7 +30,8 @@ from sharded_orm.contrib.entities.stored_entity import BATCH, entity_batches, ro
 class WholePart:
     """A part of the cleaner's pass over all entities and index rows.
 
-    A part is the entities of a store, or the rows of an index, on one shard.
+    A part consists of all entities of a store on one shard, or of all rows of an index on one
+    shard.
 
     :param index: the index whose rows are compared; None for the entities of the store.
     """
@@ -112,9 +113,7 @@ def index_row_batches(index: Index, alias: str) -> Iterator[list[IndexRow]]:
 
 
 def stale_rows(index: Index, rows: Sequence[IndexRow]) -> list[IndexRow]:
-    """Return those of ``rows`` that are stale: their entity was deleted, or its properties have
-    changed.
-    """
+    """Return those of ``rows`` whose entity was deleted, or has other properties now."""
     states = index.store.load({row.entity_id: row.key for row in rows})
     stale = []
     for row in rows:

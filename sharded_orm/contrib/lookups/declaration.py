@@ -220,7 +220,8 @@ def plain_value(lookup_field: Any, value: Any) -> Any:
 def declared(model: Any) -> list[Lookup]:
     """Return the :class:`Lookup` objects in the model's ``ShardMeta.lookups``.
 
-    They may be wrong, for example name a field that does not exist: system checks report that.
+    They may be wrong. For example, the system checks report a lookup of a field that does not
+    exist, but this function returns it.
     """
     names = getattr(getattr(model, "ShardMeta", None), "lookups", None) or ()
     return [Lookup(each) if isinstance(each, str) else each for each in names]

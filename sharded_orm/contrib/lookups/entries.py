@@ -350,7 +350,7 @@ def keys_of_values(lookup: str, values: Sequence[str]) -> list[str] | None:
     Costs one query, or two for one value with many entries.
 
     :param values: at most :data:`MAX_VALUES`.
-    :returns: None if the entries of these values are in several tables.
+    :returns: the keys as texts; None if the entries of these values are in several tables.
     """
     if not values:
         return []
@@ -402,8 +402,8 @@ def remove_lookup(lookup: str, tables: Iterable[EntryTable]) -> int:
 
 
 def outside_transactions(run: Callable[[], R]) -> R:
-    """Return the result of ``run``, called in a separate thread, outside of this thread's
-    transactions.
+    """Return the result of ``run``, which is called in a separate thread. There it uses other
+    connections, outside of this thread's transactions.
     """
     results: list[R] = []
     errors: list[BaseException] = []

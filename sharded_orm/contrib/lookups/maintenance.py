@@ -2,8 +2,8 @@
 
 If an entry and a row differ, the row counts as right, and the entry is repaired (FriendFeed, FF4).
 
-All functions may run while the site writes. They may be killed at any point, and run again. No step
-removes an entry that a row needs. Entries that no row needs may stay, and do no harm.
+All functions can run while the site writes rows. A function that was killed can be called again. No
+step removes an entry that a row needs. Entries that no row needs may stay, and do no harm.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ _EXAMPLES = 10
 
 @dataclass
 class LookupDifferences:
-    """The differences between the entries of a lookup and the rows: how many, and examples."""
+    """The differences between the entries of a lookup and the rows: the number of each kind, with a
+    few examples.
+    """
 
     lookup: str
     rows: int = 0

@@ -211,7 +211,7 @@ def _take_over_if_free(
 def value_taken(lookup: ModelLookup, place: Place, why: str) -> LookupValueTaken:
     """Return the error that says that a value of a unique lookup is taken.
 
-    :param why: a clause that says which row or transaction has the value.
+    :param why: the part of the message that says which row or transaction has the value.
     """
     return LookupValueTaken(
         f"{lookup.model.__name__}.{lookup.field.name}={place.value!r} is unique over all shards, and"

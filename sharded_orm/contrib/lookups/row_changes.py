@@ -70,7 +70,8 @@ class RowFollower:
         self._lookups = lookups
 
     def concerns(self, query: Any) -> bool:
-        """Whether the statement may change entries of lookups.
+        """Whether the statement may write or lose values of fields with lookups, so that entries
+        change.
 
         False for an ``update()`` that sets only fields without lookups.
         """

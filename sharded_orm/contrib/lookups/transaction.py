@@ -1,7 +1,8 @@
 """Keeps track of the entries of lookups that one transaction on a shard has written.
 
-Entries are committed at once, before the transaction itself. So at its end, some must be removed:
-after a rollback, the entries of the new values; after a commit, those of the old values.
+Entries are committed at once, before the transaction itself. So at its end, some entries must be
+removed. After a rollback, these are the entries of the new values. After a commit, they are those
+of the values that rows have lost.
 
 Each statement that writes rows is one :class:`EntryChange`. It has three tokens (random names),
 which it writes into entries to find them again: one for its new entries, one for existing entries
@@ -66,9 +67,9 @@ class EndedChanges:
     """Statements whose transactions have ended, and whose lookup entries must be closed.
 
     To close an entry means to record in it that its transaction has ended. This is done later, by
-    one SQL statement for the entries of many statements. If the process dies before, it does no
-    harm: others see that its database sessions have ended, and so its transactions as well.
-    Thread-safe.
+    one SQL statement for the entries of many statements. It does no harm if the process dies before
+    that. Other processes see that its database sessions have ended, and know that its transactions
+    have ended with them. Thread-safe.
     """
 
     def __init__(self) -> None:
@@ -207,7 +208,6 @@ class EntryChange(StatementChange):
         #: The columns that identify the entries for the values that the statement writes.
         self.places: Collection[Place] = ()
         #: Maps each entry that the statement has written to the token that it wrote into the entry.
-        #: An entry is identified by the columns of :class:`.entries.Place`.
         self.tokens_by_place: dict[Place, str] = {}
         #: Whether the statement was sent to the database. Only used in autocommit, where the
         #: entries are written before the statement is sent.
@@ -323,9 +323,9 @@ class TransactionEntries(StatementWatcher[EntryChange]):
     def _failed(self, change: EntryChange, exc: BaseException) -> None:
         """Decide what to do with the entries of a statement in autocommit that has failed.
 
-        If the rows were not written, remove the entries of the new values. If the statement is over
-        but its effect is not known, close the entries. If it may still be running, keep the
-        entries.
+        If the rows were not written, remove the entries of the new values. If the statement has
+        ended, but it is not known whether it has written the rows, close the entries (record that
+        their transaction has ended). If it may still be running, leave the entries as they are.
 
         :param exc: the error of the statement.
         """
@@ -340,10 +340,10 @@ class TransactionEntries(StatementWatcher[EntryChange]):
         if is_undone or (is_over and isinstance(exc.__cause__, self._connection.Database.Error)):
             self.ended(False)
         elif is_over and self._is_committed_at_once:
-            # The error is not from the database: Python has raised it, before the statement was
-            # sent or after it was answered. The rows may be stored or not, so do not remove the
-            # entries, but close them (record that their transaction has ended). The next writer of
-            # a value then looks for a row with this value.
+            # The error is not from the database. Python has raised it, before the statement was
+            # sent or after the database has answered. The rows may be stored or not, so do not
+            # remove the entries, but close them (record that their transaction has ended). The next
+            # writer of a value then looks for a row with this value.
             ended_changes.add(in_each_table(entries.close, change.in_tables(change.tokens())))
         else:
             self.ended(None)
@@ -394,12 +394,12 @@ class TransactionEntries(StatementWatcher[EntryChange]):
 
     def ended(self, committed: bool | None) -> None:
         if committed is None or (self._may_be_committed and not committed):
-            # It is not known whether the rows are committed. So keep all entries: entries without
-            # rows do no harm, but rows without entries are not found.
+            # It is not known whether the rows are committed. So keep all entries. Entries without
+            # rows do no harm, but rows without entries would not be found.
             return
         if not self._is_committed_at_once:
-            # Nothing needs to be removed: the entries were written in the test's transaction, which
-            # Django's TestCase rolls back.
+            # Nothing needs to be removed, because the entries were written in the transaction of a
+            # test, which Django's TestCase rolls back.
             return
         ends = [(change, bool(committed) and not change.is_undone) for change in self._changes]
         surplus = (p for change, stands in ends for p in change.in_tables(change.surplus(stands)))
@@ -446,8 +446,8 @@ def _needless(
             writes[place].append((change, stands, token))
     for place, of_place in writes.items():
         change, stands, token = of_place[0]
-        # If the first change that wrote the entry did not insert it, the entry existed before the
-        # transaction, and an older row may need it.
+        # If the first statement that wrote the entry did not insert it, the entry existed before
+        # the transaction. Then an older row may need it.
         is_needed = token != change.fresh
         for change, stands, token in of_place:
             if stands:

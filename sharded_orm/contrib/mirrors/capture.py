@@ -247,9 +247,9 @@ class SourceWrite:
         select.clear_ordering(force=True)
         select.clear_select_clause()
         if select.group_by is not None or len(select.alias_map) > 1:
-            # With joins or a GROUP BY, FOR UPDATE would also lock rows of other tables, or be
-            # refused. So let a subquery select the primary keys, and lock the rows in an outer
-            # query.
+            # Let a subquery select the primary keys, and lock the rows in an outer query. With FOR
+            # UPDATE, a query with joins would also lock rows of other tables, and databases refuse
+            # it for a query with GROUP BY.
             inner = select
             inner.add_fields([fields[0].attname])
             inner.distinct = False
@@ -287,9 +287,10 @@ class SourceWrite:
         return changed
 
     def _executed(self, execute: Callable[[], Any]) -> Any:
-        # The change is incomplete until its rows are in the outbox. A statement may take effect and
-        # raise an error nevertheless: the handler of a signal of the operating system can raise at
-        # any point. An incomplete change is never committed, so the outbox cannot lack its rows.
+        # The change is incomplete until its rows are in the outbox. A statement may take effect
+        # although an error is raised, because the handler of a signal of the operating system can
+        # raise at any point. A transaction with an incomplete change is never committed, so no
+        # change is committed without its outbox rows.
         self._change.is_complete = False
         with _rolled_back_on_error(self._connection):
             return execute()
@@ -302,7 +303,8 @@ def _stored_values(compiler: Any, field: Any, result: Any) -> list[Any]:
     :returns: one value per row, as a query would return it; None for a value that is not known.
     """
     objs = compiler.query.objs
-    # Convert the values: the caller may have assigned "7" instead of 7, or the text of a UUID.
+    # Convert the values, because the caller may have assigned "7" instead of 7, or the text of a
+    # UUID.
     values = [_plain(field, getattr(obj, field.attname)) for obj in objs]
     if None not in values:
         return values

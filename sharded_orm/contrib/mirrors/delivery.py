@@ -89,7 +89,7 @@ def deliver(rows: Sequence[RowToDeliver], mirrors: Sequence[Mirror]) -> dict[Any
 
 def _batches(rows: Sequence[RowToDeliver]) -> Iterator[list[RowToDeliver]]:
     """Yield all rows in batches. Rows with the same id are in different batches, because a delivery
-    keeps the states of its rows by id.
+    keeps its rows in a dict by id, which has only one row for each id.
     """
     by_pk: dict[Any, list[RowToDeliver]] = defaultdict(list)
     for row in rows:

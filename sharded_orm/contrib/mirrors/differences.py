@@ -1,7 +1,7 @@
 """Verifies and repairs rows of a mirror that seem to differ from their source.
 
 Rows may be written meanwhile, so each suspect row is read again. If the write of a row is still in
-an outbox, the row does not count as different: a relay will deliver the write.
+an outbox, the row does not count as different, because a relay will deliver the write.
 """
 
 from __future__ import annotations
@@ -289,8 +289,8 @@ def _recorded(
 def _is_pending(mirror: Mirror, entry: OutboxEntry, found: Sequence[Finding]) -> bool:
     """Whether ``entry`` has not been delivered yet to a shard on which the row differs.
 
-    An entry stays in the outbox for a while after its delivery. So it is compared by version: it
-    was delivered if the shard has stored its version or a higher one.
+    An entry stays in the outbox for a while after its delivery. So the versions are compared. The
+    entry was delivered if the shard has stored its version or a higher one.
 
     :param found: the differences of the entry's row.
     """

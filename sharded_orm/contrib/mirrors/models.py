@@ -14,7 +14,7 @@ class OutboxRow(models.Model):
     """Records that a row of a source was written, and that its mirrors may not have the change yet.
 
     The transaction of the write inserts this record on the shard of the source. The record has the
-    id of the row and not the new values: a delivery reads the row.
+    id of the row but not its new values, because a delivery reads the row.
 
     If a row is written several times, the last commit has the highest ``id``, because the database
     assigns the id while the write holds the lock of the row.

@@ -21,7 +21,7 @@ from sharded_orm.models.sharding.type_variables import M
 
 # If rows of a page differ from the source, they are repaired, and the page is read and compared
 # again. After this many comparisons, the rows that still differ are only corrected in memory. This
-# happens if other processes write them all the time.
+# happens if a repair has no effect, or if other processes write the rows all the time.
 _LOOKS = 3
 # True while a deferred shard key is loaded in order to verify its row. The query that loads the key
 # is not verified itself, because that would need the key.
@@ -121,7 +121,7 @@ class MirrorQuerySet(ShardedQuerySet[M]):
     def _leave_out(
         self, mirror: Mirror, suspects: Sequence[Suspect], wanted: dict[Any, Any]
     ) -> None:
-        """Mend the page in memory, because the mirror cannot be repaired now.
+        """Correct the instances of the page, because the mirror cannot be repaired now.
 
         If the source lacks some of the rows, read the page again without them. Set the source's
         values in all rows.
@@ -164,7 +164,8 @@ def _wanted(mirror: Mirror, rows: Sequence[Any]) -> dict[Any, Any]:
     """
     if not rows:
         return {}
-    # Never None here: a system check requires this field of mirrors with verified reads.
+    # This is not None, because a system check requires this field of a mirror with
+    # ``verify_reads``.
     assert mirror.own_source_key is not None
     attname = mirror.own_source_key.attname
     with uncached():
@@ -206,8 +207,8 @@ def _suspect(mirror: Mirror, row: Any) -> Suspect:
 
 
 def _key_value(row: Any, attname: str) -> Any:
-    """Return the value of a shard key. If it is deferred, load it without verifying the row: the
-    verification would need this value.
+    """Return the value of a shard key. If it is deferred, load it without verifying the row,
+    because the verification itself would need this value.
     """
     token = _loads_key.set(True)
     try:

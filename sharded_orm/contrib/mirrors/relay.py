@@ -131,8 +131,8 @@ def deliver_batch(alias: str, batch: Iterable[OutboxRow], report: RelayReport) -
     for label, rows in by_source.items():
         source = source_of(label)
         if source is None:
-            # Keep the rows: this process may run old code, and newer code may know mirrors of the
-            # model.
+            # Keep the rows, because this process may run old code. A process with newer code may
+            # know mirrors of the model, and deliver the rows.
             report.failed += len(rows)
             report.problems.append(
                 f"{alias}: {len(rows)} rows of {label!r}, which has no mirrors in this process. If it has"

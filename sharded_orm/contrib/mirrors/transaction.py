@@ -36,8 +36,8 @@ class SourceChange(StatementChange):
         self.rows: Sequence[WrittenRow] = ()
         #: The function that :func:`record` has returned; None until the rows are in the outbox.
         self.recorded: Recorded | None = None
-        #: A transaction may write to the outbox several times. This is the number of the time at
-        #: which these rows were written there, from 1 on; 0 until then.
+        #: A transaction may write to the outbox several times. For example, 2 means that these rows
+        #: were written at the second time. 0 means that they are not written yet.
         self.recording = 0
         self.is_delivered = False
 

@@ -34,7 +34,7 @@ class ObjectChangeList(ShardedChangeList):
     """The list of objects in the admin.
 
     Rows cannot be sorted by fields of the body. If the address of the list asks for such an order,
-    it is ignored. Objects whose bodies cannot be read are listed, too: their columns say "damaged",
+    it is ignored. Objects whose bodies cannot be read are also listed. Their columns say "damaged",
     and a note on the page has the error.
     """
 
@@ -136,8 +136,9 @@ class ObjectAdmin(ShardedModelAdmin):
     body.
 
     Deleting sets ``active`` to False. The filter "deleted" lists deleted objects, and the action
-    "restore" undeletes them. It needs the permission to change objects, and makes an entry in the
-    log of the admin. The list cannot be sorted, filtered, searched or edited by fields of the body.
+    "restore" undeletes them. The action needs the permission to change objects, and makes an entry
+    in the log of the admin. The list cannot be sorted, filtered, searched or edited by fields of
+    the body.
 
     Objects whose bodies cannot be read are listed with their errors, and can be deleted. A visitor
     who opens such an object is sent back to the list.

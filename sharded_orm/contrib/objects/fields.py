@@ -38,8 +38,8 @@ _OF_JSON = (str, int, float, dict, list, type(None))
 # The types whose values can be changed in place, without an assignment to the object's attribute.
 _MUTABLE = (dict, list)
 _NOTHING = object()
-# For some methods to_python() of Django, the types of values that the method returns unchanged. For
-# example, CharField.to_python() returns a str as it is. For such a value, the call can be left out.
+# Maps to_python() methods of Django to the types of values that the method returns unchanged. For
+# example, CharField.to_python() returns a str as it is, so the call can be left out.
 _KEPT: dict[Any, frozenset[type]] = {
     models.Field.to_python: frozenset({str, int, float, bool}),
     models.CharField.to_python: frozenset({str}),
@@ -115,12 +115,14 @@ class BodyField(_FieldBase):
         value = self.get_default()
         if self.has_default() and callable(self.default):
             # Store the default in the body, because the next call of a callable default may return
-            # another value. If it is a list or dict, changes in place must also reach the body.
+            # another value. If the default is a list or dict, the program may change it in place,
+            # and the change must reach the body.
             body[self.name] = self.to_json(value)
             return self.read(instance)
         if instance._state.adding:
             return value
-        # Convert the default as if it had been stored: for a DecimalField, it may be given as 0.
+        # Convert the default as if it had been stored. For example, the default of a DecimalField
+        # may be the integer 0, which must become a Decimal.
         return self._from_json(instance, self.to_json(value))
 
     def write(self, instance: Any, value: Any) -> None:
