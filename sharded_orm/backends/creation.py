@@ -15,8 +15,8 @@ from django.db.backends.base.creation import BaseDatabaseCreation
 
 
 class CacheIsolation(Protocol):
-    """Gives each process of a test run its own cache keys, which no other process and no other run
-    uses.
+    """Gives each process of a test run its own cache keys, so that it never reads the cached rows
+    of another process or of another run.
     """
 
     def isolate(self, alias: str) -> None:
@@ -33,13 +33,13 @@ class CacheIsolation(Protocol):
     def release(self, alias: str) -> None:
         """Record that the test database of ``alias`` was dropped.
 
-        When the last test database of this process was dropped, the usual cache keys are used
-        again.
+        When the last test database of this process was dropped, the process uses the usual cache
+        keys again.
         """
 
 
-# A function that returns the CacheIsolation. None without the package's Django app in
-# INSTALLED_APPS: then nothing is cached, so no separate keys are needed.
+# A function that returns the CacheIsolation. None if the package's Django app is not in
+# INSTALLED_APPS. Nothing is cached then, so no separate keys are needed.
 _isolation: Callable[[], CacheIsolation] | None = None
 
 
@@ -52,10 +52,8 @@ def provide_isolation(isolation: Callable[[], CacheIsolation]) -> None:
 
 
 class IsolatedCacheCreation(BaseDatabaseCreation):
-    """First base class of each backend's ``DatabaseCreation``: gives the test databases their own
-    cache keys.
-
-    So tests never read or change the cached rows of the live site.
+    """First base class of each backend's ``DatabaseCreation``. It makes each process of a test run
+    use its own cache keys, so that tests never read or change the cached rows of the live site.
     """
 
     def create_test_db(self, *args: Any, **kwargs: Any) -> str:
