@@ -96,8 +96,8 @@ def require_served(index: Index) -> None:
 
 def set_state(index: Index, state: str) -> None:
     """Store the state of ``index``. Other processes learn of it within :data:`REMEMBERED` seconds."""
-    # Do not use update_or_create(), which reads before it writes: on SQLite, the write then fails
-    # if another connection writes.
+    # Do not use update_or_create(), which reads before it writes. On SQLite, the write then fails
+    # if another connection has written in between.
     IndexState(
         index=index.label, state=state, since=timezone.now(), declaration=index.declaration
     ).save(using=DEFAULT_DB_ALIAS)
@@ -133,7 +133,8 @@ def before_migrate(*, using: str, plan: Iterable[tuple[Migration, bool]], **kwar
 
 
 def after_migrate(*, using: str, **kwargs: Any) -> None:
-    """Let reads use all indexes of a test database, which is new and has no old entities.
+    """In a test database, let reads use all indexes. A test database begins without entities, so no
+    index row can be missing.
 
     A receiver of ``post_migrate``, which Django also sends after a flush.
     """

@@ -136,15 +136,15 @@ def _confirm(index: Index, row: IndexRow) -> bool:
     """Return whether the reserved ``row`` still exists. One statement.
 
     The caller has locked the entity, so nobody else can begin to remove the row before the caller's
-    transaction ends. But a removal that began before may not be committed yet. So lock the row as
-    well: this waits for the end of such a removal.
+    transaction ends. But a removal that began before may not be committed yet. So this also locks
+    the row, which waits until such a removal is committed or rolled back.
     """
     rows = same_rows(index, row.values, row.entity_id)
     if _locks_rows(_alias_of_row(index, row)):
         return bool(rows.update(version=F("version")))
-    # SQLite has no row locks: a lock would be on the whole shard. Two writers, each with a
-    # transaction on the shard that the other one needs, would run into a deadlock. So only read the
-    # row.
+    # Only read the row on SQLite, which has no row locks. A lock would be on the whole shard, and
+    # two writers would run into a deadlock if each had a transaction on the shard that the other
+    # one needs.
     return bool(rows.exists())
 
 
@@ -183,9 +183,9 @@ def _take_away(index: Index, row: IndexRow) -> bool:
 def _repeated(group: str, work: Callable[[], R]) -> R:
     """Return the result of ``work``. Call ``work`` again if its transaction was rolled back.
 
-    Another process may have caused the rollback: by a deadlock (on MariaDB, if two writers reserve
-    one value), or by a move of a key or a shard. If the caller is in a transaction on ``group``,
-    the error is raised instead.
+    For example, a transaction is rolled back after a deadlock (on MariaDB, if two writers reserve
+    one value), or because another process moves its key or shard. If the caller is in a transaction
+    on ``group``, the error is raised instead.
 
     :param work: the function to call. A second call must do no harm, even if a part of the first
         one was committed.
@@ -215,7 +215,9 @@ def _locks_rows(alias: str) -> bool:
 
 
 def _commits_apart(alias: str, other: str) -> bool:
-    """Whether the caller has a transaction on ``alias`` that commits separately from ``other``."""
+    """Whether the caller has an open transaction on the shard ``alias`` that is committed
+    separately from writes on the shard ``other``.
+    """
     connection: Any = connections[alias]
     # Read ``atomic_blocks`` before ``get_autocommit()``, because the connection joins an open
     # transaction of its shard group when the attribute is read.

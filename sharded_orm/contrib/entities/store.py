@@ -404,8 +404,8 @@ class DataStore:
     def edit(self, id: UUID | str, **key: Any) -> Iterator[Entity]:
         """Return a context manager that yields an entity to be changed, and stores it at the end.
 
-        The entity's row is locked until the end of the block, so nobody else can change the entity
-        in between. If the block raises an error, nothing is written.
+        The entity's row is locked until the end of the block, so no other writer can change the
+        entity in between. If the block raises an error, nothing is written.
 
         :param key: the property ``shard_on`` with its value, such as ``user_id=7``; nothing if the
             store has no ``shard_on``.

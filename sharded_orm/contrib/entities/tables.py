@@ -34,8 +34,9 @@ def entity_model(store: DataStore) -> type[ShardedModel]:
     # their keys. Numbers that each shard counts by itself would repeat on other shards.
     columns: dict[str, Any] = {
         "added_id": TimestampedIDField(primary_key=True),
-        # If the store is sharded by a property, a constraint below makes the pair of property and
-        # id unique instead. The index of the constraint also serves queries by property and id.
+        # The id alone is unique only if the store is sharded by it. If the store is sharded by a
+        # property, a constraint below makes the pair of property and id unique. Its index also
+        # serves queries by property and id.
         "id": models.UUIDField(unique=store.shard_on is None),
         "updated": models.DateTimeField(),
         "version": models.BigIntegerField(),

@@ -41,8 +41,8 @@ class WholePart:
     alias: str
 
     def clean(self, report: CleanReport) -> Iterator[int]:
-        """Repair this part: mark entities that lack index rows, or remove stale index rows. Yields
-        after each batch.
+        """Repair this part. For a part of entities, mark those that lack index rows. For a part of
+        index rows, remove stale ones. Yields after each batch.
         """
         if self.index is None:
             written = [index for index in self.store.indexes if index_states.is_written(index)]
@@ -58,8 +58,8 @@ class WholePart:
 
 
 def whole_parts() -> list[WholePart]:
-    """Return the parts of the cleaner's pass over all stores: for each store, its entities, then
-    the rows of its indexes.
+    """Return the parts of the cleaner's pass over all stores. For each store, the list has the
+    parts with its entities, and then those with the rows of its indexes.
     """
     parts = []
     for store in stores.values():
@@ -74,7 +74,7 @@ def whole_parts() -> list[WholePart]:
 def clean_whole(
     parts: Sequence[WholePart], report: CleanReport, stopping: Callable[[], bool]
 ) -> Generator[None, None, list[WholePart]]:
-    """Repair ``parts``: the entities of stores, and the rows of indexes. Yield after each batch.
+    """Compare and repair the entities and index rows of ``parts``. Yield after each batch.
 
     If an entity lacks index rows, it is marked, so that the next cleaning of marked entities writes
     the rows. If an index row does not match its entity, the row is removed. A part on which another
@@ -148,8 +148,8 @@ def mark_lacking(
         for entity in entities:
             if entity.id in lacking:
                 with unbound():
-                    # Do not mark an entity that was changed since it was read. It may need other
-                    # index rows now; a write that changes index rows marks the entity itself.
+                    # Do not mark an entity that was changed since it was read. If it needs other
+                    # index rows now, the writer has marked it.
                     row = store.row_of(entity.pk, entity.key).filter(version=entity.version)
                     marked += row.filter(marked_at=None).update(marked_at=timezone.now())
         yield marked

@@ -36,7 +36,9 @@ _CONVERSIONS = (
 
 @dataclass(frozen=True)
 class ModelLookup:
-    """A lookup of one model: rows are found by the value of ``field``, without their shard key."""
+    """A lookup of one model, by which a query finds rows from the value of ``field``, without their
+    shard key.
+    """
 
     model: Any
     field: Any
@@ -114,7 +116,7 @@ class ModelLookup:
         """Return the text that the lookup stores for ``value``.
 
         :param value: a value of the field, prepared for the database.
-        :raises LookupRefused: the value is too long, or of a type that the column may change.
+        :raises LookupRefused: the value is too long, or it is no plain integer, text or UUID.
         """
         return _text(self.field, value, f"{self.model.__name__}.{self.field.name}", MAX_VALUE)
 
@@ -228,7 +230,8 @@ def declared(model: Any) -> list[Lookup]:
 
 
 def lookups_of(model: Any) -> tuple[ModelLookup, ...]:
-    """Return the lookups by fields of the model's own table; empty if it has none. Sends no query.
+    """Return the lookups by fields of the model's own table, as opposed to a parent's table. The
+    tuple is empty if there are none. Sends no query.
 
     :param model: a model, perhaps a proxy or the historical model of a migration.
     """
@@ -261,7 +264,9 @@ def lookups_by_name() -> dict[str, ModelLookup]:
 
 
 def own_field(model: Any, lookup: Any) -> Any:
-    """Return the field of the model's own table that ``lookup`` names; None if there is none."""
+    """Return the field that ``lookup`` names; None if the model's own table has no such field, for
+    example because the field is in a parent's table.
+    """
     try:
         field = model._meta.get_field(lookup.field)
     except (AttributeError, FieldDoesNotExist):

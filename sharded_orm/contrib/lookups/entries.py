@@ -31,8 +31,8 @@ from sharded_orm.contrib.lookups.entry_statements import EntryStatements
 from sharded_orm.contrib.lookups.exceptions import LookupRefused
 from sharded_orm.contrib.lookups.models import LookupEntry
 
-#: ``BATCH`` is the most entries that one statement writes; ``MAX_VALUES`` is the most values that
-#: one query looks for. They are low because old versions of SQLite accept only 999 parameters.
+#: One statement writes at most ``BATCH`` entries, and one query looks for at most ``MAX_VALUES``
+#: values. The limits are low because old versions of SQLite accept only 999 parameters.
 BATCH, MAX_VALUES = 100, 500
 #: If a value has fewer entries than this, Python removes repeated shard keys from the result. The
 #: query then needs no DISTINCT, which would take a fifth of its time.
@@ -167,12 +167,13 @@ def refuse_own_lock(table: EntryTable) -> None:
 
 
 def blocking_transaction(alias: str) -> Any:
-    """Return this thread's connection if its open transaction may block all other writers.
+    """Return this thread's connection if it has an open transaction that may block all other
+    writers.
 
     This can only happen on a database with one writer at a time, such as SQLite. Return None for
     other databases, or if no transaction is open.
 
-    A transaction that has not written yet holds no lock, but its connection is returned as well.
+    The connection is also returned if its transaction has not written yet, and so holds no lock.
     Otherwise the same code would fail or not, depending on what the program has written before.
     """
     if not _has_one_writer(alias) or is_in_test_case(alias):
@@ -232,8 +233,8 @@ def take(
 ) -> bool:
     """Take over an existing entry for a row that a statement writes. Return whether this was done.
 
-    For example, the entry is left over from a row that was deleted. It gets a new shard key, token
-    and writer.
+    For example, the entry is left over from a row that was deleted, and now a new row has its
+    value. The entry gets a new shard key, token and writer.
 
     :param key: the shard key of the new row.
     :param token: the random name of the statement that writes the row.

@@ -45,7 +45,8 @@ class EntryKeySource:
 
     def __init__(self) -> None:
         # The shard keys that values of unique lookups had when this process last read them. A key
-        # may be out of date, so each caller verifies it, see sharded_orm.models.querysets.guesses.
+        # may be out of date, so each caller verifies it. How is explained in
+        # sharded_orm.models.querysets.guesses.
         self._remembered: dict[tuple[str, str], Any] = {}
 
     def keys(self, model: Any, field: Any, values: Sequence[Any]) -> Sequence[Any] | None:
@@ -69,8 +70,8 @@ class EntryKeySource:
         keys = [lookup.key_of_text(text) for text in key_texts]
         if lookup.unique and len(texts) == len(keys) == 1:
             if len(self._remembered) >= MAX_REMEMBERED:
-                # Use no lock here: another thread could hold it during a fork, and it would then
-                # stay locked in the child.
+                # Do not protect the dict by a lock. Another thread could hold the lock during a
+                # fork, and it would then stay locked in the child.
                 self._remembered.clear()
             self._remembered[lookup.name, texts[0]] = keys[0]
         return keys

@@ -50,7 +50,8 @@ def reserve(
     :param connection: the connection object of the rows' shard.
     :param watcher: the record of the transaction.
     :param change: the record of the statement that writes the rows.
-    :param rows: maps the identity of each entry to a pair (lookup, text of the row's shard key).
+    :param rows: maps the columns that identify each entry to a pair (lookup, text of the row's
+        shard key).
     :raises LookupValueTaken: another row has the value of a unique lookup, or an open transaction
         may write such a row.
     :raises LookupRefused: the table in the lookup's declaration was changed, and queries still rely
@@ -69,8 +70,8 @@ def reserve(
     change.has_fresh, change.places = True, places
     keys = [rows[place][1] for place in places]
     stored = entries.add(places, keys, change.fresh, watcher.writer)
-    # ``stored`` has the positions of entries that existed already. For each, the loop below checks
-    # whether this change may take the entry over.
+    # ``stored`` has the positions of entries that existed already. For each of them, the loop below
+    # decides whether this statement can take the entry over.
     inserted = set(places).difference(places[number] for number in stored)
     change.tokens_by_place.update(dict.fromkeys(inserted, change.fresh))
     for number in stored:
@@ -113,8 +114,8 @@ def _refuse_values_of_rows_without_entries(
 def _values_of_rows(connection: Any, lookup: ModelLookup, values: Sequence[str]) -> set[str]:
     """Return those of ``values`` that other rows have already, on any shard.
 
-    The open transaction of this connection has written one row for each value. These rows do not
-    count, so a value is returned only if two rows on this shard have it, or one on another shard.
+    The open transaction of this connection has written one new row for each value, on this shard.
+    So a value is returned if two rows on this shard have it, or one row on another shard.
     """
     conditions = {
         f"{lookup.field.attname}__in": [lookup.field.to_python(value) for value in values]
@@ -144,8 +145,8 @@ def _values_of_rows(connection: Any, lookup: ModelLookup, values: Sequence[str])
 
 def _take_over(change: EntryChange, watcher: TransactionEntries, place: Place, key: str) -> None:
     # Take over the existing entry without looking for its owner. In a lookup that is not unique,
-    # each entry belongs to one row, so it must be an older entry of this row: the row had the value
-    # before.
+    # the slot of an entry identifies its row. So it is an older entry of this row, which has had
+    # the value before.
     for _ in range(ATTEMPTS):
         if entries.take(place, key, change.taken, watcher.writer):
             change.tokens_by_place[place] = change.taken

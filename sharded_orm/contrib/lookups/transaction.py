@@ -247,7 +247,8 @@ class EntryChange(StatementChange):
         return [self.fresh] if self.has_fresh else []
 
     def rest(self, stands: bool) -> list[str]:
-        """Return the tokens of the entries that stay after the transaction.
+        """Return the tokens of the entries that stay after the transaction, because rows may need
+        them.
 
         :param stands: whether the statement is committed; otherwise it was rolled back.
         """
@@ -351,7 +352,7 @@ class TransactionEntries(StatementWatcher[EntryChange]):
     # -- The end of the transaction ---------------------------------------------------------
 
     def before_commit(self) -> None:
-        """Refuse a commit after which a row would be without its entry.
+        """Refuse the commit if a row would be stored without its entry.
 
         :raises LookupRefused: the transaction contains a statement whose entries could not be
             written.

@@ -270,8 +270,9 @@ class SourceWrite:
     def _execute_on(self, pks: Sequence[Any], execute: Callable[[], Any]) -> Any:
         """Run the statement for the rows that were read, and for no other rows.
 
-        Primary keys are added to its conditions. Otherwise it might change a row that has come to
-        match the conditions since the read, because another transaction has changed it.
+        The primary keys of these rows are added to the conditions. Otherwise the statement might
+        also change a row that matches the conditions only since another transaction has changed it,
+        after the rows were read.
         """
         if not pks:
             return 0

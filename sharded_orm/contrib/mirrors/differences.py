@@ -267,8 +267,8 @@ def _recorded(
     strategy = runtime.strategy(source.options.group)
     keys = {difference.source_key for found in findings.values() for difference, _, _ in found}
     if None in keys or strategy.moves_keys:
-        # Search the outboxes of all shards. The shard key of a source's row is not known, or the
-        # key may have moved to another shard after the row was written.
+        # Search the outboxes of all shards, because the shard key of a source's row is not known,
+        # or the key may have moved to another shard after the row was written.
         shards = list(runtime.group(source.options.group).shards())
     else:
         numbers = strategy.locate_many({source.key.get_prep_value(k) for k in keys})

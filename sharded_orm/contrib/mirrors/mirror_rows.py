@@ -26,9 +26,9 @@ from sharded_orm.contrib.mirrors.source_reads import aliases_of, rows_of_id
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 
 _writing: ContextVar[bool] = ContextVar("sharded_orm_writing_mirror", default=False)
-# If other processes write the same rows at the same time, a writer tries this many times. An
-# attempt fails if another process inserts the version of a row first. The next attempt locks this
-# version, so it rarely fails.
+# How often a writer tries to write rows that other processes write at the same time. An attempt
+# fails if another process inserts the version of a row first. The next attempt locks this version,
+# so it rarely fails.
 _ATTEMPTS = 5
 
 is_writing = _writing.get

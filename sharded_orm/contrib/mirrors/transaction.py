@@ -125,7 +125,8 @@ class TransactionChanges(StatementWatcher[SourceChange]):
         self._hook = None
         if not self._may_deliver:
             return
-        # In a TestCase nothing is committed, so before_commit() was not called to record the rows.
+        # Record the rows that are not in the outbox yet. In a TestCase nothing is committed, so
+        # before_commit() was not called.
         self._record()
         by_source: dict[int, tuple[Source, list[OutboxEntry]]] = {}
         for change in self._changes:

@@ -60,8 +60,8 @@ class BodyColumn(models.JSONField):
 
 
 def prepare_body(instance: Any, add: bool) -> None:
-    """Prepare the body of an object for the database: set defaults, move values to the new names of
-    fields, drop removed fields, and validate.
+    """Prepare the body of an object for the database. Defaults are set, values move to the new
+    names of renamed fields, removed fields are dropped, and values are validated.
 
     :param add: whether the object is new.
     :raises InvalidValue: a value is missing, cannot be JSON, or is refused by a validator of its

@@ -1,7 +1,7 @@
 """The fields of objects: Django's own field classes, whose values are kept in the object's JSON.
 
 They take Django's arguments, such as ``null``, ``default``, ``max_length``, ``choices`` and
-``validators``. One argument is added: ``was``, the former names of the field.
+``validators``. The additional argument ``was`` has the former names of the field.
 """
 
 from __future__ import annotations
