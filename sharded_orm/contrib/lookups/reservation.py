@@ -1,7 +1,7 @@
 """Reserves values in lookups for rows that a transaction writes.
 
 A reservation is an entry that is committed before the row. So each committed row has its entry, and
-two transactions cannot both get the same value of a unique lookup.
+only one of two transactions can get the same value of a unique lookup.
 """
 
 from __future__ import annotations

@@ -98,7 +98,8 @@ class RowFollower:
             return True
         # If a lookup is not unique, send the INSERT first, in a transaction. Another transaction
         # may be deleting an earlier row with the same primary key and value, which has the same
-        # entry. The INSERT waits for its end. Otherwise it could remove the entry of the new row.
+        # entry. The INSERT waits for its end. Without this wait, the other transaction could
+        # remove the entry of the new row.
         return any(
             lookup.problem is not None
             or not is_known_to_be_served(lookup)

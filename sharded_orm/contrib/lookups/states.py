@@ -87,8 +87,7 @@ def _declaration(lookup: ModelLookup) -> tuple[str, bool, str | None]:
 
 
 def serve(lookup: ModelLookup) -> None:
-    """Record that ``lookup`` is served, so that queries use it. All rows must have their entries.
-    """
+    """Record that ``lookup`` is served, so that queries use it. Each row must have its entry."""
     # Do not use update_or_create(), which reads before it writes. On SQLite, the write then fails
     # if another connection has written in between.
     LookupState(

@@ -186,9 +186,9 @@ ended_changes = EndedChanges()
 
 
 def _forget_changes_of_parent() -> None:
-    # A child process begins without changes. It gets a new lock, because a thread of the parent may
-    # have held the old lock at the fork. The object itself stays, because other modules have
-    # imported it.
+    # After a fork, the child process begins without changes, because the parent closes their
+    # entries. It gets a new lock, because a thread of the parent may have held the old lock at the
+    # fork. The object itself stays, because other modules have imported it.
     ended_changes.__init__()  # type: ignore[misc]  # a subclass could have another signature; there is none
 
 

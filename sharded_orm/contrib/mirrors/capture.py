@@ -189,8 +189,9 @@ class SourceWrite:
         """Lock and return the stored rows with the primary keys ``pks``.
 
         Used after an INSERT with ignore_conflicts, because the database does not report which rows
-        it has inserted. A row that is stored may have been inserted by another transaction. A row
-        may also be missing, because another column than the primary key was in conflict.
+        it has inserted. Some of the returned rows may be from another transaction, which does no
+        harm, because rows may be delivered twice. A row is missing if it was in conflict in another
+        column than the primary key.
         """
         source = self._source
         mirror_keys = self._fields(source.mirror_keys)

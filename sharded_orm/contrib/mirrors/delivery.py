@@ -72,8 +72,8 @@ def rows_to_deliver(entries: Iterable[OutboxEntry]) -> list[RowToDeliver]:
 def deliver(rows: Sequence[RowToDeliver], mirrors: Sequence[Mirror]) -> dict[Any, Exception]:
     """Write the current state of ``rows`` to ``mirrors``. Must be called outside of a transaction.
 
-    May be called again with the same rows, even at the same time. If a shard does not answer, or
-    does not accept a row, the other rows are still delivered.
+    Several calls with the same rows do no harm, even at the same time. If a shard does not answer,
+    or does not accept a row, the other rows are still delivered.
 
     Costs for each mirror and 500 rows: a read of the source's shards, and a transaction on each
     shard that has or had the rows.
@@ -103,8 +103,8 @@ def _batches(rows: Sequence[RowToDeliver]) -> Iterator[list[RowToDeliver]]:
 
 def _deliver_batch(mirror: Mirror, rows: Sequence[RowToDeliver]) -> dict[Any, Exception]:
     try:
-        # A key or a shard may move to another server during the delivery. Then the whole delivery
-        # is repeated. This does no harm, because rows may be delivered twice.
+        # If a key or a shard moves to another server during the delivery, the whole delivery is
+        # repeated. This does no harm, because rows may be delivered twice.
         return repeated(
             mirror.options.group,
             partial(_deliver_to, mirror, rows),

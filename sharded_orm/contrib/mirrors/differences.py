@@ -126,8 +126,8 @@ class Suspect:
 def settle(
     mirror: Mirror, suspects: list[Suspect], report: ComparisonReport, *, repair: bool
 ) -> None:
-    """Compare ``suspects``, rows that seemed to differ from their source, again. Add to ``report``
-    those that still differ.
+    """Compare ``suspects`` again, the rows that seemed to differ from their source. Add to
+    ``report`` those that still differ.
 
     :param repair: whether to repair them as well.
     """
@@ -170,8 +170,8 @@ def _look(
 ) -> tuple[dict[Any, Any], dict[Any, list[Finding]]]:
     """Compare each row of ``suspects`` with the source once.
 
-    :returns: two dicts, both by primary key. The first has the states of the source's rows. The
-        second has the findings (see :data:`Finding`) of the rows that differ.
+    :returns: a pair of dicts. The first maps primary keys to the states of the source's rows. The
+        second maps the primary keys of rows that differ to their findings (see :data:`Finding`).
     """
     wanted = source_rows(mirror, {s.pk: s.source_key for s in suspects})
     key = mirror.names.index(mirror.key.attname)

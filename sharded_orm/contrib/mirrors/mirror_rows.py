@@ -61,8 +61,8 @@ class MirrorRow:
     :param source_key: the shard key of the row of the source; None if it is not known.
     :param values: the values in the order of :attr:`Mirror.attributes`; None if the row is to be
         removed from this shard.
-    :param is_new: whether the shard has probably never had the row. Writing it then takes fewer
-        statements.
+    :param is_new: whether the shard has probably never had the row. If so, fewer statements are
+        needed to write it.
     """
 
     pk: Any
@@ -176,8 +176,7 @@ def _write_locked(
 def _decided_by_source(
     mirror: Mirror, alias: str, row: MirrorRow, stored_key: str
 ) -> MirrorRow | None:
-    """Return the row to write if the shard has a version of the row from another shard key of the
-    source.
+    """Return the row to write if the version that the shard has stored is from another shard key.
 
     This happens if, for example, a row of the source was deleted under one shard key, and created
     with the same id under another. Each shard of the source numbers its writes by itself, so the

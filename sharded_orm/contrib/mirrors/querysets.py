@@ -93,7 +93,7 @@ class MirrorQuerySet(ShardedQuerySet[M]):
         """Find out for each None in a JSON field whether the database has the NULL of SQL or the
         null of JSON. Instances have None for both.
 
-        :returns: a dict by primary key, of dicts that map attributes to None or :data:`JSON_NULL`.
+        :returns: maps primary keys to dicts, which map attributes to None or :data:`JSON_NULL`.
             None if the page's query now finds other rows, because a value has changed meanwhile.
         """
         names = [mirror.attributes[position] for position in mirror.json_positions]

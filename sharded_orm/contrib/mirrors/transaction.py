@@ -34,7 +34,8 @@ class SourceChange(StatementChange):
     def __init__(self, source: Source) -> None:
         self.source = source
         self.rows: Sequence[WrittenRow] = ()
-        #: The function that :func:`record` has returned; None until the rows are in the outbox.
+        #: The function that :func:`record` has returned, which returns the outbox entries of the
+        #: rows; None until the rows are in the outbox.
         self.recorded: Recorded | None = None
         #: A transaction may write to the outbox several times. For example, 2 means that these rows
         #: were written at the second time. 0 means that they are not written yet.
