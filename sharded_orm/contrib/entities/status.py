@@ -26,7 +26,7 @@ class StoreStatus:
     :param backlog: number of marked entities. A writer marks an entity whose index rows it changes,
         and a cleaner removes the mark when it has checked the rows.
     :param lag: the age of the oldest mark in seconds; 0 if there is none.
-    :param problems: the shards that do not answer, with the reasons.
+    :param problems: sentences about shards that do not answer, with the reasons.
     """
 
     name: str
