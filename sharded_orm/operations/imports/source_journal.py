@@ -60,9 +60,9 @@ class SourceJournal:
         self._group = request.group
         self._source = request.source
         digest = md5(request.group.encode(), usedforsecurity=False).digest()
-        # This number marks the group's changes in the journal, and its fence (the triggers that
-        # refuse writes). Compute it from the group's name, so that every process finds the same
-        # number.
+        # This number marks the entries of the group in the journal, and the triggers of the group's
+        # fence, which refuse writes. It is computed from the group's name, so that every process
+        # finds the same number.
         self._number = int.from_bytes(digest[:7])
         self._capture = _open_capture(request.source)
 
@@ -167,7 +167,8 @@ class SourceJournal:
         """Return the primary key of the changed row, and its anchor before the change.
 
         The anchor (:attr:`SourceTable.anchor_field`) is the row's shard key, or the foreign key to
-        the parent row that has the shard key. It shows on which shard the old row is.
+        the parent row that has the shard key. If the change has moved the row to another shard, the
+        anchor before the change shows on which shard the imported copy of the row still is.
         """
         size = len(table.pk_fields)
         values: list[Any] = [

@@ -227,8 +227,9 @@ class ScriptExecutor:
                 continue
             session.check()
             if statement.records and index == len(script.statements) - 1:
-                # This statement records the last migration of the script. Compare the schemas
-                # before: a shard with a wrong schema must not count as migrated.
+                # This statement records the last migration of the script. Before it is run,
+                # compare the schemas, because a shard with a wrong schema must not count as
+                # migrated.
                 self._compare(script, key, run, self._unit_of(statement), before)
             if index not in stretch:
                 stretch = script.stretch(index)

@@ -178,9 +178,9 @@ def migrate(
 
 
 def _finish_broken_off(kind: str, subject: str) -> None:
-    """Mark the last run as finished if its process was killed after the last shard.
+    """Mark the last run as finished if its process was killed just after the last shard.
 
-    All shards are migrated then, and only the end of the run is not recorded.
+    Then all shards are migrated, but the journal does not have the end of the run yet.
     """
     last = journal.last_run(kind, subject)
     if last is None or last.state != "broken off":
@@ -402,8 +402,8 @@ class MigrationStatus:
     behind: int
     missing: Sequence[Shard]
     unreachable: dict[str, str]
-    #: Maps each state to the number of the group's shards with an unfinished step in this state. A
-    #: step is the migration of one shard, as the journal records it.
+    #: Numbers of the group's shards whose migration was begun and not completed, by the state of
+    #: the migration in the journal. For example, {"failed": 2}: it has failed on two shards.
     left: dict[str, int]
     #: The shards of the group whose migration failed, or was interrupted so that nothing shows
     #: whether the last operation took effect.

@@ -106,10 +106,10 @@ class KeyMover:
         # it owns the key. The fence on the source stays open until the switch.
         self._watch(target, move, closed=True)
         self._watch(source, move, closed=False)
-        # A transaction in two phases may have written rows of the key before the triggers existed,
-        # and be prepared now. The journal would miss these rows. CREATE TRIGGER usually waits for
-        # such a transaction; on MariaDB it does not if the session of the transaction has ended. So
-        # refuse the move if there is a prepared transaction.
+        # Refuse the move if a transaction in two phases is prepared on one of the shards. It may
+        # have written rows of the key before the triggers existed, and the journal would miss these
+        # rows. CREATE TRIGGER usually waits for such a transaction; but on MariaDB it does not wait
+        # if the session of the transaction has ended.
         shards = [runtime.shard(move.group, number) for number in (move.source, move.target)]
         refuse_prepared(runtime.group(move.group), shards)
         self._sessions.copy(move.source).prepare(self._tables)

@@ -28,7 +28,7 @@ class MovePlan:
     """Which keys move, and notes that an operator should read before the move.
 
     :param already: keys, as text, that are on their target now.
-    :param notes: sentences, such as those about tables without a model.
+    :param notes: sentences for the operator. For example, one says which tables belong to no model.
     """
 
     group: str

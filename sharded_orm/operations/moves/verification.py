@@ -25,7 +25,8 @@ def differences(
     """Compare the rows of a key in the real tables of two shards.
 
     Return the number of rows, and a sentence for each table that differs. Costs one statement per
-    table and shard. Both shards compute in parallel, because writes to the key wait until the end.
+    table and shard. The two shards work at the same time, because the site's writes to the key wait
+    until the comparison ends.
     """
     with ThreadPoolExecutor(1, thread_name_prefix="sharded_orm comparison") as thread:
         target_digests = thread.submit(_digests, target, tables, key)

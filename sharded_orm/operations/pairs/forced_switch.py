@@ -1,8 +1,9 @@
-"""The switch of a shard whose active side is down: the passive side becomes active without it.
+"""Make the passive side of a shard the active one if the server of its active side is down.
 
-The active side is *given up*: nobody waits for it, and writes that only it has are lost for the
-time being. A new epoch of the shard begins, a number that the topology and the surviving side
-store. If the given-up side comes back, its older epoch shows that it must rejoin the pair first
+The active side is *given up*: nobody waits for it, and writes that only this side has are lost for
+the time being. Each shard has an *epoch*, a number in the topology and on both sides. When a side
+is given up, a greater number is stored in the topology and on the other side. If the given-up side
+comes back, its smaller number shows that it must rejoin the pair first
 (:mod:`~sharded_orm.operations.pairs.rejoin`).
 """
 

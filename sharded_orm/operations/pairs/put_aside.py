@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 
 
 class PutAsideFile:
-    """A new file with one JSON text per line: first a head, then transactions, then rows that
-    differ.
+    """A new file with one JSON text per line.
+
+    The first line describes the file. One line for each transaction follows, and then one line for
+    each row that differs between the sides.
 
     Only the owner of the process can read the file.
 

@@ -1,4 +1,7 @@
-"""Parts of the steps of a rolling upgrade or of its abort, such as: catch up, compare, migrate."""
+"""Parts of which the steps of a rolling upgrade, and of its abort, consist.
+
+For example, one part waits until a side has executed all changes, and another compares the sides.
+"""
 
 from __future__ import annotations
 
