@@ -88,9 +88,9 @@ class AutonomousConnections:
     def close_all(cls) -> None:
         """Close the second connections of this thread.
 
-        A closed connection connects again at its next use, to the database that the settings name
-        then. Test runs with shards call this method after they have changed the names of databases,
-        and when they flush a group.
+        Such a connection connects again when it is next used. It then connects to the database that
+        the settings name at that time. Test runs with shards call this method after they have
+        changed the names of databases, and when they flush a group.
         """
         for instance in list(cls._instances):
             for connection in instance._of_thread().values():

@@ -72,9 +72,9 @@ def select(
     look-ups in the directory, the table that maps each shard key to its shard. If the primary key
     does not determine the shard, the queries of :func:`misplaced` are added.
 
-    :param within: the shard that the page shows; None if the page shows several shards. With a
-        shard, rows of other shards count as unknown, and an object id may be a bare primary key, as
-        in actions that were written for Django's own admin.
+    :param within: the shard that the page shows; None if the page shows several shards. If a shard
+        is given, the object ids of rows on other shards count as unknown. An object id may then be
+        a primary key alone, because actions that were written for Django's own admin use it so.
     """
     by_shard: dict[Shard, list[Identity]] = {}
     unknown = 0

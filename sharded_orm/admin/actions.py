@@ -37,8 +37,8 @@ def action_arguments(location: Any) -> dict[str, Any]:
 def action_prefix(location: Any) -> str:
     """Return the prefix of the names of inputs in the form that starts actions at ``location``.
 
-    The prefix is the same as in ``ModelAdmin.response_action()``. The form of the changelist has no
-    prefix.
+    ``ModelAdmin.response_action()`` uses the same prefix. It is empty for the form of the
+    changelist.
     """
     return "" if location is None or location.value == "CHANGE_LIST" else str(location.value)
 

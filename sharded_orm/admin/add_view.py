@@ -40,8 +40,9 @@ class AddViewMixin(PickersMixin, ShardedBase):
     def prepare_add(self, request: HttpRequest) -> Any:
         """Set the scope of the request (:class:`ShardScope`) for the form of a new row.
 
-        If the form has relations inside the shard group, the shard must be known first: the widgets
-        offer rows of that shard. Otherwise, the user types the shard key into an ordinary field.
+        If the form has relations inside the shard group, the shard must be known before the form is
+        built, because the widgets offer rows of that shard. Otherwise, the user types the shard key
+        into an ordinary field.
 
         :return: None if the form can be built; else a response to send instead, such as a page that
             asks for the shard key.
@@ -173,8 +174,8 @@ class AddViewMixin(PickersMixin, ShardedBase):
         related = None if key.remote_field is None else shard_options(key.related_model)
         if related is None:
             return self.formfield_for_dbfield(key, request)
-        # The shard key refers to a row that may be on any shard. So ask for the id of that row,
-        # with a link to the list of all shards.
+        # The shard key is a foreign key to a row that may be on any shard, and no widget can offer
+        # all these rows. So ask for the id of the row, with a link to the list of all shards.
         target = key.target_field
         field = target.formfield() or forms.CharField()
         field.widget = RawId(key.remote_field, self.admin_site)

@@ -100,8 +100,8 @@ class ShardedChangeList(ChangeList):
     # -- Queries ---------------------------------------------------------------
 
     def get_filters_params(self, params: Any = None) -> Any:
-        # Remove the parameters that this package adds to URLs: they are not filters. The links of
-        # the page still have the shard and the key; see get_query_string().
+        # Remove the parameters that this package adds to URLs, because Django would take them for
+        # filters. The links of the page still have the shard and the key; see get_query_string().
         filter_params = super().get_filters_params(params)
         for name in (SHARD_VAR, KEY_VAR, COUNT_VAR):
             filter_params.pop(name, None)
@@ -318,9 +318,8 @@ class ShardedChangeList(ChangeList):
     def previous_link(self) -> str | None:
         """The link to the previous page; None on the first page.
 
-        A URL may ask for a page that is too far from the first one, after row
-        :data:`pagination.LAST_ROW`, and that is therefore empty. On such a page, the link leads to
-        the last page that can be shown.
+        If the URL asks for a page after row :data:`pagination.LAST_ROW`, the page is empty. The
+        link on it leads to the last page that can be shown.
         """
         if self.page_num <= 1:
             return None

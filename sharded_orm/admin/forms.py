@@ -192,9 +192,9 @@ class OnShardFormSet(_ModelFormSet):
     """A formset that sends its queries only to the shard of its rows."""
 
     def add_fields(self, form: Any, index: int | None) -> None:
-        # Overrides BaseModelFormSet.add_fields. The form of a row that was deleted or never existed
-        # has a field for the primary key, and this field would search for the row on no particular
-        # shard. Such a query would be refused, so let the field search an empty queryset.
+        # Overrides BaseModelFormSet.add_fields. If a row was deleted or never existed, its form has
+        # a field for the primary key. This field would search for the row without naming a shard,
+        # and such a query is refused. So let the field search an empty queryset.
         super().add_fields(form, index)
         field = form.fields.get(self._pk_field.name)
         if isinstance(field, ModelChoiceField) and form.instance._state.db is None:
@@ -236,8 +236,8 @@ class ChildFormSet(OnShardFormSet, _ChildFormSet):
         return form
 
     def save_new(self, form: Any, commit: bool = True) -> Any:
-        # Set the shard key again: if the parent is new, its key may have been generated after this
-        # form was made.
+        # Set the shard key again, because the key of a new parent may have been generated after
+        # this form was made.
         self._set_key(form.instance)
         return super().save_new(form, commit)
 

@@ -158,8 +158,8 @@ class ShardedInlineMixin(PickersMixin, _Inline):
     def has_shard_permission(self, request: HttpRequest, shard: Shard) -> bool:
         """Whether the user may look at ``shard`` and change its rows.
 
-        By default, the model admin for the inline's model decides, by its method of the same name.
-        If the site has no model admin with this method for that model, return True.
+        By default, this returns what ``has_shard_permission()`` of the model admin for the inline's
+        model returns. If the site has no model admin with this method for that model, return True.
         """
         own = self._own_admin
         return own is None or own.has_shard_permission(request, shard)
@@ -176,8 +176,8 @@ class ShardedInlineMixin(PickersMixin, _Inline):
         """Whether ``has_shard_permission()`` is overridden, in the inline or in the model admin of
         its model.
 
-        If it is not, it refuses no shard. So the permissions can be checked without finding out the
-        shard of the rows, which may cost a query.
+        If it is not overridden, no shard is refused. The permissions can then be checked without
+        finding the shard of the rows, which may cost a query.
         """
         if type(self).has_shard_permission is not ShardedInlineMixin.has_shard_permission:
             return True

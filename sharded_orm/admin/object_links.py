@@ -98,7 +98,7 @@ class ReadonlyField(helpers.AdminReadonlyField):
         if contents != self.empty_value_display:
             return contents
         # The shard key may refer to a row that does not exist, because no database constraint
-        # prevents that. Django would then show nothing, so show the value of the key.
+        # prevents that. Django would show such a key as if it were empty, so show its value.
         return conditional_escape(getattr(self.form.instance, options.key.attname))
 
     def get_admin_url(self, remote_field: Any, remote_obj: Any) -> str:
@@ -147,9 +147,9 @@ class _InlineFieldset(_Lines, helpers.InlineFieldset):
 class _Like:
     @classmethod
     def like(cls, original: Any) -> Any:
-        """Return an instance of this class with the attributes of ``original``.
+        """Return an instance of this class with all attributes of ``original``.
 
-        :param original: an instance of the Django class from which this class derives.
+        :param original: an instance of the Django class that this class extends.
         """
         copy = cls.__new__(cls)
         copy.__dict__.update(original.__dict__)
@@ -192,7 +192,7 @@ class InlineForm(_Like, helpers.InlineAdminForm):
 
 
 class InlineFormSet(_Like, helpers.InlineAdminFormSet):
-    """Django's ``InlineAdminFormSet``, whose forms are :class:`InlineForm`."""
+    """Django's ``InlineAdminFormSet``, with forms of the class :class:`InlineForm`."""
 
     def __iter__(self) -> Iterator[Any]:
         for form in super().__iter__():

@@ -106,10 +106,12 @@ class ChangeCapture(OwnSession, ABC):
 
     @abstractmethod
     def exclusively(self, patience: float) -> AbstractContextManager[None]:
-        """Hold a lock during the ``with`` block, so that no other session creates or drops triggers.
+        """Hold a lock during the ``with`` block, so that no other operation of this library creates
+        or drops triggers meanwhile.
 
         :param patience: seconds to wait for another session that holds the lock.
-        :raises django.db.OperationalError: the other session held the lock for more than ``patience``.
+        :raises django.db.OperationalError: the other session held the lock for more than
+            ``patience``.
         """
 
     def end_sessions(self, number: int | None = None) -> int:

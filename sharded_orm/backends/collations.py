@@ -23,8 +23,8 @@ class TextEquality(NamedTuple):
 
 
 class Collations:
-    """What the collations of one kind of database do. The base class knows no collation, and is
-    used for unknown kinds of databases.
+    """Says how the collations of one kind of database compare texts. The base class knows no
+    collation, and is used for unknown kinds of databases.
     """
 
     #: A collation that system checks recommend for a field by which cached rows are looked up. It

@@ -1,9 +1,9 @@
 """Creates the test databases of ordinary aliases, which are not shard groups.
 
 Tests must not read cached rows of the live site. So the rows of a test database are cached under
-keys of their own. ``sharded_orm.testing`` changes the cache keys, and must be imported only when
-tests run. So this module does not import it. Instead, the app passes a function to
-:func:`provide_isolation`.
+keys of their own. ``sharded_orm.testing`` changes the cache keys. This module does not import
+``sharded_orm.testing``, which must be imported only when tests run. Instead, the app passes a
+function to :func:`provide_isolation`.
 """
 
 from __future__ import annotations

@@ -102,9 +102,9 @@ class ShardFeatures:
     #: be rolled back. True for PostgreSQL.
     errors_end_transactions: ClassVar[bool] = False
     #: The dotted path of the subclass of
-    #: :class:`~sharded_orm.backends.replication.ReplicationServer` for this kind of server. "" if
-    #: replicas cannot be promoted. The value is a path and not the class, because the class imports
-    #: a driver.
+    #: :class:`~sharded_orm.backends.replication.ReplicationServer` for this kind of server. An
+    #: empty string if replicas of this kind cannot be promoted. The value is a path and not the
+    #: class, because the module of the class imports a driver.
     replication_server: ClassVar[str] = ""
     #: The dotted path of the class that represents one server of a pair (two servers that replicate
     #: from each other). An empty string if this kind of server cannot be in a pair.

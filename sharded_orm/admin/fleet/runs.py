@@ -1,6 +1,7 @@
 """The admin pages of long operations, such as migrations.
 
-A run is one execution of an operation. The journal, tables in the global database, records all runs.
+A run is one execution of an operation. All runs are recorded in the journal, which consists of
+tables in the global database.
 """
 
 from __future__ import annotations

@@ -127,8 +127,8 @@ def ranges_by_node(topology: Topology, groups: Sequence[str]) -> list[RangeOnNod
 class Cell:
     """The rectangle of one shard, or of several neighbouring shards.
 
-    Coordinates are stored as text: a template would write numbers with a decimal comma in some
-    locales.
+    Coordinates are stored as text, because a template would write numbers with a decimal comma in
+    some locales.
     """
 
     label: str

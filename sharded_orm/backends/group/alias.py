@@ -192,7 +192,8 @@ class GroupAliasMixin(GroupTransactions):
 
     @property
     def mysql_server_data(self) -> Any:
-        # The features of a MySQL backend read this attribute. With other backends, nobody reads it.
+        # Django's MySQL backend reads this attribute in its features. Other backends do not read
+        # it.
         server: Any = self.server
         return server.mysql_server_data
 
