@@ -410,8 +410,8 @@ class MigrationStatus:
     failures: list[Failure]
     #: The latest run, which is one migration of the group's shards; None if there was none.
     run: journal.RunStatus | None
-    #: Maps each state to the number of the latest run's steps in this state. A step is the
-    #: migration of one shard.
+    #: The number of steps of the latest run in each state, such as {"done": 5, "failed": 1}. A step
+    #: is the migration of one shard.
     steps: dict[str, int]
     #: Pairs (number of shards, names of the migrations to run). There is one pair for each distinct
     #: list of migrations.

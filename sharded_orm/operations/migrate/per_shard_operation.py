@@ -81,8 +81,8 @@ class PerShardOperation:
                 self._run_operation()
             return
         statements = self._raw_statements()
-        # Session variables ended with the interrupted session. Set them again, because the next
-        # statements may depend on them.
+        # The variables that the operation had set were lost with the interrupted session. Set them
+        # again in this session, because the next statements may depend on them.
         for sql, params in statements[: checkpoint.index]:
             if _SESSION_SETTING.match(sql):
                 self._execute(sql, params)

@@ -311,9 +311,9 @@ class MigrationPlan:
         """Return the argument ``plan`` of ``pre_migrate`` and ``post_migrate``, with copied
         migrations.
 
-        A receiver may add operations to a migration, as that of ``contenttypes`` does. All shards
-        share the plan. Without the copies, the receiver would add its operations again for each
-        shard.
+        A receiver may add operations to a migration; for example, a receiver of ``contenttypes``
+        does. All shards share the plan. Without the copies, the receiver would add its operations
+        to the shared plan again for each shard.
         """
         plan = []
         for unit in self.units:

@@ -102,8 +102,9 @@ class KeyMover:
         :raises BranchesPrepared: a transaction in two phases is prepared on one of the shards.
         """
         source, target = self._sessions.capture(move.source), self._sessions.capture(move.target)
-        # The fence on the target is closed at once: the target must refuse writes of the key until
-        # it owns the key. The fence on the source stays open until the switch.
+        # Close the fence on the target at once, because the target must refuse writes of the key
+        # until it owns the key. Leave the fence on the source open until the switch, because the
+        # site goes on to write there.
         self._watch(target, move, closed=True)
         self._watch(source, move, closed=False)
         # Refuse the move if a transaction in two phases is prepared on one of the shards. It may

@@ -206,7 +206,7 @@ class MoveRecord:
             raise self._lost()
 
     def settle(self, sessions: Any) -> None:
-        """Record that the old rows were moved into side tables, and so the move is complete.
+        """Record that the move is complete: the old rows on the source are in side tables now.
 
         :param sessions: a value that identifies the sessions that were open on the source when the
             target became the owner, and may still write there. None if the database cannot list its

@@ -236,8 +236,8 @@ class _Run:
     def _end_sessions(self, moves: Sequence[MoveRecord]) -> None:
         """End the database sessions of the process that has left ``moves`` unfinished.
 
-        That process may only be paused. It must not write any more, because this process has taken
-        over its run.
+        That process may still live, for example if it was only paused. It must not write any more,
+        because this process has taken over its run.
         """
         ended = 0
         with ShardSessions(self._group) as sessions:

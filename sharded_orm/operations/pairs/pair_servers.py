@@ -1,4 +1,7 @@
-"""Connections to the two servers of a master-master pair, and the shards on a pair."""
+"""Open connections to the two servers of a pair, and find the shards on a pair.
+
+The two servers replicate from each other (master-master replication).
+"""
 
 from __future__ import annotations
 

@@ -16,7 +16,8 @@ FENCING: Final = "fencing"
 #: The third phase: the new topology is being published. If the process is killed now, only the
 #: source of the topology tells whether it was published.
 PUBLISHING: Final = "publishing"
-#: The last phase: the new topology is published. The new side takes writes now, or in a moment.
+#: The last phase: the new topology is published, and the fence of the new side is being opened. So
+#: the new side takes writes now, or in a moment.
 OPENING: Final = "opening"
 
 

@@ -85,8 +85,8 @@ def rejoin(
     """
     with journal.hold_run(KIND, EVERYTHING, {"node": node}) as run:
         upgrade = upgrade_state.unfinished_run()
-        # A rolling upgrade may be unfinished. Do not refuse because of it: a server that has
-        # restarted must not stay read only until the end of the upgrade.
+        # An unfinished rolling upgrade (``within``) does not count as a conflict. Otherwise a
+        # server that restarts during the upgrade would stay read only until its end.
         refuse_conflicts(run, within=upgrade_state.KIND if upgrade else None)
         try:
             runtime.refresh()
@@ -256,8 +256,8 @@ class _Rejoin:
             )
 
     def _prepared_problems(self) -> Iterator[str]:
-        # Prepared transactions make a comparison of the sides useless: it does not see their
-        # changes, and their commit after the comparison changes rows that were already compared.
+        # The sides cannot be compared while a transaction is prepared: the comparison does not see
+        # its changes, and a later commit changes rows that were compared already.
         for branch in self._side.prepared_branches():
             if branch.schema in self._schemas:
                 yield (
@@ -266,8 +266,8 @@ class _Rejoin:
                 )
 
     def _unsent(self) -> str:
-        """Return the position of the side's last transaction if the survivor does not have it;
-        otherwise "".
+        """Return the position of the side's last transaction in its log, if the survivor does not
+        have this transaction; otherwise return "".
         """
         last = self._side.written()
         status = self._survivor.status()

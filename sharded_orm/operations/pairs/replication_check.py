@@ -26,7 +26,8 @@ _NAMED: Final = 3
 # If the tables of two servers differ, the reason may be that one has not executed all changes of
 # the other yet. Wait for this number of seconds at most, and compare the tables again.
 _CHANGE: Final = 10.0
-# Seconds that one query waits for a server. A longer wait consists of several such queries.
+# A query that waits until a server has executed changes ends after this number of seconds. For a
+# longer wait, the query is repeated.
 _SLICE: Final = 1.0
 # Seconds between two checks whether a server is connected to the other.
 _POLL: Final = 0.05
@@ -120,8 +121,8 @@ def newer_epoch_problems(side: MySQLPairSide, shards: Iterable[Shard]) -> Iterat
     shards = list(shards)
     newer = _newer_schemas(side, shards)
     if newer:
-        # This process may have read the topology before the side got its epoch. So read the
-        # topology again.
+        # The topology in the memory of this process may be outdated: it may be from before the
+        # switch that gave the side its epoch. So read the topology again.
         runtime.refresh()
         newer = _newer_schemas(side, shards)
     if newer:
@@ -174,8 +175,8 @@ def await_events(
 ) -> None:
     """Wait until ``replica`` replicates and has executed the present changes of ``source``.
 
-    These are the changes that ``source`` itself has written until now, not those that it has
-    received.
+    Only changes count that ``source`` itself has written until now, and not changes that it has
+    received from another server.
 
     :param check: called before each second of the wait. It raises an error if the wait must end.
     :raises PairRefused: replication fails, or the wait takes more than ``seconds``.

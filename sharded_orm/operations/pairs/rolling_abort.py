@@ -1,9 +1,10 @@
 """Abort a rolling upgrade: give the old schema back to the shards of the unfinished round.
 
 An abort is possible until the second side begins to get the new schema. If the shards are active on
-the side with the new schema already, they must become active on the other side again. For this,
-their writes stop: values of new columns and rows of new tables have no place in the old schema.
-Before the other side executes anything, a check makes sure that there are none.
+the side with the new schema already, they must become active on the other side again. Values of new
+columns and rows of new tables have no place in the old schema of that other side. So writes are
+stopped, and a check makes sure that there are no such values and rows, before the other side
+executes the changes that it has received.
 """
 
 from __future__ import annotations

@@ -98,8 +98,8 @@ def upgrade(
     :raises OperationStopped: ``stopping`` was set. Another call continues.
     """
     with journal.hold_run(KIND, EVERYTHING, {"pair": [first, second]}) as run:
-        # The step "switch" of this upgrade may have been interrupted. The upgrade itself ends that
-        # switch, so do not refuse because of it.
+        # The step "switch" of this upgrade may have been interrupted. An interrupted switch
+        # (``within``) does not count as a conflict, because the upgrade itself ends it.
         refuse_conflicts(run, within=SWITCH if "done" in run.arguments else None)
         if "done" in run.arguments:
             plan = _require_same(run, first, second, options)
