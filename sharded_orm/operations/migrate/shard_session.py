@@ -160,9 +160,9 @@ class ShardSession:
         if self.checkpoint.what is What.PER_SHARD and not (
             self.checkpoint.marker and self.checkpoint.reverts
         ):
-            # The operation took effect, but no marker proves it. So record the success in the
-            # journal now. If the process were killed before the next checkpoint, nothing else would
-            # show it.
+            # The whole operation took effect, but no marker (a row in ``django_migrations``)
+            # proves this. So record the success in the journal now. Otherwise nothing would show
+            # it if the process were killed before the next checkpoint.
             self.amend(settled="done")
 
     @property

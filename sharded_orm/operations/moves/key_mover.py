@@ -407,8 +407,8 @@ class KeyMover:
         sessions = source.sessions()
         self._sessions.copy(move.source).prepare(self._tables)
         self._sessions.copy(move.source).set_aside(self._tables, move.number, move.value)
-        # Discard the side tables on the target first, and then record the move as settled. In the
-        # other order, a kill in between would leave side tables that only 'keys repair' finds.
+        # Discard the side tables on the target before the move is recorded as settled. In the other
+        # order, a kill between the two steps would leave side tables that only 'keys repair' finds.
         self._sessions.copy(move.target).discard_everywhere(move.number)
         move.settle(sessions)
 
