@@ -41,8 +41,8 @@ _SETTINGS = TopologyStatus(0, Origin.SETTINGS, datetime.now(UTC))
 
 
 class ActiveConfig:
-    """The configuration in use: the ``SHARDED_ORM`` setting, after its validation, with the present
-    topology.
+    """The configuration in use. It consists of the ``SHARDED_ORM`` setting, after its validation,
+    and the topology in use.
 
     The topology (nodes and shard groups) comes from the setting itself or from a topology source,
     such as a file or ZooKeeper. Thread-safe.
@@ -117,8 +117,8 @@ class ActiveConfig:
         assert self._watcher is not None and self._inherited is not None
         self._sources_of_parents.append(self._watcher.source)
         self._inherited = None
-        # Take the configuration from the parent's watcher. self.current may be wrong: at the moment
-        # of the fork, another thread of the parent may have been replacing it.
+        # Take the configuration from the parent's watcher, because self.current may be wrong. At
+        # the moment of the fork, another thread of the parent may have been replacing it.
         watcher = self._watcher.of_child(_make_source())
         assert watcher.value is not None
         self._watch(watcher)

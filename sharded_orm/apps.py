@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from sharded_orm.ids.tickets.pool import TicketSessionPool
 
 # Enable DATABASES to find the settings of groups and shards as soon as this module is imported.
-# ready() would be too late: Django loads the models before it calls ready(), and code in the
-# modules of models may already use DATABASES.
+# ready() would be too late, because Django calls it only after it has loaded the models, and code
+# in the modules of models may already use DATABASES.
 provide_resolver(CurrentAliases())
 
 

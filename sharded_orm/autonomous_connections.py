@@ -103,7 +103,7 @@ class AutonomousConnections:
         state = self._own.__dict__
         if state.get("process") != identity():
             if "connections" in state:
-                # This process was forked: keep the connections of its parent, but do not use them.
+                # This process was forked. Keep the connections of its parent, but do not use them.
                 # Using, closing or finalizing them would write to the parent's sessions.
                 _connections_of_parents.append(state["connections"])
             state["connections"], state["process"] = {}, identity()

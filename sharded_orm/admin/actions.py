@@ -56,8 +56,8 @@ class ActionsMixin(ShardedBase):
     """
 
     def action_checkbox(self, obj: Any) -> Any:
-        # A misplaced row, whose shard key leads to a different shard, gets no checkbox: no action
-        # may write it. select() refuses such rows too.
+        # A misplaced row, whose shard key leads to a different shard, gets no checkbox, because no
+        # action may write it. select() refuses such a row if its object id is posted all the same.
         return "" if is_misplaced(obj) else super().action_checkbox(NamedRow(obj))
 
     def response_action(

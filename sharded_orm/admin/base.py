@@ -192,8 +192,8 @@ class ShardedBase(_ModelAdmin):
         shard = runtime.topology().resolve(row._state.db)
         if shard is not None and not self.has_shard_permission(request, shard):
             return False
-        # A misplaced row, whose shard key leads to a different shard, can be seen but not written:
-        # save() and delete() refuse it.
+        # A misplaced row, whose shard key leads to a different shard, can be seen but not written,
+        # because save() and delete() refuse it.
         return not (write and is_misplaced(row))
 
     def has_add_permission(self, request: HttpRequest) -> bool:

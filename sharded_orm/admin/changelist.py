@@ -108,8 +108,8 @@ class ShardedChangeList(ChangeList):
         return filter_params
 
     def get_query_string(self, new_params: Any = None, remove: Any = None) -> str:
-        # Leave out the parameter that asks for the number of rows: it applies to this page, not to
-        # the pages to which this page links.
+        # Leave out the parameter that asks for the number of rows. It applies only to this page,
+        # and not to the pages to which the links on it lead.
         return str(super().get_query_string(new_params, [*(remove or ()), COUNT_VAR]))
 
     def get_filters(self, request: HttpRequest) -> Any:
@@ -298,8 +298,9 @@ class ShardedChangeList(ChangeList):
 
     @property
     def is_exact(self) -> bool:
-        """Whether :attr:`result_count` is the number of all matching rows. False if the rows were
-        not counted: it is then the number of rows that are known to exist.
+        """True if :attr:`result_count` is the number of all matching rows. False if the rows were
+        not counted, so that :attr:`result_count` is only the number of rows that are known to
+        exist.
         """
         return not self.all_shards or self.counted
 

@@ -127,7 +127,8 @@ class ChangeListMixin(ShardedBase):
     def get_search_results(
         self, request: HttpRequest, queryset: Any, search_term: str
     ) -> tuple[Any, bool]:
-        """Search the rows as Django does. The search fields may belong to global models, too.
+        """Search the rows as Django does. In addition, search fields may be fields of global
+        models.
 
         For such a field, a first query finds the matching rows of the global model in the global
         database. A second query finds the sharded rows that refer to them.

@@ -42,7 +42,7 @@ def cause_of(error: BaseException) -> str:
     code = error.args[0] if error.args else None
     if isinstance(code, int) and code in _LOGIN:
         return f"access denied ({code})"
-    # Join the lines into one: messages of PostgreSQL's client library have several lines.
+    # Join the lines into one, because messages of PostgreSQL's client library have several lines.
     text = " ".join(without_accounts(str(error.args[-1])).split()) if error.args else ""
     if is_node_gone(error):
         return f"the node does not answer ({text or code})"
@@ -110,7 +110,8 @@ class Outages:
 
 
 def join_names(names: Iterable[str], most: int = 8) -> str:
-    """Return one text with the first ``most`` names and, if there are more, the number of the rest.
+    """Return one text with the first ``most`` names and, if there are more, the number of the names
+    that are left out.
 
     With ``most=2``, for example: ``a, b and 3 more``.
     """

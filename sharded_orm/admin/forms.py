@@ -78,8 +78,9 @@ class KeepsKey(_ModelForm):
 
     @property
     def _fixed_key(self) -> Any:
-        """The shard key that this form must keep: the key of a stored row, or the key that the page
-        sets for a new row. None if the user types the key in, or if the row has no key yet.
+        """The shard key that this form must keep. For a stored row, it is the row's key; for a new
+        row, it is the key that the page sets. None if the user types the key in, or if the row has
+        no key yet.
         """
         if self.instance._state.adding and self.new_key is None and self._key.name in self.fields:
             return None
@@ -119,7 +120,7 @@ class KeepsKey(_ModelForm):
     def _get_validation_exclusions(self) -> set[str]:
         # Overrides BaseModelForm._get_validation_exclusions(). Django skips a constraint if one of
         # its fields is not in the form. The shard key is not in the form, but most constraints of a
-        # sharded model include it. So let Django check these constraints, too.
+        # sharded model include it. So tell Django not to skip the constraints with the shard key.
         excluded = super()._get_validation_exclusions()
         if self._fixed_key is not None:
             excluded.discard(self._key.name)

@@ -101,7 +101,7 @@ def lookup_notes(request: Any) -> list[str]:
 
 
 def _lookup_notes(request: Any) -> dict[str, None]:
-    # Store the sentences as keys of a dict: it keeps their order and drops repeated sentences.
+    # Store the sentences as keys of a dict, which keeps their order and drops repeated sentences.
     notes: dict[str, None] = request.__dict__.setdefault("_sharded_orm_lookup_notes", {})
     return notes
 

@@ -38,11 +38,11 @@ SEPARATOR, MISPLACED = "~", "@"
 
 @dataclass(frozen=True)
 class Identity:
-    """The parts of an object id: it names the row with primary key ``pk`` on ``shard``.
+    """The parts of an object id, which names the row with the primary key ``pk`` on ``shard``.
 
     ``key`` is the row's shard key; None if the object id does not hold it. ``misplaced`` is true if
-    the object id holds the alias of the shard, because the row's shard key leads to a different
-    shard.
+    the object id holds the alias of the shard instead, because the row's shard key leads to a
+    different shard.
     """
 
     options: ShardOptions
@@ -100,7 +100,7 @@ def object_id(row: Model) -> str:
 
 
 def is_misplaced(row: Model) -> bool:
-    """Whether a stored row is misplaced: its shard key leads to a different shard.
+    """Whether a stored row is misplaced, that is, on another shard than its shard key says.
 
     ``save()`` and ``delete()`` refuse a misplaced row. Costs as much as :func:`object_id`.
     """

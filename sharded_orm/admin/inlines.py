@@ -63,9 +63,9 @@ class ShardedInlineChecks(InlineModelAdminChecks):
 class ShardedInlineMixin(PickersMixin, _Inline):
     """Mixin for inlines of sharded models; combine it with one of Django's inline classes.
 
-    The forms of the inline have no field for the shard key: a new row gets the key of its parent,
-    the row that the page shows. If the parent is in the global database, and not in the same shard
-    group, the shard key of the inline's rows is the foreign key to the parent.
+    The forms of the inline have no field for the shard key, because a new row gets the key of its
+    parent, the row that the page shows. If the parent is in the global database, and not in the
+    same shard group, the shard key of the inline's rows is the foreign key to the parent.
     """
 
     formset: Any = InlineFormSetOnShard

@@ -1,8 +1,8 @@
-"""Finds misplaced rows: rows that are on another shard than their shard key says.
+"""Finds misplaced rows, which are on another shard than their shard key says.
 
 ``save()`` refuses to write a misplaced row. But an admin action may call ``QuerySet.update()`` on a
-shard, which does not read the shard keys of the rows, and so would write misplaced rows, too. So
-admin actions leave these rows out of their querysets.
+shard. This does not read the shard keys of the rows, and so would also write misplaced rows.
+Therefore admin actions leave these rows out of their querysets.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ class ObjectViewsMixin(AddViewMixin):
         # Overrides ModelAdmin._get_obj_does_not_exist_redirect(), which redirects to the index if
         # the row does not exist. Respond with a 404 instead.
         if not (self.has_view_or_change_permission(request) or self.has_delete_permission(request)):
-            # Do not respond with a 404 to users without permission: it would reveal which keys exist.
+            # Users without permission get no 404, because it would reveal which keys exist.
             raise PermissionDenied
         text = unquote(object_id)
         try:
@@ -285,7 +285,7 @@ class ObjectViewsMixin(AddViewMixin):
         if request.POST.keys() & handled_by_django:
             return super().response_add(request, named_row(obj), post_url_continue)
         # After a plain "Save", do what Django's response_add() does, but link to the row by its
-        # object id. Projects override the hook response_post_save_add(), so call it, too.
+        # object id. Also call the hook response_post_save_add(), because projects override it.
         self.message_added(request, obj)
         return self.response_post_save_add(request, obj)
 

@@ -62,8 +62,8 @@ class _Autocomplete(_Completing):
 
     def optgroups(self, name: str, value: Any, attr: Any = None) -> Any:
         # Overrides AutocompleteMixin.optgroups(), which reads the rows of all posted values in one
-        # query. Leave out values that the column cannot hold, such as a too large number: for such
-        # a value, the database may raise an error.
+        # query. Leave out values that the column cannot hold, such as a too large number, because
+        # the database may raise an error for such a value.
         possible = [text for text in value if can_be_related(self.field, text)]
         return super().optgroups(name, possible, attr)
 
@@ -83,8 +83,8 @@ class SeveralRows(_Several):
 
     def _check_values(self, value: Any) -> Any:
         # Overrides ModelMultipleChoiceField._check_values(), which reads the rows of all ids in one
-        # query. First check each id by itself: one id that the column cannot hold would make the
-        # query fail.
+        # query. That query would fail if the column cannot hold one of the ids. So first check each
+        # id by itself.
         rows: Any = self.queryset
         for pk in value:
             if stored_value(rows.model._meta.pk, pk) is None:

@@ -97,8 +97,9 @@ class Change:
 class ChangeCapture(OwnSession, ABC):
     """Base class of the objects that create and use the triggers of one shard.
 
-    The triggers serve the move of a shard key: they record the changed rows of the key in a table,
-    the journal, and refuse changes while the key's fence is closed.
+    The triggers are needed, for example, while a shard key moves to another shard. They record the
+    changed rows of the key in a table, the journal, and refuse changes while the key's fence is
+    closed.
     """
 
     #: The SQL query that returns the names of all triggers on the shard.

@@ -124,8 +124,9 @@ class MySQLCollations(Collations):
 class PostgreSQLCollations(Collations):
     """The collations of PostgreSQL.
 
-    The default collation of a database is always exact: PostgreSQL permits only a deterministic
-    one, which treats texts as equal only if their bytes are equal.
+    The default collation of a database always compares texts exactly, because PostgreSQL permits
+    only a deterministic one. With a deterministic collation, texts are equal only if their bytes
+    are equal.
     """
 
     def equality(self, collation: str | None) -> TextEquality:

@@ -57,8 +57,8 @@ class IsolatedCacheCreation(BaseDatabaseCreation):
     """
 
     def create_test_db(self, *args: Any, **kwargs: Any) -> str:
-        # Switch to the cache keys of the test run before the migrations run, because migrations may
-        # write rows, and must not touch the cache of the live site.
+        # Switch to the cache keys of the test run before the migrations run. Migrations may write
+        # rows, and must not touch the cache of the live site.
         if _isolation is not None:
             _isolation().isolate(self.connection.alias)
         return super().create_test_db(*args, **kwargs)

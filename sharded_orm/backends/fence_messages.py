@@ -18,8 +18,8 @@ CLOSED_TABLE = (
     "sharded_orm: this table has moved to shards and is closed for writes; see"
     " 'manage.py shards import --unfollow'"
 )
-#: The beginning of the error message when a trigger refuses a write on the passive side of a pair:
-#: the other server of the pair takes the writes of this shard
+#: The beginning of the error message when a trigger refuses a write because this server is the
+#: passive side of a pair. The writes of the shard have to go to the other server of the pair
 #: (:mod:`sharded_orm.backends.side_fence`).
 SIDE_MARKER = "sharded_orm: this server is the passive side of a pair for this database"
 #: The SQLSTATE of the error with which a trigger refuses a write.

@@ -66,8 +66,8 @@ class KeyReport:
 class KeyCount:
     """The number of keys that the directory (the table of each key's shard) records for a shard.
 
-    ``number`` is None if the directory does not answer. ``more`` is true if the shard has more
-    keys: counting stopped at ``number``.
+    ``number`` is None if the directory does not answer. ``more`` is true if the shard has more keys
+    than ``number``, because counting has stopped there.
     """
 
     number: int | None

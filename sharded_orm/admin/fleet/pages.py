@@ -116,10 +116,10 @@ class Step:
 class FleetAdmin(_ModelAdmin):
     """Base class of the admin pages about shards, ticket servers, operations and the topology.
 
-    Each subclass is registered for a model. The model only gives the pages their URLs and
-    permissions in the admin. No rows are edited: the pages replace all URLs of ``ModelAdmin``. To
-    look at the pages, a user needs the model's ``view`` or ``change`` permission. To change
-    something on a page, a user needs ``change``.
+    Each subclass is registered for a model, which only gives the pages their URLs and permissions
+    in the admin. The pages replace all URLs of ``ModelAdmin``, so no rows of the model can be
+    edited. To look at the pages, a user needs the model's ``view`` or ``change`` permission. To
+    change something on a page, a user needs ``change``.
     """
 
     def has_add_permission(self, request: HttpRequest) -> bool:
