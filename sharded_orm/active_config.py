@@ -1,7 +1,8 @@
 """The configuration that this process uses.
 
-The settings are read once. After that, only the topology in the configuration changes: it is
-replaced when the topology source, such as a file or ZooKeeper, has a new one.
+The settings are read once. After that, only one part of the configuration changes: the topology
+(the map of shards to nodes). It is replaced when the topology source, such as a file or ZooKeeper,
+has a new one.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ _SETTINGS = TopologyStatus(0, Origin.SETTINGS, datetime.now(UTC))
 
 
 class ActiveConfig:
-    """The configuration in use: the ``SHARDED_ORM`` setting, after its validation, with the present
-    topology.
+    """The configuration in use. It consists of the ``SHARDED_ORM`` setting, after its validation,
+    and the topology in use.
 
     The topology (nodes and shard groups) comes from the setting itself or from a topology source,
     such as a file or ZooKeeper. Thread-safe.
@@ -51,26 +52,28 @@ class ActiveConfig:
     """
 
     def __init__(self, changed: Callable[[], None]) -> None:
-        #: The configuration in use; None until :meth:`load`. May be read without the lock.
+        #: The configuration in use; None until :meth:`load` is called. Code may read this attribute
+        #: without holding the lock.
         self.current: conf.Config | None = None
         self.lock = threading.RLock()
         self._changed = changed
         # The object that watches the topology source (such as a file or ZooKeeper) for changes.
         # None before load() is called, or if the source never changes.
         self._watcher: TopologyWatcher[conf.Config] | None = None
-        # In a forked child that has not called load() yet: the parent's configuration. Otherwise
+        # The parent's configuration, in a forked child that has not called load() yet; otherwise
         # None.
         self._inherited: conf.Config | None = None
-        # After the topology source (such as a file or ZooKeeper) has failed: a pair (time, error
-        # message). The source is not queried again before this time, a value of time.monotonic().
-        # Otherwise None.
+        # None, or a pair (time, error message) after the topology source (such as a file or
+        # ZooKeeper) has failed. The source is not queried again before this time, which is a value
+        # of time.monotonic().
         self._unavailable: tuple[float, str] | None = None
-        # The topology source (such as a file or ZooKeeper) that source() returns while there is no
-        # _watcher: the source never changes, or load() has failed, because the source does not
-        # answer or has no topology yet.
+        # The topology source (such as a file or ZooKeeper) that source() returns as long as
+        # _watcher is None. There is no watcher if the source never changes. There is also none if
+        # load() has failed because the source does not answer or has no topology yet.
         self._unwatched_source: TopologySource | None = None
-        # A forked child keeps the topology sources (such as connections to ZooKeeper) of its parent
-        # processes here, because finalising them would write to the parents' connections.
+        # The topology sources (such as connections to ZooKeeper) that a forked child has inherited
+        # from its parent processes. The child keeps references to them, because Python would
+        # otherwise finalise them, and so write to the connections of the parents.
         self._sources_of_parents: list[TopologySource | None] = []
 
     def load(self) -> conf.Config:
@@ -114,8 +117,8 @@ class ActiveConfig:
         assert self._watcher is not None and self._inherited is not None
         self._sources_of_parents.append(self._watcher.source)
         self._inherited = None
-        # Take the configuration from the parent's watcher. self.current may be wrong: at the moment
-        # of the fork, another thread of the parent may have been replacing it.
+        # Take the configuration from the parent's watcher, because self.current may be wrong. At
+        # the moment of the fork, another thread of the parent may have been replacing it.
         watcher = self._watcher.of_child(_make_source())
         assert watcher.value is not None
         self._watch(watcher)
@@ -134,7 +137,8 @@ class ActiveConfig:
                         # nothing here.
                         pass
                     except Exception:
-                        # Catch every error, because it must not end the thread of the topology source.
+                        # Catch every error: an error that leaves this function would end the thread
+                        # of the topology source.
                         logger.exception(
                             "What %s brought was not taken.", watcher.source.describe()
                         )
@@ -153,8 +157,8 @@ class ActiveConfig:
             self._changed()
         except BaseException:
             # self._changed() has failed for the new configuration, so restore the old one. Other
-            # threads may have used the new one meanwhile. So call self._changed() once more, to
-            # make everything follow the old configuration.
+            # threads may have used the new one meanwhile. So call self._changed() once more, so
+            # that everything follows the old configuration.
             self.current = before
             self._changed()
             raise
@@ -201,9 +205,9 @@ class ActiveConfig:
                 return TopologyWatcher(self.source(), _checked).check(new)
             if self._watcher is not None:
                 return self._watcher.check(new)
-            # The topology is in the settings only (a static source), and has no version there. Give
-            # ``new`` a later version than the topology in use. Otherwise the check would refuse
-            # ``new`` because of its version, and would not tell whether its content is right.
+            # A static source, that is, the settings, gives the topology no version. So give ``new``
+            # a later version than the topology in use has. Otherwise the check would refuse ``new``
+            # because of its version, and would not tell whether its content is right.
             version = max(new.version, before.topology.version + 1)
             return _checked(new.at_version(version), before)
 
@@ -295,8 +299,8 @@ def _checked(document: Document, before: conf.Config | None) -> conf.Config:
     """Return the configuration that results from the topology ``document`` and the ``SHARDED_ORM``
     setting.
 
-    :param before: the configuration in use; None if there is none yet. The new topology must be
-        allowed to replace its topology: for example, no shard may be missing.
+    :param before: the configuration in use; None if there is none yet. A new topology that must not
+        replace the topology in it is refused, for example if a shard is missing.
     :raises InvalidTopology: the result is not valid, or must not replace ``before``. The error
         lists every problem.
     """
@@ -312,7 +316,8 @@ def _checked(document: Document, before: conf.Config | None) -> conf.Config:
     except InvalidConfiguration as exc:
         raise InvalidTopology(exc.problems, what) from exc
     except Exception as exc:
-        # Catch every error: a strategy class of the project may raise any.
+        # Catch every error, because the check also calls strategy classes of the project, which may
+        # raise any error.
         raise InvalidTopology([f"it cannot be used: {type(exc).__name__}: {exc}"], what) from exc
     if problems:
         raise InvalidTopology(problems, what)

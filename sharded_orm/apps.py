@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from sharded_orm.ids.tickets.pool import TicketSessionPool
 
 # Enable DATABASES to find the settings of groups and shards as soon as this module is imported.
-# ready() would be too late: Django loads the models before it calls ready(), and code in the
-# modules of models may already use DATABASES.
+# ready() would be too late, because Django calls it only after it has loaded the models, and code
+# in the modules of models may already use DATABASES.
 provide_resolver(CurrentAliases())
 
 
@@ -82,9 +82,9 @@ class ShardedOrmConfig(AppConfig):
             runtime.validate()
         except (InvalidConfiguration, TopologyUnavailable) as exc:
             if command is not None:
-                # Without a topology, only two kinds of commands may run: "manage.py topology", which
-                # publishes the first one, and those that print help. They do not need the signal
-                # receivers below, so return.
+                # Without a topology, only two kinds of commands may run. One is "manage.py
+                # topology", which publishes the first topology. The other is a command that only
+                # prints help. Both work without the signal receivers below, so return.
                 if isinstance(exc, TopologyUnavailable) and runs_without_topology(command):
                     return
                 end_command(exc, command)
@@ -102,9 +102,9 @@ class ShardedOrmConfig(AppConfig):
         arguments = (command or sys.argv)[1:]
         if isinstance(settings.DATABASES, ShardedDatabases) and arguments[:1] != ["test"]:
             # Django's option --database accepts only aliases over which DATABASES iterates. So make
-            # DATABASES yield the shards that the command line names. Leave this out for "test":
-            # Django would create a database for each yielded shard, although the backend of the
-            # groups' aliases creates these databases.
+            # DATABASES yield the shards that the command line names. Do not do this for "test",
+            # because Django would then create a test database for each of these shards. The backend
+            # of the groups' aliases already creates them.
             settings.DATABASES.expose(arguments)
 
 

@@ -19,7 +19,8 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from sharded_orm.forks import identity
 
 # The connections that a forked process has inherited from its parents. They are kept here, because
-# the garbage collector would otherwise finalize them, and so write to the parents' sessions.
+# the garbage collector would otherwise finalize them, and so write to sessions that the parents
+# still use.
 _connections_of_parents: list[dict[str, BaseDatabaseWrapper]] = []
 
 
@@ -27,7 +28,8 @@ class Autonomous(NamedTuple):
     """A connection for a statement that must not depend on the caller's transaction.
 
     ``commits`` is True if each statement on the connection is committed at once. It is False inside
-    Django's ``TestCase``, where the test's own connection is used.
+    Django's ``TestCase``. There, ``connection`` is the test's connection, and its transaction is
+    rolled back after the test.
     """
 
     connection: BaseDatabaseWrapper
@@ -49,8 +51,8 @@ class AutonomousConnections:
     gives out a second connection, so that a rollback does not undo the statement. The second
     connection is closed by Django's rules (``CONN_MAX_AGE``).
 
-    Inside Django's ``TestCase`` it opens no second connection, which would wait for the locks of
-    the test, and leave rows behind after the test.
+    Inside Django's ``TestCase``, it opens no second connection. Such a connection would wait for
+    the locks of the test, and leave rows behind after the test.
     """
 
     _instances: WeakSet[AutonomousConnections] = WeakSet()
@@ -74,9 +76,9 @@ class AutonomousConnections:
         own = self._of_thread()
         connection = own.get(alias)
         if connection is not None and connection.errors_occurred:
-            # A statement on this connection has failed before. If the connection is broken, close
-            # it here: Django's close_old_connections() does not know it. In a process without
-            # requests, nothing else would close it.
+            # An earlier statement on this connection has failed, so the connection may be broken.
+            # If it is, close it here, because Django's close_old_connections() does not know it. In
+            # a process without requests, nothing else would close it.
             connection.close_if_unusable_or_obsolete()
         if connection is None:
             connection = own[alias] = connections.create_connection(alias)
@@ -86,9 +88,9 @@ class AutonomousConnections:
     def close_all(cls) -> None:
         """Close the second connections of this thread.
 
-        A closed connection connects again at its next use, to the database that the settings name
-        then. Test runs with shards call this method after they have changed the names of databases,
-        and when they flush a group.
+        Such a connection connects again when it is next used. It then connects to the database that
+        the settings name at that time. Test runs with shards call this method after they have
+        changed the names of databases, and when they flush a group.
         """
         for instance in list(cls._instances):
             for connection in instance._of_thread().values():
@@ -101,7 +103,7 @@ class AutonomousConnections:
         state = self._own.__dict__
         if state.get("process") != identity():
             if "connections" in state:
-                # This process was forked: keep the connections of its parent, but do not use them.
+                # This process was forked. Keep the connections of its parent, but do not use them.
                 # Using, closing or finalizing them would write to the parent's sessions.
                 _connections_of_parents.append(state["connections"])
             state["connections"], state["process"] = {}, identity()

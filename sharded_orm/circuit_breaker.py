@@ -48,19 +48,19 @@ class CircuitBreaker:
 
     @property
     def is_closed(self) -> bool:
-        """Whether no failure is recorded. The server and all its parts may then be called.
+        """True if no failure is recorded, so that the server and all its parts can be called.
 
         Takes no lock.
         """
         return not self._failures
 
     def claim(self, *keys: str | None) -> bool:
-        """Whether the caller may now call the server.
+        """Return whether the caller is allowed to call the server now.
 
         True if no failure is recorded for any of ``keys``. Also True if ``backoff`` seconds have
-        passed since each failure. Then only this caller may try, and must call :meth:`reset` if it
-        succeeds. Until then other callers get False. If the caller is killed, the next caller may
-        try after another ``backoff`` seconds.
+        passed since each failure. In the second case, only this caller is allowed to try the
+        server, and must call :meth:`reset` if it succeeds. Until then, other callers get False. If
+        the caller is killed, the next caller is allowed to try after another ``backoff`` seconds.
 
         :param keys: None for the whole server, or the names of its parts that the caller needs.
         """

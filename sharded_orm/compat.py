@@ -42,9 +42,9 @@ def binary_placeholder(connection: Any, value: bytes | None) -> str:
 
 
 # -- Fetch modes ---------------------------------------------------------------------
-# The fetch mode of an instance applies if the code reads a value that was not loaded. The value is
-# then fetched for this instance only, or for all instances that were read together with it (its
-# peers), or not at all.
+# A fetch mode (new in Django 6.1) says what happens when the code reads a value of an instance that
+# was not loaded. The value is fetched for this instance only, or for all instances that were read
+# together with it (its peers), or not at all.
 
 
 def fetch(descriptor: Any, instance: Any) -> None:
@@ -72,8 +72,8 @@ def copy_fetch_mode(queryset: Any, instance: Any) -> Any:
 def set_fetch_mode(instances: Iterable[Any], queryset: Any, *, is_set: bool) -> None:
     """Set the fetch mode of ``instances`` to that of ``queryset``, which has read them together.
 
-    If the mode needs peers, make the instances of each database peers of each other, as Django does. A
-    missing value is then fetched for all peers, with one query.
+    If the mode needs peers, as FETCH_PEERS does, make all instances from the same database peers of
+    each other. Django then fetches a missing value for all peers, with one query.
 
     :param is_set: whether the instances have the mode already, because :func:`from_db` has made
         them.
@@ -101,8 +101,8 @@ def from_db(model: Any, queryset: Any) -> Callable[[Any, Any, Any], Any]:
     if not HAS_FETCH_MODES:
         return model.from_db  # type: ignore[no-any-return,unused-ignore]  # the model is of the type Any
 
-    # Use Django's private function instead of model.from_db(): it gives a warning if the model
-    # overrides from_db() without the argument for the fetch mode.
+    # Call a private function of Django instead of model.from_db(). This function gives a warning if
+    # the model overrides from_db() without the argument for the fetch mode.
     from django.db.models import query
 
     return query._get_from_db(model, queryset._fetch_mode)  # type: ignore[attr-defined,no-any-return,unused-ignore]  # the type stubs lack this function
@@ -124,7 +124,7 @@ def related_populators(klass_info: Any, select: Any, alias: str, queryset: Any) 
 
 
 def update_result(exists: bool) -> Any:
-    """Return what ``Model._do_update()`` has to return if no UPDATE was sent.
+    """Return what an override of ``Model._do_update()`` has to return if it sends no UPDATE.
 
     :param exists: whether the row exists. ``save()`` inserts the row if it does not.
     """
@@ -246,9 +246,9 @@ def quote_name(compiler: Any, name: str) -> str:
 
 
 class _FieldAsDescriptor:
-    """Stands in for the descriptor of a generic foreign key in versions of Django that have none.
+    """A replacement for ``GenericForeignKeyDescriptor`` in versions of Django without this class.
 
-    In these versions, the field itself is the descriptor.
+    In these versions, the generic foreign key itself is the descriptor. The replacement calls it.
     """
 
     def __init__(self, field: Any) -> None:

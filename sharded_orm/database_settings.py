@@ -56,8 +56,10 @@ def shard_settings(shard: Shard, among: Topology | None = None) -> dict[str, Any
 
 
 def _database_of(node: Mapping[str, Any], schema: str) -> dict[str, Any]:
-    """Return the part of the settings that names ``schema`` on ``node``: a database, schema or
-    file.
+    """Return the settings that select ``schema`` on ``node``, such as ``{"NAME": "photos_00042"}``
+    on MySQL.
+
+    A schema is a database on MariaDB and MySQL, a schema on PostgreSQL, and a file on SQLite.
     """
     engine = load_backend(node["ENGINE"]).DatabaseWrapper
     database: dict[str, Any] = engine.database_of(node, schema)
@@ -67,9 +69,9 @@ def _database_of(node: Mapping[str, Any], schema: str) -> dict[str, Any]:
 def settings_as_planned(shard: Shard) -> dict[str, Any] | None:
     """Return complete connection settings for the schema of ``shard`` on the node ``shard.node``.
 
-    For a query that was planned with an older topology: the settings lead to the node of the plan,
-    even if the shard has moved to another node since. Return None if the node is not in the
-    topology any more.
+    Use this for a query that was prepared with an older topology. The settings lead to the node in
+    ``shard``, even if the shard has moved to another node since. Return None if the node is not in
+    the topology any more.
     """
     current = runtime.topology()
     return complete(shard_settings(shard, current)) if shard.node in current.nodes else None

@@ -1,8 +1,8 @@
 """Tells whether a method is still the original one, or was replaced at run time.
 
-Other packages replace methods of Django to observe or to forbid calls. This library has shortcuts
-that do not call Django's method. If another package has replaced the method, the library must not
-take the shortcut: the replacement would not be called.
+Some packages replace methods of Django, to observe or to forbid calls. This library has shortcuts
+that do the work of such a method without calling it. If the method was replaced, the library must
+not take the shortcut, because the replacement would not be called.
 """
 
 from __future__ import annotations

@@ -98,8 +98,8 @@ def _stream_inside(binding: bound, response: Any) -> Any:
     If it is a streaming response, its parts are generated while the shard keys of ``binding`` are
     bound.
     """
-    # Do not wrap a response that streams a file: it reads no rows, and the server may send the file
-    # without iterating over its parts.
+    # Do not wrap the parts of a response that streams a file. To make them, no rows are read, and
+    # the server may send the file without iterating over the parts.
     if response.streaming and getattr(response, "file_to_stream", None) is None:
         iterate = iterate_inside_async if response.is_async else iterate_inside
         response.streaming_content = iterate(binding, response.streaming_content)

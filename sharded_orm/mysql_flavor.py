@@ -26,8 +26,8 @@ class MySQLFlavor:
     #: Names of server variables. Two connections with the same values of these variables lead to
     #: the same server. Some versions of the server lack some of these variables.
     identity: tuple[str, ...]
-    #: Error code that a client gets if the server has closed its session, because the session was
-    #: killed or idle for too long.
+    #: Error code that a client gets if the server has closed its session. The server does so if an
+    #: administrator has killed the session, or if the session was idle for too long.
     session_ended: int
     #: Error code for a statement that took longer than the server allows.
     statement_timeout: int
@@ -37,12 +37,12 @@ class MySQLFlavor:
     #: The session variable that limits the time of each statement, in seconds with fractions, such
     #: as 0.5; "" if the server has no such variable.
     statement_limit: str
-    #: The column of the server's list of sessions that has the number of a session's last
-    #: statement. The server numbers the statements of all sessions together. The text "0" stands in
-    #: SQL for the column if there is no such column.
+    #: The column of the server's list of sessions with the number of each session's last statement.
+    #: All sessions share one numbering. If the server has no such column, this is "0", which SQL
+    #: reads as the number 0.
     statement_number: str
-    #: The smallest value of ``lock_wait_timeout``, in seconds. If 0 is possible, a statement can
-    #: fail at once instead of waiting.
+    #: The smallest value of ``lock_wait_timeout``, in seconds. If the server accepts 0, a statement
+    #: can fail at once if it does not get a lock.
     least_lock_wait: int
     #: Name of the table in information_schema that has the internal ids of InnoDB's tables.
     innodb_tables: str
@@ -61,8 +61,9 @@ class MySQLFlavor:
     def lock_timeouts(self, seconds: float) -> dict[str, float]:
         """Return session variables that limit a statement's wait for locks to about ``seconds``.
 
-        For example, ``{"max_statement_time": 0.5}``. MySQL accepts only whole seconds, and so waits
-        for at least one second.
+        For MariaDB, the result is such as ``{"max_statement_time": 0.5}``, which limits the whole
+        time of a statement. For MySQL, it limits only the wait for locks. MySQL accepts only whole
+        seconds, and so waits for at least one second.
         """
         if self.statement_limit:
             return {self.statement_limit: seconds}
@@ -76,7 +77,7 @@ class MySQLFlavor:
 
     @classmethod
     def of_variables(cls, names: Set[str]) -> MySQLFlavor:
-        """Return the flavor of a server, judged by the names of its variables.
+        """Return the flavor of a server that has the variables ``names``.
 
         :param names: those variables of the server, in lower case, that are in :attr:`identity` of
             ``MARIADB`` or ``MYSQL``.

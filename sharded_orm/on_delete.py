@@ -42,9 +42,9 @@ def CASCADE(
     """Delete the rows on each shard first, in one transaction per shard, and then the global row.
 
     If the second step fails, or the process dies before it, no row on a shard refers to a missing
-    row, and the deletion can be repeated. If a row on a shard is protected or restricted, an error
-    is raised before anything is deleted. The error has the rows of all shards that prevent the
-    deletion.
+    row, and the deletion can be repeated. If a row on a shard prevents the deletion, because it is
+    protected or restricted, an error is raised before anything is deleted. The error contains such
+    rows from all shards.
 
     Cost: ``delete()`` of a queryset on each shard. If rows that refer to the deleted rows must be
     deleted, too, all these rows are read twice: for the check and for the deletion.
@@ -60,8 +60,8 @@ def CASCADE(
 
     def collect(alias: str) -> None:
         rows_there = rows.using(alias)
-        # Collect all rows that the deletion of these rows would delete. This raises an error if one
-        # of them is protected.
+        # Collect all rows that would be deleted together with these rows. A collector that deletes
+        # raises an error here if one of the rows is protected.
         on_shard = type(collector)(using=alias, origin=collector.origin)
         with uncached():
             on_shard.collect(
@@ -125,11 +125,12 @@ POLICIES = (CASCADE, PROTECT, SET_NULL)
 
 
 def _dependent_rows(field: ForeignKey[Any, Any], sub_objs: QuerySet[Any]) -> ShardedQuerySet[Any]:
-    """Return a query of the rows on shards whose foreign key ``field`` refers to the global rows to
-    be deleted.
+    """Return a query of the rows on shards whose foreign key ``field`` refers to global rows.
 
-    :param sub_objs: Django's query for the same rows, which is bound to the alias of the global
-        rows.
+    These are the global rows that Django is about to delete.
+
+    :param sub_objs: Django's query for the same rows on shards. It would look for them in the
+        database of the global rows.
     """
     if shard_options(sub_objs.model) is None:
         raise CrossShardRelation(
@@ -146,8 +147,8 @@ def _dependent_rows(field: ForeignKey[Any, Any], sub_objs: QuerySet[Any]) -> Sha
 def _aliases(field: ForeignKey[Any, Any], rows: ShardedQuerySet[Any]) -> list[str]:
     """Return the aliases of the shards that may have ``rows``.
 
-    If ``field`` is the shard key, the ids of the deleted rows are shard keys: return the shards of
-    these keys without a query for the rows. Otherwise query all shards.
+    If ``field`` is the shard key, the ids of the deleted rows are shard keys. Then the result is
+    the shards of these keys, without a query for the rows. Otherwise query all shards.
 
     :raises BoundKeyMismatch: one of the rows does not have the key that ``bound()`` has set.
     """
@@ -199,8 +200,9 @@ class _ShardDeletion:
         # Collector.delete() calls this method with the alias of the global rows, which is not used.
         _, counts = self._rows.delete()
         own = counts.pop(self.model._meta.label, 0)
-        # Rows of other models were deleted, too. Append an item for each such model to this list:
-        # Django iterates over the list now, and adds up the counts of its items.
+        # Rows of other models were deleted, too. Append an item for each such model to
+        # fast_deletes. Django is iterating over this list now, and adds up the counts that its
+        # items return.
         fast_deletes: Any = self._collector.fast_deletes
         fast_deletes += [_Deleted(label, count) for label, count in counts.items()]
         return own

@@ -40,7 +40,7 @@ APP_OF_DECISIONS = "sharded_orm_two_phase"
 TABLES_OF_THE_DIRECTORY = frozenset({"placement", "keymove"})
 
 # The alias that standing_on() has set. If Django asks for the database of a sharded model without
-# an instance, the router returns this alias. If it is None, the router raises ShardKeyRequired.
+# an instance, the router returns this alias. If no alias is set (None), it raises ShardKeyRequired.
 # Querysets do not use it.
 _default_alias: ContextVar[str | None] = ContextVar("sharded_orm_standing", default=None)
 
@@ -78,9 +78,10 @@ class ShardRouter:
         instance = hints.get("instance")
         options = shard_options(model)
         if options is None:
-            # ``model`` is not sharded, but ``instance`` may be, as in ``photo.author`` with a
-            # global model for authors. If no router has an opinion, Django uses the database of
-            # ``instance`` (ConnectionRouter._router_func), which would be its shard.
+            # ``model`` is not sharded, but ``instance`` may be: for ``photo.author``, Django asks
+            # for the global model Author, with the photo as ``instance``. If this router returned
+            # None, Django would use the database of ``instance``, that is, the photo's shard
+            # (ConnectionRouter._router_func).
             if instance is not None and options_of(instance) is not None:
                 return DEFAULT_DB_ALIAS
             if has_copies(model):
@@ -118,10 +119,11 @@ class ShardRouter:
     def _alias_from_other_model(self, options: ShardOptions, instance: Any, *, write: bool) -> str:
         """Return the alias for rows that are related to ``instance``, an instance of another model.
 
-        The rows belong to the sharded model of ``options``, and ``instance`` is not on a shard of
-        that group: it is new, or in another database. Django does not say which relation it
-        follows. So the router cannot know whether a value of ``instance`` is the shard key of the
-        rows. (The library's descriptors of relations know it, and do not call the router.)
+        The rows belong to the sharded model of ``options``. ``instance`` is not on a shard of this
+        model's group: it is new, or in another database. Django does not tell the router by which
+        relation the rows and ``instance`` are related. So the router cannot know whether a value of
+        ``instance`` is the shard key of the rows. (The library's own descriptors of relations know
+        this, so they do not call the router.)
 
         The result may be the alias of the whole group. Then the shard is found when the row is
         saved.
@@ -170,8 +172,9 @@ class ShardRouter:
             if any(
                 not options.key and relates_one_key(options) for options in (options1, options2)
             ):
-                # A row of an automatic many-to-many table has no shard key, so the keys could not
-                # be compared before this call. But the related rows must have the same key.
+                # One of the two rows is of an automatic many-to-many table. It has no shard key, so
+                # the shard keys of the rows that it connects could not be compared before. They are
+                # on different shards, so their keys differ, although they must be equal.
                 error = CrossKeyRelation
             raise error(
                 f"{describe(obj1)} is on shard {aliases[0]!r} and {describe(obj2)} on {aliases[1]!r}: rows of one"

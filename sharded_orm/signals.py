@@ -11,8 +11,8 @@ import django
 from django.db.models import Model
 from django.dispatch import Signal
 
-# Directories of the library and of Django. The call site of a query is the innermost stack frame whose file
-# is in neither of them.
+# Directories of the library and of Django. The call site of a query is the innermost stack frame
+# whose file is in neither of these directories.
 _INSIDE = tuple(f"{Path(str(file)).parent}{os.sep}" for file in (__file__, django.__file__))
 
 

@@ -122,11 +122,11 @@ def _shard_of(
 
 
 class _AtomicOnKey(transaction.Atomic):
-    """An atomic block on the shard of a key. Raises an error if the key moves while the block
-    begins.
+    """An atomic block on the shard of a key.
 
-    If an instance is used as a decorator, the shard is looked up again for each call of the
-    decorated function.
+    While the block begins, a running move may bring the key to another shard. Then the block raises
+    an error. If an instance is used as a decorator, the shard is looked up again for each call of
+    the decorated function.
 
     :param find: returns the alias of the shard.
     """
@@ -137,7 +137,7 @@ class _AtomicOnKey(transaction.Atomic):
 
     def _recreate_cm(self) -> _AtomicOnKey:
         # The base class contextlib.ContextDecorator calls this method for each call of the
-        # decorated function.
+        # decorated function. The new object looks up the shard again.
         return _AtomicOnKey(self._group, self._find, self.savepoint, self._durable)
 
     def __enter__(self) -> None:
@@ -168,7 +168,7 @@ def _place(options: ShardOptions, value: Any) -> Shard:
     assert key is not None
     if type(value) is int or type(value) is str:
         return row_placement.place_key(options, key.get_prep_value(value))
-    # The value may be an instance, if the shard key is a foreign key. If it is None,
+    # If the shard key is a foreign key, the value may be a model instance. If the value is None,
     # place() raises an error.
     name = key.name if isinstance(value, Model) else key.attname
     return row_placement.place(options, options.model(**{name: value}))

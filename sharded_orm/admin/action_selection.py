@@ -72,9 +72,9 @@ def select(
     look-ups in the directory, the table that maps each shard key to its shard. If the primary key
     does not determine the shard, the queries of :func:`misplaced` are added.
 
-    :param within: the shard that the page shows; None if the page shows several shards. With a
-        shard, rows of other shards count as unknown, and an object id may be a bare primary key, as
-        in actions that were written for Django's own admin.
+    :param within: the shard that the page shows; None if the page shows several shards. If a shard
+        is given, the object ids of rows on other shards count as unknown. An object id may then be
+        a primary key alone, because actions that were written for Django's own admin use it so.
     """
     by_shard: dict[Shard, list[Identity]] = {}
     unknown = 0
@@ -84,15 +84,15 @@ def select(
         except InvalidObjectID:
             unknown += 1
             continue
-        # Refuse misplaced rows, whose shard key leads to a different shard: no action may write
-        # them. Also refuse rows of a shard that the page does not show.
+        # Refuse misplaced rows, whose shard key leads to a different shard, because no action may
+        # write them. Also refuse rows of a shard that the page does not show.
         if identity.misplaced or (within is not None and identity.shard != within):
             unknown += 1
             continue
         by_shard.setdefault(identity.shard, []).append(identity)
     # If the primary key determines the shard, parse() has computed the shard of each row from the
-    # primary key. A row that is found on this shard is therefore on its right shard. So leave out
-    # the search for misplaced rows (whose shard key leads to another shard).
+    # primary key. A row that is found on this shard is therefore on its right shard, so the search
+    # for misplaced rows (whose shard key leads to another shard) is not needed.
     pk_tells_shard = options.names_shard(options.model._meta.pk)
     outages = Outages()
     all_selected = Q()
@@ -158,8 +158,9 @@ def _any_of(identities: list[Identity]) -> Q:
         pks.setdefault(identity.key, []).append(identity.pk)
     condition = Q()
     for key, values in pks.items():
-        # Compare each primary key by equality, not by pk__in. A forged object id may hold a number
-        # that is too large for the column: equality finds no row, but pk__in fails on SQLite.
+        # Compare each primary key by equality, not all of them by pk__in. A forged object id may
+        # hold a number that is too large for the column. With such a number, equality finds no row,
+        # but pk__in fails on SQLite.
         rows_of_key = Q(*(("pk", value) for value in values), _connector=Q.OR)
         field = identities[0].options.key
         if key is not None and field is not None:

@@ -37,8 +37,8 @@ def action_arguments(location: Any) -> dict[str, Any]:
 def action_prefix(location: Any) -> str:
     """Return the prefix of the names of inputs in the form that starts actions at ``location``.
 
-    The prefix is the same as in ``ModelAdmin.response_action()``. The form of the changelist has no
-    prefix.
+    ``ModelAdmin.response_action()`` uses the same prefix. It is empty for the form of the
+    changelist.
     """
     return "" if location is None or location.value == "CHANGE_LIST" else str(location.value)
 
@@ -56,8 +56,8 @@ class ActionsMixin(ShardedBase):
     """
 
     def action_checkbox(self, obj: Any) -> Any:
-        # A misplaced row, whose shard key leads to a different shard, gets no checkbox: no action
-        # may write it. select() refuses such rows too.
+        # A misplaced row, whose shard key leads to a different shard, gets no checkbox, because no
+        # action may write it. select() refuses such a row if its object id is posted all the same.
         return "" if is_misplaced(obj) else super().action_checkbox(NamedRow(obj))
 
     def response_action(
@@ -73,9 +73,8 @@ class ActionsMixin(ShardedBase):
         func, description, select_across = action
         object_ids = request.POST.getlist(helpers.ACTION_CHECKBOX_NAME)
         if action_prefix(action_location):
-            # The form on the page of one row posts only the primary key, which Django has checked.
-            # The primary key alone may not determine the shard, so take the object id from the URL
-            # of the page.
+            # The form on the page of one row posts only the primary key, which may not determine
+            # the shard. So take the object id from the URL of the page.
             assert request.resolver_match is not None
             object_ids, select_across = [unquote(request.resolver_match.kwargs["object_id"])], False
         if not object_ids and not select_across:
@@ -86,9 +85,9 @@ class ActionsMixin(ShardedBase):
             self.message_user(request, message, messages.WARNING)
             return None
         if select_across and (notes := lookup_notes(request)):
-            # A lookup in the global database matched too many rows, and only some of them were
-            # used; the sentences in ``notes`` say so. An action on "all rows" would therefore miss
-            # some matching rows. So do nothing.
+            # The filters or the search look up rows in the global database. One of these lookups
+            # has found too many rows, and used only some of them; the sentences in ``notes`` say
+            # so. An action on "all rows" would therefore miss some matching rows. So do nothing.
             self.message_user(
                 request, f"{' '.join(notes)} No items have been changed.", messages.ERROR
             )

@@ -40,8 +40,9 @@ class AddViewMixin(PickersMixin, ShardedBase):
     def prepare_add(self, request: HttpRequest) -> Any:
         """Set the scope of the request (:class:`ShardScope`) for the form of a new row.
 
-        If the form has relations inside the shard group, the shard must be known first: the widgets
-        offer rows of that shard. Otherwise, the user types the shard key into an ordinary field.
+        If the form has relations inside the shard group, the shard must be known before the form is
+        built, because the widgets offer rows of that shard. Otherwise, the user types the shard key
+        into an ordinary field.
 
         :return: None if the form can be built; else a response to send instead, such as a page that
             asks for the shard key.
@@ -53,8 +54,8 @@ class AddViewMixin(PickersMixin, ShardedBase):
             scope = self._new_row_scope(request)
         except InvalidFocus as exc:
             if options.key_is_generated:
-                # The shard key is generated, so it does not help to ask the user for a key: show
-                # only the error.
+                # The shard key of a new row is generated, so the user cannot help by typing in a
+                # key. Show only the error.
                 return message_page(self, request, self.error_text(request, exc))
             return self._ask_for_key(request, self.error_text(request, exc))
         if options.key_is_generated:
@@ -173,8 +174,8 @@ class AddViewMixin(PickersMixin, ShardedBase):
         related = None if key.remote_field is None else shard_options(key.related_model)
         if related is None:
             return self.formfield_for_dbfield(key, request)
-        # The shard key refers to a row that may be on any shard. So ask for the id of that row,
-        # with a link to the list of all shards.
+        # The shard key is a foreign key to a row that may be on any shard, and no widget can offer
+        # all these rows. So ask for the id of the row, with a link to the list of all shards.
         target = key.target_field
         field = target.formfield() or forms.CharField()
         field.widget = RawId(key.remote_field, self.admin_site)
@@ -201,8 +202,8 @@ class AddViewMixin(PickersMixin, ShardedBase):
             "field": form[KEY_VAR],
             "key": key.verbose_name if key is not None else "",
             "problem": problem,
-            # The form that asks for the key leads to the add form. Pass the other parameters of the
-            # URL on to it, in hidden inputs.
+            # The user types the shard key into this form, and then gets to the form of the new row.
+            # Pass the other parameters of the URL on to that form, in hidden inputs.
             "hidden_inputs": [
                 (name, value)
                 for name, values in request.GET.lists()

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 else:
     _ModelAdmin = admin.ModelAdmin
 
-#: Name of an attribute of a request. The changelist sets it, to say that its page tells the user
+#: Name of an attribute of a request. The changelist sets the attribute if its page tells the user
 #: which shards do not answer. Only then may the page leave out the rows of these shards.
 NAMES_FAILURES = "_sharded_orm_names_failures"
 
@@ -118,7 +118,8 @@ class ShardedBase(_ModelAdmin):
         """Whether the page may show the rows of some shards although other shards do not answer.
 
         True for the changelist, which names the shards that do not answer, and for the autocomplete
-        view. False for pages of other packages, such as an export: they show all rows or an error.
+        view. False for pages of other packages, such as an export. Such a page shows the rows of
+        all shards or an error.
         """
         match = request.resolver_match
         is_autocomplete = match is not None and match.url_name == "autocomplete"
@@ -191,8 +192,8 @@ class ShardedBase(_ModelAdmin):
         shard = runtime.topology().resolve(row._state.db)
         if shard is not None and not self.has_shard_permission(request, shard):
             return False
-        # A misplaced row, whose shard key leads to a different shard, can be seen but not written:
-        # save() and delete() refuse it.
+        # A misplaced row, whose shard key leads to a different shard, can be seen but not written,
+        # because save() and delete() refuse it.
         return not (write and is_misplaced(row))
 
     def has_add_permission(self, request: HttpRequest) -> bool:

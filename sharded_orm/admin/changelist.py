@@ -34,10 +34,10 @@ COUNT_VAR = "_count"
 class ShardedChangeList(ChangeList):
     """Django's ``ChangeList``, restricted to the scope of the request (:class:`ShardScope`).
 
-    For one shard or one key, the page makes Django's queries. For all shards, the page counts the
-    rows only if the user asks for their number; see :func:`pagination.read` for the cost. In both
-    cases, :func:`identify` looks up the shard to which each row's shard key leads, to recognize
-    misplaced rows.
+    If the scope is one shard or one key, the page sends the same queries as Django's. If the scope
+    is all shards, the page counts the rows only if the user asks for their number; see
+    :func:`pagination.read` for the cost. In both cases, :func:`identify` looks up the shard to
+    which each row's shard key leads, to recognize misplaced rows.
     """
 
     def __init__(
@@ -64,7 +64,8 @@ class ShardedChangeList(ChangeList):
         self.all_shards = self.scope.everywhere
         permits = partial(model_admin.has_shard_permission, request)
         self.picker = ShardPicker(options, request.GET, self.scope, permits)
-        #: Sentences that the page shows, for example which filters do not work over all shards.
+        #: Sentences that the page shows to the user, for example that a filter does not work over
+        #: all shards.
         self.notes: list[str] = []
         self.page_of_rows: pagination.PageOfRows | None = None
         self.date_choices: dict[str, Any] | None = None
@@ -99,16 +100,16 @@ class ShardedChangeList(ChangeList):
     # -- Queries ---------------------------------------------------------------
 
     def get_filters_params(self, params: Any = None) -> Any:
-        # Remove the parameters that this package adds to URLs: they are not filters. The links of
-        # the page still have the shard and the key; see get_query_string().
+        # Remove the parameters that this package adds to URLs, because Django would take them for
+        # filters. The links of the page still have the shard and the key; see get_query_string().
         filter_params = super().get_filters_params(params)
         for name in (SHARD_VAR, KEY_VAR, COUNT_VAR):
             filter_params.pop(name, None)
         return filter_params
 
     def get_query_string(self, new_params: Any = None, remove: Any = None) -> str:
-        # Leave out the parameter that asks for the number of rows: it applies to this page, not to
-        # the pages to which this page links.
+        # Leave out the parameter that asks for the number of rows. It applies only to this page,
+        # and not to the pages to which the links on it lead.
         return str(super().get_query_string(new_params, [*(remove or ()), COUNT_VAR]))
 
     def get_filters(self, request: HttpRequest) -> Any:
@@ -127,8 +128,8 @@ class ShardedChangeList(ChangeList):
                 if lookup.name in lookups:
                     # Another filter or the URL has already given a list of values for the same
                     # lookup, such as owner__in. Django would join the two lists, and so find the
-                    # rows that match either filter. But a row must match both. So keep only the
-                    # values that are in both lists.
+                    # rows that match any of the values in them. But a row must match both lists. So
+                    # keep only the values that are in both.
                     others = {str(value) for part in lookups[lookup.name] for value in part}
                     values = [value for value in values if str(value) in others]
                 lookups[lookup.name] = [values]
@@ -180,8 +181,8 @@ class ShardedChangeList(ChangeList):
         try:
             field: Any = self.lookup_opts.get_field(path)
         except FieldDoesNotExist:
-            # Drop an ordering by a column of the global database, because no shard can join the
-            # table of that column.
+            # Drop the ordering if its column is in the global database, because no shard can join
+            # the table of that column.
             return (
                 None if global_lookup(self.model, path, joins_copies=True) is not None else ordering
             )
@@ -228,8 +229,8 @@ class ShardedChangeList(ChangeList):
         self.result_list = self.page_of_rows.rows
         identify(self.result_list)
         self.multi_page = self.page_of_rows.more or self.page_num > 1
-        # The rows are not counted. So show the number of rows that certainly exist: all rows up to
-        # the end of this page, and one more if there is a next page.
+        # The rows are not counted, so show the number of rows that are known to exist. These are
+        # all rows up to the end of this page, and one more if there is a next page.
         known = (
             pagination.first_row(self.page_num, size)
             + len(self.page_of_rows.rows)
@@ -247,10 +248,10 @@ class ShardedChangeList(ChangeList):
     def _date_choices(self) -> dict[str, Any] | None:
         """Return the context of Django's template tag ``date_hierarchy``.
 
-        If a search goes through a relation, its joins may return a row twice, and Django adds
-        ``distinct()`` to the list's query. This method leaves ``distinct()`` out, because
-        aggregates of distinct rows cannot be merged over shards. The result stays right, because
-        the tag reads only dates, each of them once.
+        If a search goes through a relation, its joins may return a row twice, so Django adds
+        ``distinct()`` to the query of the list. This method leaves ``distinct()`` out, because
+        aggregates of distinct rows cannot be merged over shards. Rows that are returned twice do no
+        harm here, because the tag reads only dates, and each date once.
         """
         not_distinct = copy.copy(self)
         not_distinct.queryset = self.queryset._chain()
@@ -297,8 +298,9 @@ class ShardedChangeList(ChangeList):
 
     @property
     def is_exact(self) -> bool:
-        """Whether :attr:`result_count` is the number of all matching rows. False if the rows were
-        not counted: it is then the number of rows that are known to exist.
+        """True if :attr:`result_count` is the number of all matching rows. False if the rows were
+        not counted, so that :attr:`result_count` is only the number of rows that are known to
+        exist.
         """
         return not self.all_shards or self.counted
 
@@ -317,9 +319,8 @@ class ShardedChangeList(ChangeList):
     def previous_link(self) -> str | None:
         """The link to the previous page; None on the first page.
 
-        A URL may ask for a page that is too far from the first one, after row
-        :data:`pagination.LAST_ROW`, and that is therefore empty. On such a page, the link leads to
-        the last page that can be shown.
+        If the URL asks for a page after row :data:`pagination.LAST_ROW`, the page is empty. The
+        link on it leads to the last page that can be shown.
         """
         if self.page_num <= 1:
             return None

@@ -85,8 +85,9 @@ class ChangeListMixin(ShardedBase):
         """Within the ``with`` block, let Django's view open its transaction on the shard that the
         page shows.
 
-        If the request saves rows, a transaction for the admin's log encloses the block. So the
-        shard commits first. If that commit fails, the log entries are rolled back.
+        If the request saves rows, first open a transaction for the admin's log. It ends after the
+        shard's transaction, so the shard commits first. If the commit of the shard fails, the log
+        entries are rolled back.
         """
         with ExitStack() as stack:
             stack.enter_context(standing_on(scope.alias))
@@ -126,7 +127,8 @@ class ChangeListMixin(ShardedBase):
     def get_search_results(
         self, request: HttpRequest, queryset: Any, search_term: str
     ) -> tuple[Any, bool]:
-        """Search the rows as Django does. The search fields may belong to global models, too.
+        """Search the rows as Django does. In addition, search fields may be fields of global
+        models.
 
         For such a field, a first query finds the matching rows of the global model in the global
         database. A second query finds the sharded rows that refer to them.
@@ -157,8 +159,9 @@ class ChangeListMixin(ShardedBase):
         # shard since the page was shown.
         for number, form in enumerate(formset.forms):
             if is_misplaced(form.instance):
-                # ``form`` has no fields: Django removes them if the row must not be changed. Build
-                # a form with the fields, to find out whether the user has edited the row.
+                # ``form`` has no fields, because Django removes them if the row must not be
+                # changed. To find out whether the user has edited the row, build a form with all
+                # fields.
                 whole_form = formset.form(
                     request.POST,
                     prefix=form.prefix,

@@ -101,8 +101,8 @@ def _global_columns(obj: Any, path: str, label: str) -> Iterator[checks.CheckMes
 
 
 def _foreign_groups(obj: Any) -> Iterator[checks.CheckMessage]:
-    """Warn about foreign keys into another shard group. The admin would look for the rows to which
-    they refer, and not know on which shard these rows are.
+    """Warn about foreign keys into another shard group. The admin would have to find the rows to
+    which they refer, but does not know on which shards these rows are.
     """
     own = shard_options(obj.model)
     field: Any
@@ -110,8 +110,9 @@ def _foreign_groups(obj: Any) -> Iterator[checks.CheckMessage]:
         related = shard_options(field.related_model) if field.is_relation else None
         if related is None or own is None or related.group == own.group or field is own.key:
             continue
-        # A page that only shows the related row, and offers no other rows, still has to find this
-        # one. It can, if the value of the foreign key determines the shard.
+        # Some pages only show the related row, and do not offer other rows to choose from. Such a
+        # page still has to find the related row. It can do so if the value of the foreign key
+        # determines the shard.
         shows_row = not related.names_shard(field.target_field) and (
             field.name in obj.list_display or field.name in obj.readonly_fields
         )

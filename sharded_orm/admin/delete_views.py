@@ -219,7 +219,7 @@ class DeleteViewsMixin(ObjectViewsMixin):
 
         # A part has the selected rows of one shard; its ``count`` is their number. The report after
         # the deletion must also count the related rows that were deleted with them. So replace
-        # ``count`` by the total.
+        # ``count`` by the number of all rows that are deleted on the shard.
         parts = (replace(deletion.part, count=deletion.total) for deletion in deletions)
         counted = replace(selection, parts=tuple(parts))
         run_by_shard(self, request, counted, "Deleted, with what belonged to them", run)
@@ -270,8 +270,8 @@ class DeleteViewsMixin(ObjectViewsMixin):
 def _digest(deletions: list[Deletion]) -> str:
     """Return a digest of the numbers of rows that would be deleted, per shard and model.
 
-    The page that asks for confirmation contains the digest. If it has changed when the user
-    confirms, other rows would be deleted than the user has seen, so nothing is deleted.
+    The page that asks for confirmation contains the digest. If the digest is a different one when
+    the user confirms, the rows have changed since the page was shown. So nothing is deleted.
     """
     counts = [(deletion.part.alias, sorted(deletion.counts.items())) for deletion in deletions]
     return hashlib.sha256(repr(counts).encode()).hexdigest()

@@ -19,8 +19,9 @@ class InvalidFocus(AdminError, LookupError):
     For example, the group has no such shard, the text cannot be a key, or the rows of the key are
     not on the shard that the URL also names.
 
-    :ivar home: in the last case, the alias of the shard that has the rows; otherwise None. The message
-        does not reveal it: show it only to users with permission.
+    :ivar home: the alias of the shard that has the rows of the key, if the URL names a different
+        shard; otherwise None. The message does not contain this alias. Show it only to users who
+        may look at that shard.
     """
 
     def __init__(self, message: str, *, home: str | None = None) -> None:
@@ -29,8 +30,8 @@ class InvalidFocus(AdminError, LookupError):
 
 
 class InvalidObjectID(AdminError, LookupError):
-    """The part of an admin URL that names a row cannot name any: it is malformed, or no shard can
-    have a row with these keys.
+    """An object id in an admin URL cannot name any row: it is malformed, or no shard can have a row
+    with the keys in it.
     """
 
 

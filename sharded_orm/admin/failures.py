@@ -11,15 +11,15 @@ from sharded_orm.operations.runs.redaction import without_accounts
 from sharded_orm.scatter.failures import is_node_gone
 from sharded_orm.topology.model import Shard
 
-# Numbers of MySQL's errors for a refused login. Test for them first, because is_node_gone() takes
-# some of them for a node that does not answer. The page shows only the number of such an error: its
-# text names the database account.
+# The numbers of MySQL's errors for a refused login. Compare an error with them before calling
+# is_node_gone(), which takes some of them for a node that does not answer. The page shows only the
+# number of such an error, because its text names the database account.
 _LOGIN = frozenset({1044, 1045, 1698})
 
 
 @dataclass(frozen=True)
 class Failed:
-    """The shards of one node that failed for the same cause."""
+    """Shards of one node that all failed for the same cause."""
 
     node: str
     aliases: tuple[str, ...]
@@ -42,14 +42,14 @@ def cause_of(error: BaseException) -> str:
     code = error.args[0] if error.args else None
     if isinstance(code, int) and code in _LOGIN:
         return f"access denied ({code})"
-    # Join the lines into one: messages of PostgreSQL's client library have several lines.
+    # Join the lines into one, because messages of PostgreSQL's client library have several lines.
     text = " ".join(without_accounts(str(error.args[-1])).split()) if error.args else ""
     if is_node_gone(error):
         return f"the node does not answer ({text or code})"
     if isinstance(error, ShardDatabaseMissing):
         # Do not show the text of ShardDatabaseMissing. It names a folder of the server, which users
-        # need not see. And the folder differs from shard to shard, so the failures could not be
-        # shown together as one cause.
+        # need not see. The folder is also a different one for each shard, so the page could not
+        # show all these failures together, as one cause.
         return "its schema or file does not exist"
     name = type(error).__name__
     return f"{name}: {text}" if text else name
@@ -105,7 +105,8 @@ class Outages:
 
 
 def join_names(names: Iterable[str], most: int = 8) -> str:
-    """Return one text with the first ``most`` names and, if there are more, the number of the rest.
+    """Return one text with the first ``most`` names and, if there are more, the number of the names
+    that are left out.
 
     With ``most=2``, for example: ``a, b and 3 more``.
     """

@@ -113,10 +113,11 @@ def _routed(model: type[Model], item: Any) -> Any:
 
 
 def count_where_possible(spec: Any) -> None:
-    """Make a filter show dashes instead of numbers of rows (facets), if these cannot be counted.
+    """Make a filter show dashes instead of the numbers next to its choices (facets), if the rows
+    cannot be counted.
 
-    The numbers are counted on several shards. Some such counts cannot be added up, and raise
-    ``ScatterNotSupported``.
+    The rows of each choice are counted on several shards. Some of these counts cannot be added up,
+    and raise ``ScatterNotSupported``.
     """
     count = getattr(spec, "get_facet_queryset", None)
     if count is None:

@@ -55,8 +55,8 @@ class KeepsKey(_ModelForm):
     """Model form that does not let a user change the shard key of a stored row.
 
     :func:`with_fixed_key` combines this class with the project's form. ``new_key`` is the shard key
-    for a new row; None if the user types the key in or the model generates it. ``new_shard`` is the
-    number of the shard for a new row whose key is generated; None if the row may be put on any
+    for a new row; None if the user types in the key, or if the model generates it. ``new_shard`` is
+    the number of the shard for a new row whose key is generated; None if the row may be put on any
     shard.
     """
 
@@ -78,8 +78,9 @@ class KeepsKey(_ModelForm):
 
     @property
     def _fixed_key(self) -> Any:
-        """The shard key that this form must keep: the key of a stored row, or the key that the page
-        sets for a new row. None if the user types the key in, or if the row has no key yet.
+        """The shard key that this form must keep. For a stored row, it is the row's key; for a new
+        row, it is the key that the page sets. None if the user types the key in, or if the row has
+        no key yet.
         """
         if self.instance._state.adding and self.new_key is None and self._key.name in self.fields:
             return None
@@ -95,8 +96,8 @@ class KeepsKey(_ModelForm):
         if key is None:
             return
         if name in self.fields:
-            # The form has a field for the shard key, because the project's model admin lists the
-            # key among its fields. So compare the submitted value with the row's key.
+            # The form has a field for the shard key if the project's model admin lists the key
+            # among its fields. So compare the submitted value with the row's key.
             value = self.cleaned_data.get(name, key)
             # For some form fields, such as those of foreign keys, the submitted value is a row.
             # Then the shard key is an attribute of that row.
@@ -119,7 +120,7 @@ class KeepsKey(_ModelForm):
     def _get_validation_exclusions(self) -> set[str]:
         # Overrides BaseModelForm._get_validation_exclusions(). Django skips a constraint if one of
         # its fields is not in the form. The shard key is not in the form, but most constraints of a
-        # sharded model include it. So let Django check these constraints, too.
+        # sharded model include it. So tell Django not to skip the constraints with the shard key.
         excluded = super()._get_validation_exclusions()
         if self._fixed_key is not None:
             excluded.discard(self._key.name)
@@ -127,8 +128,8 @@ class KeepsKey(_ModelForm):
 
     def add_error(self, field: Any, error: Any) -> None:
         # Django raises ValueError if an error belongs to a field that is not in the form, such as
-        # the shard key. So report the errors of the key for the whole form if the row is new, and
-        # drop them if the row is stored.
+        # the shard key. If the row is new, show the errors of the key above the whole form instead.
+        # If the row is stored, drop them, because its key cannot be changed.
         errors = getattr(error, "error_dict", {})
         if field is None and self._key.name in errors and self._key.name not in self.fields:
             other_errors = {name: part for name, part in errors.items() if name != self._key.name}
@@ -142,8 +143,8 @@ class KeepsKey(_ModelForm):
                     *other_errors.get(NON_FIELD_ERRORS, ()),
                     *map(ValidationError, messages),
                 ]
-            # Drop the errors of a stored row's shard key: the row keeps its key even if the key
-            # refers to a row that no longer exists.
+            # A stored row keeps its shard key, even if the key refers to a row that no longer
+            # exists. So the errors of the key are dropped here.
             error = ValidationError(other_errors)
         super().add_error(field, error)
 
@@ -165,8 +166,9 @@ def with_fixed_key(
     :param hidden: names of fields to leave out if ``form`` declares them; empty by default.
     """
     if options.key is None:
-        # The model is the automatic table of a many-to-many field. Its rows have no shard key that
-        # a form could change, because each row is on the shard of the two rows that it connects.
+        # A model without a shard key is the automatic table of a many-to-many field. Each of its
+        # rows is on the shard of the two rows that it connects, so its form has no shard key to
+        # protect.
         return form
     attributes = dict.fromkeys(name for name in hidden if name in form.declared_fields)
     bases = (form,) if issubclass(form, KeepsKey) else (KeepsKey, form)
@@ -191,9 +193,9 @@ class OnShardFormSet(_ModelFormSet):
     """A formset that sends its queries only to the shard of its rows."""
 
     def add_fields(self, form: Any, index: int | None) -> None:
-        # Overrides BaseModelFormSet.add_fields. The form of a row that was deleted or never existed
-        # has a field for the primary key, and this field would search for the row on no particular
-        # shard. Such a query would be refused, so let the field search an empty queryset.
+        # Overrides BaseModelFormSet.add_fields. If a row was deleted or never existed, its form has
+        # a field for the primary key. This field would search for the row without naming a shard,
+        # and such a query is refused. So let the field search an empty queryset.
         super().add_fields(form, index)
         field = form.fields.get(self._pk_field.name)
         if isinstance(field, ModelChoiceField) and form.instance._state.db is None:
@@ -210,9 +212,9 @@ class OnShardFormSet(_ModelFormSet):
 
     @contextmanager
     def _on_shard(self) -> Iterator[None]:
-        # If a row is to be deleted, the form of InlineModelAdmin searches for related rows that
-        # would be deleted too, and asks the router for their database. Let the router return the
-        # shard of the formset's rows.
+        # If the user deletes a row, the form of InlineModelAdmin searches for related rows that
+        # would be deleted with it, and asks the router for their database. Within this ``with``
+        # block, the router returns the shard of the formset's rows.
         rows = list(self.get_queryset())
         if rows:
             with standing_on(rows[0]._state.db):
@@ -222,8 +224,8 @@ class OnShardFormSet(_ModelFormSet):
 
 
 class ChildFormSet(OnShardFormSet, _ChildFormSet):
-    """A formset of children (the rows of an inline) on the shard of their parent. New children get
-    the parent's shard key.
+    """A formset of children, that is, the rows of an inline. They are on the shard of their parent,
+    and new children get the parent's shard key.
     """
 
     #: The foreign key to the parent, which Django sets; None if the relation is a generic one.
@@ -235,8 +237,8 @@ class ChildFormSet(OnShardFormSet, _ChildFormSet):
         return form
 
     def save_new(self, form: Any, commit: bool = True) -> Any:
-        # Set the shard key again: if the parent is new, its key may have been generated after this
-        # form was made.
+        # Set the shard key again, because the key of a new parent may have been generated after
+        # this form was made.
         self._set_key(form.instance)
         return super().save_new(form, commit)
 
@@ -247,8 +249,8 @@ class ChildFormSet(OnShardFormSet, _ChildFormSet):
             return
         if above is None or above.key is None or above.group != options.group:
             return
-        # Do not set a generated shard key. It will be generated with the number of the parent's
-        # shard, which is found by the foreign key to the parent.
+        # If the shard key of a child is generated, do not set it here. It will be generated with
+        # the number of the parent's shard, which is found by the foreign key to the parent.
         if not options.key_is_generated:
             setattr(row, options.key.attname, getattr(parent, above.key.attname))
 
@@ -258,13 +260,13 @@ class InlineFormSetOnShard(ChildFormSet, _InlineFormSet):
 
     If the parent is in the global database, it cannot share a transaction with its children. The
     children are then saved in one transaction of their shard. For a stored parent, the children's
-    transaction commits before the parent's. For a new parent, it begins after the parent's commit:
-    a failed commit must not leave children without a parent.
+    transaction commits before the parent's. For a new parent, it begins after the parent's commit.
+    Otherwise, children without a parent would remain if that commit failed.
     """
 
-    #: The shard of the children, if the parent is in the global database; None if the children have
-    #: no shard yet. Also None if the parent is in the shard group: the children are then on the
-    #: parent's shard, and share its transaction.
+    #: The shard of the children, if their parent is in the global database; None if the children
+    #: have no shard yet. Also None if the parent is in the shard group. The children are then on
+    #: the parent's shard, and share its transaction.
     home: Shard | None = None
     #: The message that is shown in place of the children, if the parent is in the global database
     #: and the shard of its children is down. Otherwise an empty string.
@@ -308,9 +310,10 @@ class InlineFormSetOnShard(ChildFormSet, _InlineFormSet):
         options = shard_options(model)
         if options is None or shard_options(type(self.instance)) is not None:
             return super().save(commit)
-        # The view's transaction is one of the parent in the global database. The children are on a
-        # shard, and need a second transaction. The children of a new parent are saved after the
-        # parent's commit: a failed commit must not leave children without a parent.
+        # The parent is in the global database, and the view has opened its transaction there. The
+        # children are on a shard, and need a second transaction. If the parent is new, save the
+        # children after the parent's commit. Otherwise, children without a parent would remain if
+        # that commit failed.
         if commit and self._parent_is_new:
             rows = super().save(commit=False)
             save_rows = partial(self._save_rows, rows, options)
@@ -327,9 +330,10 @@ class InlineFormSetOnShard(ChildFormSet, _InlineFormSet):
 
 
 def is_open(options: ShardOptions, number: int) -> bool:
-    """Whether the shard with this number is open: whether it takes new rows.
+    """Whether the shard with this number is open: its range is open, and the range's weight is not
+    0.
 
-    A new row that may be stored on any shard is stored only on an open shard.
+    If the library chooses the shard of a new row, it chooses an open one.
     """
     shard_range = runtime.group(options.group).range_of(number)
     return shard_range.open and shard_range.weight > 0

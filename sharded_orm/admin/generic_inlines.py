@@ -29,8 +29,9 @@ class GenericFormSetOnShard(ChildFormSet, _FormSet):
     """A formset of the rows of a generic inline, on the shard of their parent."""
 
     def save_new(self, form: Any, commit: bool = True) -> Any:
-        # Overrides BaseGenericInlineFormSet.save_new(), which sets only the id of the parent. Set
-        # the parent itself, because a child whose key is generated takes its shard from the parent.
+        # Overrides BaseGenericInlineFormSet.save_new(), which sets only the parent's id on the
+        # child. Set the parent itself, because a child whose key is generated takes its shard from
+        # the parent.
         field = generic_foreign_key(self.model, self.ct_field.name, self.ct_fk_field.name)
         if field is not None:
             setattr(form.instance, field.name, self.instance)

@@ -44,8 +44,8 @@ class GlobalLookup:
 
     @property
     def name(self) -> str:
-        """The lookup that finds the sharded rows, such as ``owner__in``. It takes the values that
-        :meth:`find` returns.
+        """The lookup of the sharded model that finds the rows, such as ``owner__in``. Its value is
+        the list that :meth:`find` returns.
         """
         return f"{self.prefix}__in"
 
@@ -82,11 +82,11 @@ class GlobalLookup:
         try:
             condition = build_q_object_from_lookup_parameters(lookups)
             return self.find(self.model._default_manager.filter(condition), request, term)
-        # Catch every exception, as Django's change list does: lookups may raise any error.
+        # Catch every exception, as Django's ChangeList does, because lookups may raise any error.
         except Exception as error:
             # Most database errors here mean that the lookup is wrong, such as a bad regular
-            # expression. But the error of an unreachable database says nothing about the lookup:
-            # raise it unchanged.
+            # expression. But if the database cannot be reached, the lookup may be right. So raise
+            # that error unchanged.
             if isinstance(error, DatabaseError) and is_node_gone(error):
                 raise
             raise IncorrectLookupParameters(error) from error
@@ -101,7 +101,7 @@ def lookup_notes(request: Any) -> list[str]:
 
 
 def _lookup_notes(request: Any) -> dict[str, None]:
-    # Store the sentences as keys of a dict: it keeps their order and drops repeated sentences.
+    # Store the sentences as keys of a dict, which keeps their order and drops repeated sentences.
     notes: dict[str, None] = request.__dict__.setdefault("_sharded_orm_lookup_notes", {})
     return notes
 
@@ -112,11 +112,13 @@ def global_lookup(
     """Split ``path``, a lookup of ``model``, after its foreign key to the global database.
 
     Return None if ``model`` is not sharded, or if the lookup needs no column of the global
-    database: ``owner``, ``owner__id`` and ``owner__isnull`` need only the value of the foreign key.
+    database. For example, ``owner``, ``owner__id`` and ``owner__isnull`` need only the value of the
+    foreign key.
 
-    :param joins_copies: for a reference table, of which each shard has a copy. If True, the lookup
-        may join the copy on the shard, so return None. If False, split the lookup. A filter passes
-        False to offer all choices, because it reads them from the global database.
+    :param joins_copies: matters only if the foreign key leads to a reference table, of which each
+        shard has a copy. If True, the lookup may join the copy on the shard, so it is not split,
+        and the result is None. If False, it is split. A filter passes False, because it reads its
+        choices from the global database.
     """
     if shard_options(model) is None:
         return None
@@ -141,8 +143,9 @@ def global_lookup(
 
 
 def _leaves(foreign_key: Any, name: str, target: Any) -> bool:
-    """Whether ``name`` is a field of ``target`` that a foreign key does not store. For example,
-    ``username`` is such a field of ``owner``, and ``id`` is not.
+    """Whether ``name`` is a field that a query can read only in the table of ``target``, and not in
+    the column of a foreign key. For example, True for ``username`` after ``owner``, and False for
+    ``id``.
 
     :param target: the model to which ``foreign_key`` refers.
     """

@@ -1,9 +1,10 @@
 """The object id of a sharded row: the text that names the row in URLs and in the admin's log.
 
 Most primary keys do not show on which shard their row is. So an object id holds both the shard key
-and the primary key. When a link is opened, the row is looked up by both, on the shard to which the
-shard key leads then. So a link stays valid when the key moves. A forged or outdated link finds no
-row. A row is *misplaced* if its shard key leads to a different shard.
+and the primary key. When a user opens a link, the row is looked up by both keys, on the shard to
+which the shard key leads at that time. So a link stays valid when the shard key moves. A forged or
+outdated link finds no row. A row is *misplaced* if its shard key leads to a different shard than
+the one that the row is on.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ SEPARATOR, MISPLACED = "~", "@"
 
 @dataclass(frozen=True)
 class Identity:
-    """The parts of an object id: it names the row with primary key ``pk`` on ``shard``.
+    """The parts of an object id, which names the row with the primary key ``pk`` on ``shard``.
 
     ``key`` is the row's shard key; None if the object id does not hold it. ``misplaced`` is true if
-    the object id holds the alias of the shard, because the row's shard key leads to a different
-    shard.
+    the object id holds the alias of the shard instead, because the row's shard key leads to a
+    different shard.
     """
 
     options: ShardOptions
@@ -67,8 +68,8 @@ class RowIdentity:
     """The results that :func:`identify` stores on a row: the object id, and whether the row is
     misplaced.
 
-    They hold for the alias, the primary key and the shard key that are stored here with them. If
-    one of these has changed on the row since then, the results are not used.
+    The alias, the primary key and the shard key of the row are stored with the results. If one of
+    these is a different one on the row later, the results are not used.
     """
 
     alias: str
@@ -99,7 +100,7 @@ def object_id(row: Model) -> str:
 
 
 def is_misplaced(row: Model) -> bool:
-    """Whether a stored row is misplaced: its shard key leads to a different shard.
+    """Whether a stored row is misplaced, that is, on another shard than its shard key says.
 
     ``save()`` and ``delete()`` refuse a misplaced row. Costs as much as :func:`object_id`.
     """

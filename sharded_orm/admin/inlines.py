@@ -63,14 +63,14 @@ class ShardedInlineChecks(InlineModelAdminChecks):
 class ShardedInlineMixin(PickersMixin, _Inline):
     """Mixin for inlines of sharded models; combine it with one of Django's inline classes.
 
-    The forms of the inline have no field for the shard key: a new row gets the key of its parent,
-    the row that the page shows. If the parent is in the global database, and not in the same shard
-    group, the shard key of the inline's rows is the foreign key to the parent.
+    The forms of the inline have no field for the shard key, because a new row gets the key of its
+    parent, the row that the page shows. If the parent is in the global database, and not in the
+    same shard group, the shard key of the inline's rows is the foreign key to the parent.
     """
 
     formset: Any = InlineFormSetOnShard
-    #: A base class of all formsets of the inline. If a project sets a formset class that is not
-    #: derived from it, a class derived from both is made.
+    #: Each formset class of the inline is derived from this class. If a project sets a formset
+    #: class that is not, a class derived from both is made.
     formset_on_shard: ClassVar[type[Any]] = InlineFormSetOnShard
     checks_class = ShardedInlineChecks
 
@@ -121,7 +121,7 @@ class ShardedInlineMixin(PickersMixin, _Inline):
         home = self._home(request, obj)
         if home is not None and not self.has_shard_permission(request, home):
             # Django's views leave out an inline for which the user has no permission. So this line
-            # is reached only if code of the project asks for the formset.
+            # is reached only if code of the project asks for the formset of such an inline.
             raise PermissionDenied
         if home is None or shard_options(self.parent_model) is not None:
             return super().get_formset(request, obj, **kwargs)
@@ -144,7 +144,8 @@ class ShardedInlineMixin(PickersMixin, _Inline):
             above = shard_options(self.parent_model)
             return None if above is None else scope_of(request, above).home
         # The parent is in the global database. The shard key of the inline's rows is then the
-        # foreign key to the parent, because the system check E070 refuses any other key.
+        # foreign key to the parent, because the system check E070 reports an inline with any other
+        # key.
         foreign: Any = options.key
         key = None if foreign is None else foreign.target_field.attname
         return None if key is None else runtime.locate(options.group, getattr(parent, key))
@@ -157,8 +158,8 @@ class ShardedInlineMixin(PickersMixin, _Inline):
     def has_shard_permission(self, request: HttpRequest, shard: Shard) -> bool:
         """Whether the user may look at ``shard`` and change its rows.
 
-        By default, the model admin for the inline's model decides, by its method of the same name.
-        If the site has no model admin with this method for that model, return True.
+        By default, this returns what ``has_shard_permission()`` of the model admin for the inline's
+        model returns. If the site has no model admin with this method for that model, return True.
         """
         own = self._own_admin
         return own is None or own.has_shard_permission(request, shard)
@@ -175,8 +176,8 @@ class ShardedInlineMixin(PickersMixin, _Inline):
         """Whether ``has_shard_permission()`` is overridden, in the inline or in the model admin of
         its model.
 
-        If it is not, it refuses no shard. So the permissions can be checked without finding out the
-        shard of the rows, which may cost a query.
+        If it is not overridden, no shard is refused. The permissions can then be checked without
+        finding the shard of the rows, which may cost a query.
         """
         if type(self).has_shard_permission is not ShardedInlineMixin.has_shard_permission:
             return True
@@ -193,8 +194,8 @@ class ShardedInlineMixin(PickersMixin, _Inline):
         home = self._home(request, parent)
         if home is not None:
             return self.has_shard_permission(request, home)
-        # The shard is not known yet, so there are no rows to see. A new row may get to any shard.
-        # So a user may add rows only with the permission for all shards.
+        # The shard is not known yet, so no rows exist that the user could see. A new row may get to
+        # any shard. So the user may add rows only with the permission for all shards.
         shards = runtime.group(self.shard_options.group).shards()
         return not add or all(self.has_shard_permission(request, shard) for shard in shards)
 

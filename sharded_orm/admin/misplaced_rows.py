@@ -1,8 +1,8 @@
-"""Finds misplaced rows: rows that are on another shard than their shard key says.
+"""Finds misplaced rows, which are on another shard than their shard key says.
 
 ``save()`` refuses to write a misplaced row. But an admin action may call ``QuerySet.update()`` on a
-shard, which does not read the shard keys of the rows, and so would write misplaced rows, too. So
-admin actions leave these rows out of their querysets.
+shard. This does not read the shard keys of the rows, and so would also write misplaced rows.
+Therefore admin actions leave these rows out of their querysets.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from sharded_orm.exceptions import RoutingError
 from sharded_orm.models.sharding.options import ShardOptions
 from sharded_orm.topology.model import Shard
 
-#: An action on many rows leaves out the misplaced rows by a condition on their shard keys. The
-#: condition may have at most this many keys. If a shard has misplaced rows of more keys, the action
-#: fails on that shard.
+#: The greatest number of shard keys in the condition with which an action on many rows leaves out
+#: the misplaced rows. If a shard has misplaced rows of more keys, the action fails on that shard.
 MAX_MISPLACED_KEYS = 1000
 #: The number of shard keys that are read in one query, and whose shards are then looked up together.
 _BATCH = 1000

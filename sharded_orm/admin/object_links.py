@@ -30,8 +30,8 @@ class NamedRow:
         return object_id(self.row)
 
     def __getattr__(self, name: str) -> Any:
-        # copy.copy() calls this method on the new object before that object has the attribute
-        # ``row``. Without this check, ``self.row`` would then call this method without end.
+        # copy.copy() calls this method on the new object before it has set the attribute ``row``.
+        # Without this check, ``self.row`` would then call this method without end.
         if "row" not in self.__dict__:
             raise AttributeError(name)
         return getattr(self.row, name)
@@ -98,7 +98,7 @@ class ReadonlyField(helpers.AdminReadonlyField):
         if contents != self.empty_value_display:
             return contents
         # The shard key may refer to a row that does not exist, because no database constraint
-        # prevents that. Django would then show nothing, so show the value of the key.
+        # prevents that. Django would show such a key as if it were empty, so show its value.
         return conditional_escape(getattr(self.form.instance, options.key.attname))
 
     def get_admin_url(self, remote_field: Any, remote_obj: Any) -> str:
@@ -127,7 +127,7 @@ else:
 
 
 class _Lines(_Lined):
-    """Mixin for fieldsets: their read-only fields link to rows by object ids (see
+    """Mixin for fieldsets whose read-only fields link to rows by object ids (see
     :class:`ReadonlyField`).
     """
 
@@ -147,9 +147,9 @@ class _InlineFieldset(_Lines, helpers.InlineFieldset):
 class _Like:
     @classmethod
     def like(cls, original: Any) -> Any:
-        """Return an instance of this class with the attributes of ``original``.
+        """Return an instance of this class with all attributes of ``original``.
 
-        :param original: an instance of the Django class from which this class derives.
+        :param original: an instance of the Django class that this class extends.
         """
         copy = cls.__new__(cls)
         copy.__dict__.update(original.__dict__)
@@ -173,8 +173,8 @@ class InlineForm(_Like, helpers.InlineAdminForm):
     @classmethod
     def like(cls, original: Any) -> Any:
         copy = super().like(original)
-        # The template builds links from ``original.pk``. So put a wrapper into ``original``, with
-        # the object id as its ``pk``. The model form keeps the row without a wrapper.
+        # The template builds links from ``original.pk``. So put a wrapper into ``original``, whose
+        # ``pk`` is the object id. The model form keeps the row without a wrapper.
         copy.original = named_row(original.original)
         return copy
 
@@ -192,7 +192,7 @@ class InlineForm(_Like, helpers.InlineAdminForm):
 
 
 class InlineFormSet(_Like, helpers.InlineAdminFormSet):
-    """Django's ``InlineAdminFormSet``, whose forms are :class:`InlineForm`."""
+    """Django's ``InlineAdminFormSet``, with forms of the class :class:`InlineForm`."""
 
     def __iter__(self) -> Iterator[Any]:
         for form in super().__iter__():

@@ -73,8 +73,8 @@ class ObjectViewsMixin(AddViewMixin):
         except (self.model.DoesNotExist, self.model.MultipleObjectsReturned):
             return None
         identify([row])
-        # Make the row's shard key a part of the scope, not only its shard. Then rows that the user
-        # adds by links on this page get the same key.
+        # Make the row's shard key a part of the scope, in addition to its shard. Then rows that the
+        # user adds by links on this page get the same key.
         key = None if is_misplaced(row) else options.key_of(row)
         set_scope(request, ShardScope(options, shard=home, key=key, home=home))
         return row
@@ -101,8 +101,9 @@ class ObjectViewsMixin(AddViewMixin):
             except (InvalidFocus, InvalidObjectID):
                 if by_object_id:
                     raise
-        # The URL comes from a link of a related-field widget. It holds a value of the field to
-        # which the foreign key refers, whose name is in the URL parameter _to_field.
+        # The link to this page is in a related-field widget. Such a link names the row by its value
+        # of the field to which the foreign key refers. The URL parameter _to_field names this
+        # field.
         field: Any = self.opts.get_field(str(from_field))
         value = field.to_python(object_id)
         if field == options.key:
@@ -118,7 +119,7 @@ class ObjectViewsMixin(AddViewMixin):
         # Overrides ModelAdmin._get_obj_does_not_exist_redirect(), which redirects to the index if
         # the row does not exist. Respond with a 404 instead.
         if not (self.has_view_or_change_permission(request) or self.has_delete_permission(request)):
-            # Do not respond with a 404 to users without permission: it would reveal which keys exist.
+            # Users without permission get no 404, because it would reveal which keys exist.
             raise PermissionDenied
         text = unquote(object_id)
         try:
@@ -166,7 +167,8 @@ class ObjectViewsMixin(AddViewMixin):
             if request.method != "POST":
                 raise
             # The row cannot be saved. After the form was checked, this row or a row to which it
-            # refers has moved to another shard or was deleted. Or the last open shard was closed.
+            # refers has moved to another shard or was deleted. Another possible cause is that the
+            # last open shard was closed.
             self.message_user(
                 request, f"Nothing was saved: {self.error_text(request, exc)}", messages.ERROR
             )
@@ -212,8 +214,8 @@ class ObjectViewsMixin(AddViewMixin):
             new_row["new_shard"] = scope.home.number if scope.home is not None else None
         elif obj is None:
             new_row["new_key"] = scope.key
-        # A project's get_form() may pass its own form class, as Django's documentation recommends.
-        # Add the handling of the shard key to that form class, too.
+        # A project's get_form() may pass a form class, as Django's documentation recommends. Such a
+        # class also has to get the handling of the shard key.
         form = kwargs.get("form", self.form)
         kwargs["form"] = with_fixed_key(form, options, hidden=readonly, **new_row)
         if options.key is not None and options.key.name in readonly:
@@ -244,8 +246,8 @@ class ObjectViewsMixin(AddViewMixin):
         return [key.name, *(field for field in fields if field != key.name)]
 
     def save_related(self, request: HttpRequest, form: Any, formsets: Any, change: bool) -> None:
-        # Check the permission for the new row's shard here: if the shard key was typed in or
-        # generated, the shard was not known earlier.
+        # Check the permission for the shard of a new row only here. If the shard key was typed in
+        # or generated, the shard was not known before the form was saved.
         if not change and not self._may_access(request, form.instance, write=True):
             raise PermissionDenied
         super().save_related(request, form, formsets, change)
@@ -261,9 +263,9 @@ class ObjectViewsMixin(AddViewMixin):
         context["adminform"] = object_links.Form.like(context["adminform"])
         context["original"] = named_row(obj)
         scope = self.focus(request)
-        # For a new row, show the shard only if it is certain: if the shard key is already chosen,
-        # or if the key will be generated for this shard. Otherwise the user may type in a key that
-        # leads to another shard.
+        # For a new row, show the shard only if it is certain. It is certain if the shard key is
+        # already chosen, or if the key will be generated for this shard. Otherwise the user may
+        # type in a key that leads to another shard.
         shard_known = (
             obj is not None or scope.key is not None or self.shard_options.key_is_generated
         )
@@ -283,7 +285,7 @@ class ObjectViewsMixin(AddViewMixin):
         if request.POST.keys() & handled_by_django:
             return super().response_add(request, named_row(obj), post_url_continue)
         # After a plain "Save", do what Django's response_add() does, but link to the row by its
-        # object id. Projects override the hook response_post_save_add(), so call it, too.
+        # object id. Also call the hook response_post_save_add(), because projects override it.
         self.message_added(request, obj)
         return self.response_post_save_add(request, obj)
 
@@ -299,8 +301,8 @@ class ObjectViewsMixin(AddViewMixin):
             row = context["object"] = named_row(context["object"])
             if row.pk != unquote(object_id):
                 # The URL names the row by another text than its object id, as links of some widgets
-                # do. The admin's log has the entries of the row only under its object id. So
-                # redirect to the URL with the object id.
+                # do. The history page would be empty, because the admin's log has the row's entries
+                # only under its object id. So redirect to the URL with the object id.
                 opts, site = self.opts, self.admin_site.name
                 name = f"admin:{opts.app_label}_{opts.model_name}_history"
                 return HttpResponseRedirect(reverse(name, args=[quote(row.pk)], current_app=site))
@@ -325,7 +327,7 @@ class ObjectViewsMixin(AddViewMixin):
         info = self.opts.app_label, self.opts.model_name
         view = self.admin_site.admin_view(self.site_view)
         own = path("<path:object_id>/site/", view, name="{}_{}_site".format(*info))
-        # Put this URL pattern before Django's patterns: the last of Django's patterns matches every
+        # Put this URL pattern before Django's patterns, because the last one of these matches every
         # URL.
         return [own, *super().get_urls()]
 
@@ -345,8 +347,8 @@ class ObjectViewsMixin(AddViewMixin):
         """Return the error page if ``error`` means that a shard does not answer; otherwise raise
         ``error``.
 
-        The failed shard is the shard of the page. On the page for a new row, the error may also
-        mean that none of the shards that could store the row answers.
+        The page names the shard that it was about. If a new row may be stored on any shard,
+        ``error`` may also mean that none of the nodes with open shards can be reached.
         """
         if isinstance(error, NoReachableShard):
             return no_reachable_shard_page(self, request, error)
@@ -361,10 +363,11 @@ class ObjectViewsMixin(AddViewMixin):
 
 
 def _action(request: HttpRequest) -> str:
-    """Return the URL to which the page's form posts, with the shard or key of the page's URL.
+    """Return the URL to which the page's form posts: a query string with the shard or key that the
+    page's URL names.
 
-    The form would otherwise lose these URL parameters. Return an empty string if the page's URL
-    names no shard or key.
+    Without it, the POST would lose the shard or key. Return an empty string if the page's URL names
+    none.
     """
     scope = {name: request.GET[name] for name in (SHARD_VAR, KEY_VAR) if request.GET.get(name)}
     return f"?{urlencode(scope)}" if scope else ""

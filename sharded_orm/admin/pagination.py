@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 else:
     _Paginator, _Page = Paginator, Page
 
-#: No page may begin after the row with this number. Pages far from the first are expensive, because
+#: No page begins after the row with this number. Pages far from the first are expensive, because
 #: every shard has to read and drop all rows before the page.
 LAST_ROW = 10_000
 

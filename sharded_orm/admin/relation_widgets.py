@@ -31,7 +31,8 @@ else:
 class RawId(widgets.ForeignKeyRawIdWidget):
     """An input for the id of a related row, with an icon that opens the list of the rows of one shard."""
 
-    #: URL parameters for the links of the widget; they name the shard or the shard key.
+    #: URL parameters that the widget adds to its links, so that they lead to lists of one shard or
+    #: one shard key.
     scope_query: dict[str, str] = {}
 
     def url_parameters(self) -> dict[str, Any]:
@@ -61,8 +62,8 @@ class _Autocomplete(_Completing):
 
     def optgroups(self, name: str, value: Any, attr: Any = None) -> Any:
         # Overrides AutocompleteMixin.optgroups(), which reads the rows of all posted values in one
-        # query. Leave out values that the column cannot hold, such as a too large number: for such
-        # a value, the database may raise an error.
+        # query. Leave out values that the column cannot hold, such as a too large number, because
+        # the database may raise an error for such a value.
         possible = [text for text in value if can_be_related(self.field, text)]
         return super().optgroups(name, possible, attr)
 
@@ -82,8 +83,8 @@ class SeveralRows(_Several):
 
     def _check_values(self, value: Any) -> Any:
         # Overrides ModelMultipleChoiceField._check_values(), which reads the rows of all ids in one
-        # query. First check each id by itself: one id that the column cannot hold would make the
-        # query fail.
+        # query. That query would fail if the column cannot hold one of the ids. So first check each
+        # id by itself.
         rows: Any = self.queryset
         for pk in value:
             if stored_value(rows.model._meta.pk, pk) is None:
@@ -163,9 +164,9 @@ class PickersMixin(_Admin):
             kwargs["widget"].scope_query = _scope_query(scope, related)
         field = make(db_field, request, **kwargs)
         if field is not None:
-            # Bind the choices to the shard by using(). The template reads the choices after the
-            # view has returned, when no default shard is set any more. Without using(), the query
-            # would be refused.
+            # Bind the choices to the shard by using(). The template reads the choices only after
+            # the view has returned. The view's default shard no longer applies at that time, so a
+            # query without using() would be refused.
             rows = field.queryset
             rows = rows.none() if scope.alias is None else rows.using(scope.alias)
             if related.key is not None and (key := _shared_key(scope, related)) is not None:
@@ -179,8 +180,8 @@ class PickersMixin(_Admin):
         return scope_of(request, options)
 
     def _options_in_group(self, db_field: Any) -> ShardOptions | None:
-        """Return the shard options of the related model; None if that model is outside this model's
-        shard group.
+        """Return the shard options of the model to which ``db_field`` refers; None if that model is
+        outside this model's shard group.
         """
         own = shard_options(self.opts.model)
         model = getattr(db_field.remote_field, "model", None)
@@ -204,18 +205,17 @@ def _scope_query(scope: ShardScope, related: ShardOptions) -> dict[str, str]:
     """Return the URL parameters with which a link to a list of related rows shows only rows of
     ``scope``.
     """
-    # Name the shard. If the scope is a shard key that has no shard yet, name the key instead: no
-    # row can have it yet, so the linked list is empty. If the scope is the whole group, name
-    # nothing.
+    # Name the shard of the scope. If the scope is a shard key that has no shard yet, name the key
+    # instead: the linked list is then empty, because no row can have this key yet. If the scope is
+    # the whole group, name nothing.
     query = {SHARD_VAR: scope.home.alias} if scope.home is not None else scope.query
     key = _shared_key(scope, related)
     return query if key is None else {**query, KEY_VAR: str(key)}
 
 
 def _shared_key(scope: ShardScope, related: ShardOptions) -> Any:
-    """Return the shard key that rows of a related model must have, because the page's row has this
-    key.
+    """Return the shard key of the page's row, if rows of the related model must have the same key.
 
-    Return None if related rows may have other keys, or if the page's row has no known key.
+    Return None if they may have other keys, or if the key of the page's row is not known.
     """
     return scope.key if needs_same_key(scope.options, related) else None

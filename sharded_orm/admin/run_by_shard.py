@@ -36,9 +36,9 @@ def run_by_shard(
 ) -> HttpResponseBase | None:
     """Call ``run`` for the selected rows of each shard, and tell the user the outcome.
 
-    Each call runs in a transaction of its own. If it fails, its changes on that shard and its
-    entries in the admin's log are rolled back, the error is reported, and ``run`` is still called
-    for the other shards. The action is not atomic over several shards (Pinterest, P14).
+    Each call runs in a transaction of its own. If a call fails, its changes on that shard and its
+    entries in the admin's log are rolled back, and the error is reported. ``run`` is still called
+    for the other shards. So the action is not atomic over several shards (Pinterest, P14).
 
     :return: the page that ``run`` has returned, if all selected rows are on one shard; else None.
     :raises PermissionDenied: ``run`` raised this error before any shard was done or had failed. The
@@ -61,10 +61,10 @@ def run_by_shard(
             )
             break
         except Exception as error:
-            # An action of the project may raise any error, so catch all. The rows of earlier shards
-            # have been changed already. So report the error, and continue with the other shards.
-            # But if the first shard raises a refusal, such as a 404, nothing was changed yet:
-            # refuse the whole action.
+            # An action of the project may raise any error, so catch all. If rows of earlier shards
+            # have been changed, report the error, and continue with the other shards. But if the
+            # first shard raises a refusal, such as a 404, nothing was changed yet. Then refuse the
+            # whole action.
             if isinstance(error, _REFUSALS) and not done and not outages.errors:
                 raise
             logger.exception("%r failed on %s", description, part.alias)

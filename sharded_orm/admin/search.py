@@ -64,8 +64,9 @@ def _path(field: str) -> str:
 class _SearchFields:
     """A stand-in for a model admin, so that ``ModelAdmin.get_search_results()`` can be called.
 
-    Django's method reads the model and the search fields from ``self``. With this class, it
-    searches in only a part of the search fields, or in a model that has no model admin.
+    Django's method reads the model and the search fields from ``self``. If ``self`` is an object of
+    this class, the method searches in only a part of the model admin's search fields, or in a model
+    that has no model admin.
     """
 
     def __init__(self, model: type[Model], fields: Sequence[str]) -> None:

@@ -14,12 +14,12 @@ from sharded_orm.admin.shard_scope import KEY_VAR, SHARD_VAR, ShardScope
 from sharded_orm.models.sharding.options import ShardOptions
 from sharded_orm.topology.model import Shard, ShardGroup
 
-# The picker offers at most this many choices, so that the list stays readable. In a larger shard
-# group, it offers one shard of each range: the first that the user may look at. The user can type
-# in any other shard.
+# The picker offers at most this many shards, so that the list stays readable. In a larger shard
+# group, it offers one shard of each range, which is the first one that the user may look at. The
+# user can type in any other shard.
 MAX_CHOICES = 256
-#: When the user goes to another shard or key, links leave out these URL parameters: the present
-#: shard and key, the page number, and flags that apply only to the present page.
+#: The URL parameters that a link to another shard or key leaves out. They are the present shard and
+#: key, the page number, and flags that apply only to the present page.
 _OF_THIS_PAGE = frozenset({"p", "e", "all", "_count", SHARD_VAR, KEY_VAR})
 
 
@@ -78,7 +78,9 @@ class ShardPicker:
 
     @cached_property
     def parameters_to_keep(self) -> list[tuple[str, str]]:
-        """Names and values of the URL parameters that stay the same when another shard or key is chosen."""
+        """Names and values of the URL parameters that a link to another shard or key keeps, such as
+        filters.
+        """
         return [
             (name, value)
             for name, values in self.parameters.lists()

@@ -91,9 +91,9 @@ def scope_of(request: HttpRequest, options: ShardOptions) -> ShardScope:
     if scope is None:
         of_group: ShardScope | None = scopes.get(options.group)
         if of_group is not None:
-            # The page has already set its scope for another model of the shard group, by
-            # set_scope(). Use the same shard for this model. Use the same key, too, if related rows
-            # of the two models must have equal shard keys.
+            # The page has already set its scope by set_scope(), for another model of the shard
+            # group. Use the same shard for this model. If related rows of the two models must have
+            # equal shard keys, also use the same key.
             key = of_group.key if needs_same_key(of_group.options, options) else None
             scope = ShardScope(options, shard=of_group.home, key=key, home=of_group.home)
         else:
@@ -163,6 +163,8 @@ def refuse_key(options: ShardOptions, key: Any) -> None:
     """Refuse the shard key ``key`` if the request runs inside ``bound()`` with a different shard
     key.
 
+    ``bound()`` puts one shard key in force for the whole request.
+
     :raises InvalidFocus: a different key is bound. The error's message is a sentence for the user.
     """
     bound_key = key_in_force(options.model)
@@ -210,8 +212,8 @@ def stored_value(field: Any, text: Any) -> Any:
     field = target_field(field)
     try:
         value = field.get_prep_value(field.to_python(text))
-        # The validators of a number's field refuse a number that the column cannot hold. With such
-        # a number in a list (``__in``), SQLite would raise an error.
+        # The validators of a number field refuse a number that the column cannot hold. If such a
+        # number got into a list for ``__in``, SQLite would raise an error.
         field.run_validators(value)
     except (ValidationError, ValueError, TypeError, OverflowError):
         return None
@@ -232,8 +234,8 @@ def locate(options: ShardOptions, key: Any) -> Shard | None:
     except InvalidShardKey as exc:
         raise InvalidFocus(f"{_name(options)} {key!r} leads to no shard: {exc}") from exc
     except RoutingError as exc:
-        # Do not show the text of the caught error: it names a shard, which the user may not be
-        # allowed to see.
+        # Do not show the text of the caught error. It names a shard, and the user may not be
+        # allowed to see that shard.
         raise InvalidFocus(f"{_name(options)} {key!r} leads to no shard.") from exc
 
 

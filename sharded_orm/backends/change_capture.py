@@ -1,9 +1,10 @@
 """Triggers that record which rows of a shard change, and fences that refuse changes.
 
 A long operation, such as the move of a shard key to another shard, adds a fence for the key: a row
-in the table of fences. While the fence is open, triggers write the primary key of each changed row
-of the shard key to a table, the journal. While the fence is closed, the triggers refuse each change
-(:mod:`~sharded_orm.backends.fence_messages`), also by raw SQL and other programs.
+in the table of fences. A fence is open or closed. While it is open, triggers write the primary key
+of each changed row of the shard key to a table, the journal. While it is closed, the triggers
+refuse each change of such a row (:mod:`~sharded_orm.backends.fence_messages`). They see each
+change, even if raw SQL or another program makes it.
 
 Each backend derives a class from :class:`ChangeCapture`. ``connection.change_capture()`` returns an
 object of that class, which has a session of its own.
@@ -31,8 +32,11 @@ EVENTS: Final = ("INSERT", "UPDATE", "DELETE")
 
 @dataclass(frozen=True)
 class KeyLink:
-    """A foreign key that leads from a table without a shard key towards the table with the shard
+    """A foreign key on the way from a table without a shard key to the table that has the shard
     key.
+
+    For example, comments belong to photos, and only photos have a shard key. Then the link is the
+    foreign key of the comments.
 
     :param column: the foreign key's column.
     :param table: the table to which the column refers.
@@ -54,10 +58,10 @@ class CapturedTable:
     :param links: the foreign keys that lead, one after the other, from this table to the table with
         the shard key; empty if this table has the shard key itself.
     :param fresh_ids: whether a row gets a new primary key when it moves to another shard, because
-        another row may have the old one there. True for the automatic table of a many-to-many
-        field, if the database makes its ids. No other row may refer to such a row.
-    :param fence: the value that names the fence, if one fence is for all rows of the table. None if
-        each shard key has a fence of its own.
+        another row may have the old primary key there. True for the automatic table of a
+        many-to-many field, if the database makes its ids. No other row may refer to such a row.
+    :param fence: the value that names the fence, if all rows of the table have the same fence. None
+        if each shard key has a fence of its own.
     """
 
     name: str
@@ -69,20 +73,20 @@ class CapturedTable:
 
     @property
     def refusal(self) -> str:
-        """The error message of the database when a closed fence refuses a change of a row. The
-        message depends on what the fence closes: a shard key, or the whole table (see
-        :attr:`fence`).
+        """The message of the error with which the database refuses a change of a row while the
+        fence is closed. There is one message for the fence of a shard key, and another one for the
+        fence of a whole table (see :attr:`fence`).
         """
         return MARKER if self.fence is None else CLOSED_TABLE
 
 
 @dataclass(frozen=True)
 class Change:
-    """An entry of the journal (the table of changed rows): the row with the primary key ``pk`` was
-    inserted, changed or deleted.
+    """An entry of the journal (the table of changed rows). It says that the row with the primary
+    key ``pk`` was inserted, changed or deleted.
 
     :param number: the number of the entry.
-    :param fence: the number of the fence for the row's shard key.
+    :param fence: the number of the fence for the row's shard key, or for the whole table.
     """
 
     number: int
@@ -94,8 +98,9 @@ class Change:
 class ChangeCapture(OwnSession, ABC):
     """Base class of the objects that create and use the triggers of one shard.
 
-    The triggers serve the move of a shard key: they record the changed rows of the key in a table,
-    the journal, and refuse changes while the key's fence is closed.
+    The triggers are needed, for example, while a shard key moves to another shard. They record the
+    changed rows of the key in a table, the journal, and refuse changes while the key's fence is
+    closed.
     """
 
     #: The SQL query that returns the names of all triggers on the shard.
@@ -103,17 +108,20 @@ class ChangeCapture(OwnSession, ABC):
 
     @abstractmethod
     def exclusively(self, patience: float) -> AbstractContextManager[None]:
-        """Hold a lock during the ``with`` block, so that no other session creates or drops triggers.
+        """Hold a lock during the ``with`` block, so that no other operation of this library creates
+        or drops triggers meanwhile.
 
         :param patience: seconds to wait for another session that holds the lock.
-        :raises django.db.OperationalError: the other session held the lock for more than ``patience``.
+        :raises django.db.OperationalError: the other session held the lock for more than
+            ``patience``.
         """
 
     def end_sessions(self, number: int | None = None) -> int:
         """End the sessions of another process that moves rows and holds locks on this shard.
 
         The server rolls back their transactions. Call this method only if the other process must
-        not go on: for example, it was paused, and this process has taken over its move.
+        not go on. For example, it was paused for a long time, and this process has taken over its
+        move.
 
         :param number: the number of the move, if it is known.
         :return: how many sessions were ended; always 0 on SQLite, which has no sessions.
@@ -143,15 +151,18 @@ class ChangeCapture(OwnSession, ABC):
 
     @abstractmethod
     def is_prepared(self) -> bool:
-        """Whether the table of fences exists: whether :meth:`prepare` was called."""
+        """Whether the table of fences exists, which :meth:`prepare` creates."""
 
     def watch(self, number: int, value: Any, *, closed: bool = False) -> None:
         """Add the fence of a shard key: from now on, triggers record or refuse changes of the key's
-        rows. Does nothing if the fence exists.
+        rows.
 
-        A transaction that is open now may have changed rows before the fence existed. So call
-        :meth:`install` afterwards, which waits for such transactions. If an earlier operation has
-        left a closed fence of the key, that fence gets the new number and state.
+        Does nothing if the fence exists. If an earlier operation has left a closed fence of the
+        key, that fence gets the new number and state.
+
+        A transaction that is open now may have changed rows before the fence existed, and no
+        trigger has recorded these changes. So call :meth:`install` afterwards, which waits for such
+        transactions.
 
         :param number: identifies the fence on this shard.
         :param value: the key, as the database stores it.
@@ -182,8 +193,8 @@ class ChangeCapture(OwnSession, ABC):
         self._rows(f"DELETE FROM {self._quote(JOURNAL)} WHERE fence = %s", former)
 
     def fences(self) -> dict[int, str]:
-        """Return the state of each fence as number -> "open" or "closed". A closed fence refuses
-        changes.
+        """Return the state of each fence: a dict that maps the fence's number to "open" or
+        "closed". A closed fence refuses changes.
         """
         rows = self._rows(f"SELECT id, state FROM {self._quote(FENCES)}")
         return {int(number): str(state) for number, state in rows}
@@ -228,11 +239,11 @@ class ChangeCapture(OwnSession, ABC):
         self._set_state(number, "open")
 
     def admit(self, number: int) -> None:
-        """Remove the fence on the shard to which a key has moved, so that the key can be written
-        there.
+        """Remove the fence on the shard to which a key has moved, so that the key's rows can be
+        written there.
 
-        This fence was closed from the beginning. Does nothing if the fence does not exist. Sends
-        only one statement, because writers are waiting.
+        This fence was closed while the rows were copied. Does nothing if the fence does not exist.
+        Sends only one statement, because writers wait until the fence is gone.
         """
         self._rows(f"DELETE FROM {self._quote(FENCES)} WHERE id = %s", number)
 
@@ -243,8 +254,8 @@ class ChangeCapture(OwnSession, ABC):
         From then on, triggers neither record nor refuse changes of the key.
         """
         if not self.is_prepared():
-            # The tables are gone: another operation has removed the last fence, and then dropped
-            # the tables. So there is nothing to delete.
+            # The tables do not exist: another operation has removed the last fence, and then
+            # dropped the tables. So there is nothing to delete.
             return
 
         # Delete the row of the fence last. As long as there is a fence, no other process drops the
@@ -257,24 +268,26 @@ class ChangeCapture(OwnSession, ABC):
     def sessions(self) -> dict[str, Any] | None:
         """Return a marker: JSON values that list all sessions which are open on the server now.
 
-        Pass the marker to :meth:`sessions_left` later, to learn how many of these sessions may
-        still send a statement that was built before now. Return None for SQLite, which has no list
-        of open sessions.
+        The marker helps to find out when no session can send an outdated statement any more. Pass
+        it to :meth:`sessions_left` later, which returns how many of these sessions may still send a
+        statement that was built before now. Return None for SQLite, which has no list of open
+        sessions.
         """
         return None
 
     def sessions_left(self, markers: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Return for each marker how many of its sessions may still send an old statement.
+        """Return for each marker how many of its sessions may still send an outdated statement.
 
         For example, a process has looked up the shard of a key, built a statement, and was then
         paused while the key moved. If it goes on, its statement reaches the shard that the key has
         left.
 
-        A marker is a list of sessions that were open at one moment. A statement is old if a process
-        may have built it before that moment. A session of the marker no longer counts when it has
-        run a later statement, and its earlier transactions have ended. In doubt, it counts.
+        A marker lists the sessions that were open at one moment. A statement is outdated if a
+        process may have built it before that moment. A session of the marker no longer counts when
+        it has run a later statement, and its earlier transactions have ended. If this cannot be
+        found out, the session counts.
 
-        If any session of a marker is open, the call takes 0.1 to 0.8 seconds for all markers
+        If any session of a marker is still open, the call takes 0.1 to 0.8 seconds for all markers
         together.
 
         :param markers: results of :meth:`sessions` on this server, even from another process.
@@ -289,8 +302,9 @@ class ChangeCapture(OwnSession, ABC):
         first. Only entries of committed transactions are returned.
 
         A transaction gets the number of an entry when it changes the row, but may commit much
-        later. So a later call may return lower numbers. Therefore pass to :meth:`forget` exactly
-        the entries whose rows were copied, and not all up to a number.
+        later. So a later call may return lower numbers than this one. Therefore, after the rows
+        were copied, pass exactly the returned entries to :meth:`forget`. Do not delete all entries
+        up to a number.
 
         :param number: the number of the key's fence.
         :param limit: the largest number of entries to return.
@@ -305,8 +319,8 @@ class ChangeCapture(OwnSession, ABC):
         ]
 
     def backlog(self, number: int) -> int:
-        """Return how many recorded changes of a key have not been copied yet. :meth:`forget`
-        deletes the copied ones from the journal.
+        """Return how many entries about a key are in the journal, that is, how many recorded
+        changes have not been copied yet. After the copy, :meth:`forget` deletes the entries.
 
         :param number: the number of the key's fence.
         """
@@ -322,10 +336,10 @@ class ChangeCapture(OwnSession, ABC):
             for start in range(0, len(entries), 500):
                 batch = entries[start : start + 500]
                 marks = ", ".join(["%s"] * len(batch))
-                # Delete an entry only if it belongs to this fence. If the journal is dropped and
-                # created again, the numbers of its entries begin at 1 again. A process that was
-                # paused meanwhile still has old numbers, and would otherwise delete entries about
-                # another key.
+                # Delete an entry only if it belongs to this fence. The number alone is not enough:
+                # if the journal is dropped and created again, the numbers of its entries begin at 1
+                # again. A process that was paused meanwhile still has old numbers, and would delete
+                # entries about another key.
                 self._rows(
                     f"DELETE FROM {self._quote(JOURNAL)} WHERE fence = %s AND id IN ({marks})",
                     fence,
@@ -336,10 +350,12 @@ class ChangeCapture(OwnSession, ABC):
 
     @abstractmethod
     def install(self, tables: Sequence[CapturedTable], patience: float) -> None:
-        """Create the missing triggers, and wait for the transactions that began without them.
+        """Create the missing triggers, and wait for the transactions that began before the triggers
+        existed.
 
-        Afterwards, every change of a row of a key with a fence is recorded in the journal, or was
-        committed before this call. May be called again.
+        Afterwards, each change of a row whose key has a fence is either in the journal, or was
+        committed before this method returns, so that a copy of the rows includes it. May be called
+        again.
 
         :param patience: seconds to try. To create a trigger, the database has to lock the table.
             Each attempt waits only milliseconds for this lock, because the statements of other
@@ -376,8 +392,8 @@ class ChangeCapture(OwnSession, ABC):
         """Return the names of the tables in which the database may change rows without calling a
         trigger.
 
-        MariaDB and MySQL do that if a foreign key of the table has an action such as CASCADE. Such
-        changes would be missing in the journal.
+        MariaDB and MySQL do that if a foreign key of the table has an action such as CASCADE. The
+        journal would have no entries for such changes.
 
         :param tables: the tables to look at.
         """
@@ -401,13 +417,15 @@ class ChangeCapture(OwnSession, ABC):
         )
 
     def _key_of(self, table: CapturedTable, row: str) -> str:
-        """Return an SQL expression, for use in a trigger, with the shard key of the changed row.
+        """Return an SQL expression, for use in a trigger, whose value is the shard key of the
+        changed row.
 
         If the table has no shard key, the expression is a subquery that follows the foreign keys of
-        the row. If one fence is for the whole table, the expression is the fixed value that names
-        this fence.
+        the row. If all rows of the table have the same fence, the expression is the fixed value
+        that names this fence.
 
-        :param row: NEW or OLD, by which a trigger refers to the row after or before the change.
+        :param row: ``NEW`` or ``OLD``. By these names, a trigger refers to the row after or before
+            the change.
         """
         quote = self._quote
         if table.fence is not None:
@@ -437,5 +455,8 @@ def trigger_name(table: str, event: str) -> str:
 
 
 def rows_of(event: str) -> tuple[str, ...]:
-    """Return the names of the row versions that a trigger can read on ``event``: NEW, OLD or both."""
+    """Return the names by which a trigger can read the changed row on ``event``. ``OLD`` is the row
+    before the change, and ``NEW`` is the row after it. An INSERT has only ``NEW``, a DELETE only
+    ``OLD``, and an UPDATE both.
+    """
     return {"INSERT": ("NEW",), "DELETE": ("OLD",)}.get(event, ("OLD", "NEW"))

@@ -23,18 +23,19 @@ class TextEquality(NamedTuple):
 
 
 class Collations:
-    """What the collations of one kind of database do. The base class knows no collation, and is
-    used for unknown kinds of databases.
+    """Says how the collations of one kind of database compare texts. The base class knows no
+    collation, and is used for unknown kinds of databases.
     """
 
     #: A collation that system checks recommend for a field by which cached rows are looked up. It
-    #: may ignore trailing spaces, because the cache can ignore them, too.
+    #: may ignore trailing spaces, because the cache can also treat texts as equal that differ only
+    #: in these.
     exact_for_cache = "C"
-    #: A collation that system checks recommend for a shard key. It must not ignore trailing spaces,
-    #: because the router does not: it may send "a" and "a " to different shards.
+    #: A collation that system checks recommend for a shard key. It must compare trailing spaces,
+    #: because the router does: it may send "a" and "a " to different shards.
     exact_for_shard_key = "C"
-    #: The end of a hint of a system check. The hint recommends ``ExactCharField`` for a shard key
-    #: that is a text, and this text names what can be used instead.
+    #: The end of a hint of a system check about a shard key that is a text. The hint recommends
+    #: ``ExactCharField``, and this text names what can be used instead.
     remedy = ""
 
     def equality(self, collation: str | None) -> TextEquality:
@@ -45,11 +46,11 @@ class Collations:
         return TextEquality(False)
 
     def is_inexact_key(self, collation: str, *, is_colocated_with_target: bool) -> bool:
-        """Whether the database certainly treats different texts as the same shard key, because of
-        this collation. False in doubt.
+        """Whether this collation makes the database treat different texts as the same shard key.
+        False if it is not certain.
 
         :param collation: the collation that a field in the models declares. For a key that is a
-            foreign key, it is the field to which the key refers.
+            foreign key, this field is the one to which the key refers.
         :param is_colocated_with_target: whether the key's column is on the same shards as that
             field. False, for example, for a foreign key to a table of the global database.
         """
@@ -59,8 +60,8 @@ class Collations:
         """Return the collation to give to a column, so that it compares every character, including
         trailing spaces.
 
-        Return None if no collation has to be named, because the database's default one does so. May
-        query the server's version.
+        Return None if the database's default collation does so, because no collation has to be
+        named then. May query the server's version.
         """
         return None
 
@@ -86,7 +87,9 @@ class SQLiteCollations(Collations):
 
 
 class MySQLCollations(Collations):
-    """Which collations of MySQL and MariaDB are exact, and which texts the others treat as equal."""
+    """Which collations of MySQL and MariaDB compare texts exactly, and which ones ignore trailing
+    spaces.
+    """
 
     exact_for_cache = "utf8mb4_bin"
     exact_for_shard_key = MARIADB.exact_collation
@@ -96,8 +99,8 @@ class MySQLCollations(Collations):
     )
 
     def equality(self, collation: str | None) -> TextEquality:
-        # With no name given, the default collation of the table applies. Its name is not known
-        # here, and default collations are seldom exact. So it counts as inexact.
+        # If the column names no collation, the default collation of the table applies. Its name is
+        # not known here, and default collations are seldom exact. So the column counts as inexact.
         name = (collation or "").lower()
         if name == "binary":
             return TextEquality(True)
@@ -121,8 +124,9 @@ class MySQLCollations(Collations):
 class PostgreSQLCollations(Collations):
     """The collations of PostgreSQL.
 
-    The default collation of a database is always exact: PostgreSQL permits only a deterministic
-    one, which treats texts as equal only if their bytes are equal.
+    The default collation of a database always compares texts exactly, because PostgreSQL permits
+    only a deterministic one. With a deterministic collation, texts are equal only if their bytes
+    are equal.
     """
 
     def equality(self, collation: str | None) -> TextEquality:
@@ -131,8 +135,8 @@ class PostgreSQLCollations(Collations):
     def exact_column_sql(self, table: str, column: str, definition: str, collation: str) -> str:
         kind = definition.removesuffix(" NOT NULL").removesuffix(" NULL")
         if not kind.startswith(("character varying", "text")):
-            # Change the type to "text", because other text types, such as citext, compare in their
-            # own way.
+            # Change the type to "text", because other types, such as citext, have their own rules
+            # of equality.
             kind = "text"
         return f'ALTER TABLE "{table}" ALTER COLUMN "{column}" TYPE {kind} COLLATE "C"'
 

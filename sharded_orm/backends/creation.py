@@ -1,9 +1,9 @@
 """Creates the test databases of ordinary aliases, which are not shard groups.
 
 Tests must not read cached rows of the live site. So the rows of a test database are cached under
-keys of their own. ``sharded_orm.testing`` changes the cache keys, and must be imported only when
-tests run. So this module does not import it. Instead, the app passes a function to
-:func:`provide_isolation`.
+keys of their own. ``sharded_orm.testing`` changes the cache keys. This module does not import
+``sharded_orm.testing``, which must be imported only when tests run. Instead, the app passes a
+function to :func:`provide_isolation`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from django.db.backends.base.creation import BaseDatabaseCreation
 
 
 class CacheIsolation(Protocol):
-    """Gives each process of a test run its own cache keys, which no other process and no other run
-    uses.
+    """Gives each process of a test run its own cache keys, so that it never reads the cached rows
+    of another process or of another run.
     """
 
     def isolate(self, alias: str) -> None:
@@ -33,13 +33,13 @@ class CacheIsolation(Protocol):
     def release(self, alias: str) -> None:
         """Record that the test database of ``alias`` was dropped.
 
-        When the last test database of this process was dropped, the usual cache keys are used
-        again.
+        When the last test database of this process was dropped, the process uses the usual cache
+        keys again.
         """
 
 
-# A function that returns the CacheIsolation. None without the package's Django app in
-# INSTALLED_APPS: then nothing is cached, so no separate keys are needed.
+# A function that returns the CacheIsolation. None if the package's Django app is not in
+# INSTALLED_APPS. Nothing is cached then, so no separate keys are needed.
 _isolation: Callable[[], CacheIsolation] | None = None
 
 
@@ -52,15 +52,13 @@ def provide_isolation(isolation: Callable[[], CacheIsolation]) -> None:
 
 
 class IsolatedCacheCreation(BaseDatabaseCreation):
-    """First base class of each backend's ``DatabaseCreation``: gives the test databases their own
-    cache keys.
-
-    So tests never read or change the cached rows of the live site.
+    """First base class of each backend's ``DatabaseCreation``. It makes each process of a test run
+    use its own cache keys, so that tests never read or change the cached rows of the live site.
     """
 
     def create_test_db(self, *args: Any, **kwargs: Any) -> str:
-        # Switch to the cache keys of the test run before the migrations run, because migrations may
-        # write rows, and must not touch the cache of the live site.
+        # Switch to the cache keys of the test run before the migrations run. Migrations may write
+        # rows, and must not touch the cache of the live site.
         if _isolation is not None:
             _isolation().isolate(self.connection.alias)
         return super().create_test_db(*args, **kwargs)

@@ -31,27 +31,28 @@ class ShardFeatures:
     #: Whether all shards of a node are schemas of one database. The name of this database is in the
     #: settings of the node. True for PostgreSQL.
     shards_share_database: ClassVar[bool] = False
-    #: A part of the server's error if a promotion has closed the database. Empty if promotions do not
-    #: close databases.
+    #: A part of the error message with which a server refuses connections to a database that a
+    #: promotion has closed. An empty string if promotions do not close databases.
     closed_database_error: ClassVar[str] = ""
-    #: Whether one statement can read several shards of a node, by ``UNION ALL`` over their schemas.
+    #: Whether one statement can read several shards of a node, because it can combine the
+    #: ``SELECT`` of each shard's schema by ``UNION ALL``.
     can_union_shards: ClassVar[bool] = False
     #: Whether a node's cursor has the methods ``send()`` and ``receive()``. With them, a thread
     #: sends a query to several nodes before it reads the first result, so that the nodes work at
     #: the same time.
     sends_ahead: ClassVar[bool] = False
-    #: Whether SQL can name the columns of a subquery in FROM behind its alias, as in ``(…) u (a,
-    #: b)``.
+    #: Whether SQL can name the columns of a subquery in FROM after the subquery's alias, as in
+    #: ``FROM (…) u (a, b)``.
     names_columns_of_subqueries: ClassVar[bool] = False
-    #: The largest number of tables that one statement over several shards may name; None if there
-    #: is no limit. For example, with a limit of 512, a statement that joins three tables can read
-    #: 170 shards.
+    #: The largest number of tables that a statement which reads several shards may name; None if
+    #: there is no limit. For example, with a limit of 512, a statement that joins three tables can
+    #: read 170 shards.
     max_scattered_tables: ClassVar[int | None] = None
     #: The largest number of connection objects that one thread keeps for the shards of a group. If
-    #: there are more, idle ones are dropped. The setting ``MAX_IDLE_ALIASES`` can lower the limit.
-    #: None means that only the setting limits the number.
+    #: there are more, idle ones are dropped. The setting ``MAX_IDLE_ALIASES`` can set a lower
+    #: number, and is the only limit if this flag is None.
     max_idle_aliases: ClassVar[int | None] = None
-    #: How texts from several shards are compared in Python, to merge sorted rows:
+    #: How texts from several shards are compared in Python, when sorted rows are merged:
     #:
     #: - "bytes": by their bytes.
     #: - "weights": by their ``WEIGHT_STRING`` (the collation's sort weights), which the server adds
@@ -64,34 +65,35 @@ class ShardFeatures:
     can_introspect_collations: ClassVar[bool] = False
     #: The object whose methods return which texts a collation treats as equal.
     collations: ClassVar[Collations] = Collations()
-    #: How the ``AVG`` of integers and decimal numbers is rounded. Averages over several shards are
-    #: computed in Python, and rounded in the same way:
+    #: How the database rounds the ``AVG`` of integers and decimal numbers. Averages over several
+    #: shards are computed in Python, and have to be rounded in the same way:
     #:
     #: - "fixed": to a fixed number of decimal places more than the sum has.
     #: - "significant": to a number of significant digits.
-    #: - None: not at all, because the ``AVG`` is a float.
+    #: - None: the database does not round, because its ``AVG`` is a float.
     exact_averages: ClassVar[Literal["fixed", "significant"] | None] = None
-    #: Whether ``SUM`` and ``AVG`` of texts, dates or booleans are errors. If not, the database converts
-    #: such values to numbers.
+    #: Whether ``SUM`` and ``AVG`` of texts, dates or booleans raise an error. If not, the database
+    #: converts such values to numbers.
     sums_only_numbers: ClassVar[bool] = False
     #: Whether the server computes with more decimal places, or with greater numbers, than the type
     #: of an expression allows. Such a server fits a value into the type only when it sends or
-    #: stores the value. So sums of what the shards have sent may differ from a sum on one server.
+    #: stores the value. So Python, which adds up values that the shards have sent, may get another
+    #: sum than one server would.
     computes_beyond_types: ClassVar[bool] = False
-    #: Whether Django casts the average of a ``DurationField`` to an integer: a number of
+    #: Whether Django casts the average of a ``DurationField`` to an integer, which is a number of
     #: microseconds. True for MySQL.
     averages_durations_to_integers: ClassVar[bool] = False
-    #: How hints in error messages name READ COMMITTED: the value to set as
-    #: ``OPTIONS["isolation_level"]`` in ``DATABASES``.
+    #: The value of ``OPTIONS["isolation_level"]`` in ``DATABASES`` that selects READ COMMITTED.
+    #: Hints in error messages name it.
     read_committed: ClassVar[str] = ""
-    #: Whether a transaction with READ UNCOMMITTED reads the uncommitted rows of others. PostgreSQL,
-    #: for example, treats this level as READ COMMITTED.
+    #: Whether a transaction with READ UNCOMMITTED reads rows that other transactions have not
+    #: committed. False for PostgreSQL, which treats this level as READ COMMITTED.
     has_read_uncommitted: ClassVar[bool] = False
     #: Whether the database can generate the ids of a ``TimestampedIDField``, by a default of the
     #: column.
     makes_timestamped_ids: ClassVar[bool] = False
-    #: A statement that switches foreign key checks off until the transaction ends. "" if Django's
-    #: ``constraint_checks_disabled()`` does this without it.
+    #: A statement that switches foreign key checks off until the transaction ends. An empty string
+    #: if Django's ``constraint_checks_disabled()`` can do so without this statement.
     foreign_keys_off: ClassVar[str] = ""
     #: Whether a cursor tells the number that the database has generated for an inserted row
     #: (``lastrowid``).
@@ -100,12 +102,12 @@ class ShardFeatures:
     #: be rolled back. True for PostgreSQL.
     errors_end_transactions: ClassVar[bool] = False
     #: The dotted path of the subclass of
-    #: :class:`~sharded_orm.backends.replication.ReplicationServer` for this kind of server. "" if
-    #: replicas cannot be promoted. The value is a path and not the class, because the class imports
-    #: a driver.
+    #: :class:`~sharded_orm.backends.replication.ReplicationServer` for this kind of server. An
+    #: empty string if replicas of this kind cannot be promoted. The value is a path and not the
+    #: class, because the module of the class imports a driver.
     replication_server: ClassVar[str] = ""
     #: The dotted path of the class that represents one server of a pair (two servers that replicate
-    #: from each other). "" if this kind of server cannot be in a pair. Both servers have each shard.
+    #: from each other). An empty string if this kind of server cannot be in a pair. Both servers have each shard.
     #: One of the two takes the shard's writes, and the other refuses them
     #: (:class:`~sharded_orm.backends.side_fence.SideFence`).
     pair_side: ClassVar[str] = ""
@@ -142,8 +144,8 @@ class MySQLFeatures(ShardFeatures):
     @classmethod
     def isolation_level(cls, options: Mapping[str, Any]) -> str | None:
         level = options.get("isolation_level", "read committed")
-        # With None or "", Django sets no level, so a session has the server's default level, which
-        # is not known here.
+        # With None or "", Django sets no level. A session then has the server's default level,
+        # which is not known here.
         return level.lower() if level and isinstance(level, str) else "unknown"
 
 
@@ -181,8 +183,8 @@ class PostgreSQLFeatures(ShardFeatures):
     @classmethod
     def isolation_level(cls, options: Mapping[str, Any]) -> str | None:
         # Without the option, the level comes from a setting of the server, the database or the
-        # role, which may change at any time. So it is unknown. With the option, each BEGIN names
-        # the level.
+        # role, and this setting may change at any time. So the level is unknown. With the option,
+        # each BEGIN names the level.
         return _POSTGRESQL_LEVELS.get(options.get("isolation_level"), "unknown")
 
 
@@ -203,10 +205,12 @@ _BY_VENDOR: dict[str, type[ShardFeatures]] = {
 
 
 def features_of(connection: Any) -> type[ShardFeatures]:
-    """Return the flags for a connection object or for its class. Sends no query.
+    """Return the flags of the database to which a connection object belongs. Sends no query.
 
     For a backend outside this package, return the flags for its ``vendor``, or the defaults if the
     vendor is not known.
+
+    :param connection: a connection object or its class.
     """
     features: type = connection.features_class
     if issubclass(features, ShardFeatures):

@@ -1,9 +1,9 @@
 """The error messages with which triggers refuse writes, and functions that recognize these errors.
 
-While a shard key moves, triggers refuse the writes of its rows (the key's fence). On MySQL and
-MariaDB, a trigger runs ``SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = …``, on PostgreSQL ``RAISE …
-USING ERRCODE = '45000'``, on SQLite ``RAISE(ABORT, …)``, each with :data:`MARKER`. Triggers may use
-only the texts and codes of this module, because the functions compare with them.
+For example, while a shard key moves, triggers refuse the writes of its rows; this is the key's
+fence. On MySQL and MariaDB, a trigger runs ``SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = …``. On
+PostgreSQL it runs ``RAISE … USING ERRCODE = '45000'``, and on SQLite ``RAISE(ABORT, …)``. All use
+the texts and codes of this module, because the functions compare errors with them.
 """
 
 from __future__ import annotations
@@ -18,22 +18,23 @@ CLOSED_TABLE = (
     "sharded_orm: this table has moved to shards and is closed for writes; see"
     " 'manage.py shards import --unfollow'"
 )
-#: The beginning of the error message when a trigger refuses a write on the passive side of a pair:
-#: the other server of the pair takes the writes of this shard
+#: The beginning of the error message when a trigger refuses a write because this server is the
+#: passive side of a pair. The writes of the shard have to go to the other server of the pair
 #: (:mod:`sharded_orm.backends.side_fence`).
 SIDE_MARKER = "sharded_orm: this server is the passive side of a pair for this database"
 #: The SQLSTATE of the error with which a trigger refuses a write.
 SQLSTATE = "45000"
 #: ER_SIGNAL_EXCEPTION, the error number of a SIGNAL with SQLSTATE 45000.
 SIGNAL_ERROR = 1644
-#: ER_LOCK_DEADLOCK. It can happen while a fence closes: the closing process waits for transactions
-#: that have written rows of the key, and one of these may wait for the closing process.
+#: ER_LOCK_DEADLOCK, the error number of a deadlock. A deadlock can happen while a fence closes. The
+#: closing process waits for transactions that have written rows of the key, and one of these may
+#: wait for the closing process.
 _DEADLOCK = 1213
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether the driver's error ``error`` comes from a trigger (a fence) that has refused a write
-    of a moving key.
+    """Whether the driver's error ``error`` means that a trigger has refused a write because the
+    shard key of the row is moving.
     """
     return _message(error).startswith(MARKER)
 
@@ -46,8 +47,8 @@ def is_side_refusal(error: BaseException) -> bool:
 
 
 def _message(error: BaseException) -> str:
-    """Return the message with which a trigger has refused a write. If ``error`` is another error,
-    return its message, or "".
+    """Return the text that a trigger has set in the driver's error ``error``. If the error has
+    another cause, return any text, or "".
     """
     arguments = error.args
     if arguments[:1] == (SIGNAL_ERROR,):

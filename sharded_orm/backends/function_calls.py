@@ -11,22 +11,24 @@ def may_call(
     comments: Iterable[str],
     without_quotes: Callable[[str], str | None],
 ) -> bool:
-    """Whether ``sql`` may call one of the functions that ``ends_in_call`` recognises.
+    """Whether ``sql`` may call one of the functions whose names ``ends_in_call`` recognizes.
 
-    :param ends_in_call: gets the text before a parenthesis, in upper case. Returns whether the text
-        ends in the name of such a function.
+    :param ends_in_call: a function that gets the text before a parenthesis, in upper case. It
+        returns whether this text ends in the name of such a function.
     :param comments: the marks that begin comments.
-    :param without_quotes: returns a statement without comments and quoted text; None if nobody can
-        know where these end. Called only if the whole text does not show the answer.
+    :param without_quotes: a function that returns a statement without comments and quoted text. It
+        returns None if it cannot find out where these end. It is called only if ``sql`` has a
+        comment, or if the name of a function is before a parenthesis, perhaps in quoted text.
     """
     if not any(mark in sql for mark in comments) and not _has_call(sql, ends_in_call):
-        # Quoted text need not be removed, wherever it ends: it can only add calls to those that the
-        # statement makes.
+        # No parenthesis of the whole text, including quoted text, comes after the name of such a
+        # function. So the statement makes no such call, wherever its quoted text begins and ends.
         return False
     bare = without_quotes(sql)
     return bare is None or _has_call(bare, ends_in_call)
 
 
 def _has_call(sql: str, ends_in_call: Callable[[str], bool]) -> bool:
-    # Split at each parenthesis, because a search for words before one would read long texts slowly.
+    # Split at each parenthesis. A regular expression for a name before a parenthesis would be slow
+    # on long texts.
     return any(map(ends_in_call, sql.upper().split("(")[:-1]))

@@ -1,9 +1,9 @@
-"""Checks, before each statement, that the database compares shard keys that are texts as exactly as
-the router does.
+"""Checks, before each statement, that the database distinguishes all texts that the router
+distinguishes as shard keys.
 
-The router may send "a" and "A" to different shards. If the database treats them as equal, a query
-finds the rows of the wrong key. The backends do not know which columns are shard keys. So the app
-provides a :class:`KeyGuard`, which the compilers
+The router treats "a" and "A" as different keys. If the collation of the column treats them as
+equal, a query for the key "a" also finds rows of the key "A". The backends do not know which
+columns are shard keys. So the app provides a :class:`KeyGuard`, which the compilers
 (:mod:`sharded_orm.backends.write_hooks.compilers`) and ``sharded_orm.scatter`` call through this
 module.
 """

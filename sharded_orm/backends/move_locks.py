@@ -1,7 +1,8 @@
 """Names for the locks on a schema that sessions take while a key or a shard moves.
 
-Each name is a purpose. Two sessions cannot hold the lock of one schema for the same purpose at the
-same time. How the locks are taken depends on the server: see ``mysql/move_locks.py`` and
+A schema has a separate lock for each of these names. A name says what the lock is for. Only one
+session at a time can hold a lock. How the locks are taken depends on the server: see
+``mysql/move_locks.py`` and
 ``postgresql/move_locks.py``.
 """
 

@@ -5,8 +5,8 @@ A *guard* is the cache entry that says whether the entries of a scope (a set of 
 open *marker* in a guard says that a write to these rows is under way.
 
 If a writer is killed, its marker stays open, and readers bypass the cache for its rows. So a reader
-that finds an old marker asks the database whether the writer's session still exists. If not, the
-transaction is over. The reader then closes the marker as the writer would have done.
+that finds an old marker asks the database whether the writer's session still exists. If the session
+has ended, the transaction is over. Then the reader closes the marker instead of the writer.
 
 A transaction may leave markers in several guards on several cache servers. Readers repair each
 guard separately, in any order, because a guard is only about objects on its own server. A repair
@@ -39,8 +39,8 @@ from sharded_orm.cache.stores.base import CacheServer, ServerDown
 #: For this many seconds after a write was announced (by a marker in a guard), readers assume that
 #: the writer is alive and will close the marker itself.
 REPAIR_AFTER = 1.0
-#: For this many seconds, a process does not ask the database about the same marker again, and does
-#: not close it in the same guard again.
+#: A process asks the database about the same marker at most once in this many seconds. It also
+#: closes the same marker in the same guard at most once in this many seconds.
 _AGAIN_AFTER = 1.0
 _REMEMBERED = 4096
 # One packet creates at most this many guards. With a larger packet, whose answers would not fit
@@ -49,18 +49,18 @@ _MOST_ADDED = 256
 
 
 class Sessions(Protocol):
-    """The questions to a database with which a reader finds out which writers are dead.
+    """Asks a database which writers are dead, for readers of the cache.
 
     A writer is a transaction that has announced a write to the cache. It is dead if its database
     session has ended.
     """
 
     def judges(self, writer: Writer) -> bool:
-        """Whether :meth:`gone` can find out if the session of ``writer`` has ended.
+        """Whether the database can say if the session of ``writer`` has ended.
 
-        To find out, :meth:`gone` must query the server of this session, with an account that is
-        allowed to see the session. Also True if the server does not answer: :meth:`gone` then
-        returns no writer.
+        False if the session is on another server, or if the account of the connection is not
+        allowed to see the session. If the database does not answer, the result is True, and
+        :meth:`gone` does not return the writer.
         """
 
     def gone(self, writers: Sequence[Writer]) -> set[Writer]:
@@ -125,9 +125,9 @@ class Repairer:
     ) -> int:
         """Close those markers (announcements of writes) in ``guard`` whose writers are dead.
 
-        If objects (cached rows) depend on ``guard``, first delete those of the rows that the dead
-        writers have changed. This is done even on a server that has only lists, because deleting a
-        missing entry costs nothing.
+        If ``guard`` is the one that says whether objects (cached rows) are valid, first delete the
+        objects that the markers of the dead writers name. This is done even on a server that has
+        only lists, because deleting a missing entry costs nothing.
 
         :param server: the cache server from which ``guard`` was read.
         :param index: the position of the guard in ``scope.guards``.
@@ -196,6 +196,8 @@ class Repairer:
     def _unclosed(self, server: str, guard: str, dead: list[Marker]) -> list[Marker]:
         """Return those of ``dead`` that this process has not closed in the last second.
 
+        Note that they are closed now, because the caller closes them.
+
         :param server: the name of the cache server that has the guard.
         :param guard: the name of the guard that has the markers.
         :param dead: markers (announcements of writes) of dead writers.
@@ -221,8 +223,8 @@ def compact(server: CacheServer, name: str, raw: bytes, ttl: float) -> bool:
     since.
 
     The shorter guard keeps the markers (announcements) of unfinished writes. It also keeps the
-    generation, so objects stay valid. But the lists of the scope become void. So the best moment is
-    right after a write, which makes them void anyway.
+    generation, so cached objects stay valid. But cached lists become void. So call this function
+    right after a write, because the write has made the lists void anyway.
 
     :param name: the name of the guard.
     :param raw: the bytes of the guard as they were read.
@@ -239,9 +241,9 @@ def compact(server: CacheServer, name: str, raw: bytes, ttl: float) -> bool:
 
 
 def compact_marked(server: CacheServer, sizes: Mapping[str, int], ttl: float) -> None:
-    """Compact the long guards among those in which a transaction has just announced its writes.
+    """Compact each guard that is larger than COMPACT_FROM bytes.
 
-    A guard is long if it is larger than COMPACT_FROM bytes.
+    Called after a transaction has announced its writes in these guards.
 
     :param sizes: maps the name of each guard to its size in bytes, as :meth:`CacheServer.mark` has
         returned it.

@@ -1,7 +1,7 @@
-"""The first level of the cache: what one HTTP request or task has read (Yupoo, Y13).
+"""The first level of the cache, which keeps what one HTTP request or task has read (Yupoo, Y13).
 
-If the code of a request reads a row a second time, it gets the row of the first time, from the
-memory of the process. A first level lives from ``request_started`` to ``request_finished``, or for
+If the code of a request reads a row a second time, the row comes from the memory of the process,
+without a query. A first level lives from ``request_started`` to ``request_finished``, or for
 a ``with cache_scope():`` block of a command or task. Code outside of both has no first level. A
 request sees its own writes, because every write calls :func:`forget`.
 """

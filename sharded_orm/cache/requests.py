@@ -25,7 +25,8 @@ from sharded_orm.cache.values import Row
 #: does not have the result. HIT: the cache has it.
 BYPASS, MISS, HIT = 0, 1, 2
 
-# judge() remembers the state of guards that have at most this many bytes together.
+# judge() keeps the state of guards in memory for later calls, unless the guards together have more
+# than this many bytes.
 _LONGEST_GUARDS = 4096
 
 
@@ -35,9 +36,9 @@ class GuardState:
 
     An *open marker* in a guard says that a write is under way.
 
-    :param raws: the bytes of the guards as they were read, that of the widest set of rows first,
-        the scope's own guard last.
-    :param home: the position of the guard that says whether objects are valid.
+    :param raws: the bytes of the guards as they were read. The first guard is that of the widest
+        set of rows, and the last guard is the scope's own.
+    :param home: the position in ``raws`` of the guard that says whether objects are valid.
     """
 
     __slots__ = (
@@ -64,9 +65,10 @@ class GuardState:
         self.revision = guards.revision(parsed)
         #: When the youngest of the guards was created, in seconds since 1970.
         self.created = max(guard.created for guard in parsed)
-        #: Whether a write is under way that may concern any object and any list of the scope.
+        #: Whether a guard of a wider set of rows announces a write. The write may concern each
+        #: object and each list of the scope.
         self.is_open = any(guard.open for guard in parsed[:home])
-        #: Whether a write is under way that may concern the lists of the scope.
+        #: Whether a guard announces a write that may change the lists of the scope.
         self.lists_open = self.is_open or bool(
             parsed[home].open if own == home else parsed[home].has_wide or parsed[own].open
         )
@@ -90,9 +92,9 @@ def judge(raws: tuple[bytes, ...], home: int) -> GuardState:
     """Return the combined state of all guards (entries that say whether others are valid) on which
     a set of rows depends.
 
-    :param raws: the bytes of the guards, that of the widest set of rows first, the scope's own
-        guard last.
-    :param home: the position of the guard that says whether objects are valid.
+    :param raws: the bytes of the guards. The first guard is that of the widest set of rows, and the
+        last guard is the scope's own.
+    :param home: the position in ``raws`` of the guard that says whether objects are valid.
     :raises BrokenGuard: one of the guards cannot be parsed.
     """
     # Do not remember the state of long guards: they are rare, and their state takes much memory.
@@ -115,7 +117,7 @@ class Format(Protocol):
 
     @property
     def decoded(self) -> Decoded:
-        """The memory of decoded rows of this format."""
+        """The rows that this process has decoded with this format, and keeps for later reads."""
 
     def values(self, rows: Sequence[Row], /) -> list[Row]:
         """Decode ``rows``, and return the results. Do not change a returned row, because several
@@ -126,8 +128,8 @@ class Format(Protocol):
 class CacheRequest:
     """A request for one object or one list. Serves a single read, in one thread.
 
-    :param scope: the set of rows to which the result belongs. For an object, it is that of its
-        shard key or global table, never that of an isolate key.
+    :param scope: the set of rows to which the result belongs. For an object, these are the rows of
+        its shard key or global table, even if the model has an isolate key.
     :param format: how the rows are stored and decoded.
     :param sessions: asks the database that holds the rows which writers are dead, to close their
         markers (announcements of writes). None leaves these markers open.
@@ -207,8 +209,8 @@ class RowAddress(NamedTuple):
 class RowBatch:
     """Several rows of one shard that are read together. Their primary keys are their shard keys.
 
-    Serves a single read, in one thread. It is faster than requests, because a row that the process
-    remembers needs no :class:`ObjectRequest`.
+    Serves a single read, in one thread. A batch is faster than an :class:`ObjectRequest` for each
+    row, because only rows that the process does not remember need a request.
 
     :param place: the alias of the shard.
     :param format, sessions: see :class:`CacheRequest`.
@@ -220,9 +222,9 @@ class RowBatch:
         self.sessions = sessions
         #: Maps each primary key, as the caller has passed it, to the address of the row.
         self.addresses: dict[Any, RowAddress] = {}
-        #: The rows that were found. Maps the name of a row's entry to the decoded row.
+        #: The rows that were found in the cache. Maps the name of a row's entry to the decoded row.
         self.rows: dict[str, Row] = {}
-        #: The rows that were not found. Maps the name of a row's entry to a request.
+        #: The rows that the cache does not have. Maps the name of a row's entry to a request.
         self.requests: dict[str, ObjectRequest] = {}
 
     def request(self, address: RowAddress) -> ObjectRequest:
@@ -255,8 +257,8 @@ class ListRequest(CacheRequest):
         self.query = query
         self.scalar = scalar
         self.numbers = numbers
-        #: Set after a miss: True if the cache has the valid list of ids, and only some of the
-        #: objects are missing.
+        #: True after a miss if the cache has the valid list of ids, but lacks some of the objects.
+        #: Then only the objects need to be stored.
         self.is_listed = False
         #: The names of the cache entries of the rows. None until there is a hit, or the result is
         #: stored.

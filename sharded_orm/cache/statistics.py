@@ -103,8 +103,8 @@ class CacheStatistics:
         self._total: dict[str, dict[str, int]] = {}
         # The counts that were not reported by the signal cache_counted yet.
         self._pending: dict[str, dict[str, int]] = {}
-        # The counts that were reported by the signal cache_counted, but that the counters on a
-        # cache server do not include yet.
+        # The counts that were reported by the signal cache_counted, but were not yet added to the
+        # counters on the cache servers.
         self._unsent: dict[str, dict[str, int]] = {}
         self._sent_at = self._clock()
 
@@ -136,10 +136,8 @@ class CacheStatistics:
         return {field: sum(counts.get(field, 0) for counts in sources) for field in FIELDS}
 
     def request_finished(self) -> None:
-        """Publish the counts (:meth:`flush`), unless this was done in the last
-        :attr:`request_interval` seconds.
-
-        Called at the end of a request.
+        """Publish the counts (:meth:`flush`) at the end of a request, unless this was done in the
+        last :attr:`request_interval` seconds.
         """
         if self._clock() - self._sent_at >= self.request_interval:
             self.flush()

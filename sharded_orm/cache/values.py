@@ -245,8 +245,8 @@ def _why_unusable(raw: bytes, start: str) -> Unusable:
     :param start: the expected beginning of the entry, without the name.
     """
     if raw.startswith(start.encode()):
-        # The kind, fingerprint and stamp are as expected, so the name is wrong: this is the value
-        # of another entry.
+        # Everything before the name is as expected. So the name is not, that is, the server has
+        # returned the value of another entry.
         return BROKEN
     return MISS if raw.startswith(start[:1].encode()) and _OURS.match(raw) else BROKEN
 
@@ -270,7 +270,8 @@ def _pack(prefix: bytes, row: Row) -> bytes | None:
     try:
         text = _dump(fields)[1:-1]
     except ValueError:
-        # JSON cannot hold an integer of thousands of digits, so such a row is not stored.
+        # Python refuses to turn an integer of thousands of digits into text. A row with such an
+        # integer is not stored.
         return None
     if "[" in text or "]" in text:
         # Escape all brackets. _rows() parses several entries at once, as arrays, and a bracket in a

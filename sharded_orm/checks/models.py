@@ -135,11 +135,12 @@ def _uniqueness(model: type[ShardedModel]) -> Iterator[checks.CheckMessage]:
     hint = f"Add {key!r} to it, or rely on uniqueness within a shard knowingly."
     for field in model._meta.local_fields:
         if isinstance(field, EmbeddedShardMixin):
-            # Give no warning: an id that contains the shard number is unique in the whole group.
+            # The values of this field contain the number of the shard, so they are unique in the
+            # whole group. Give no warning.
             continue
         if isinstance(field, models.OneToOneField) and _is_on_one_shard(options, field):
-            # Give no warning: all rows that refer to the same row are on that row's shard. So the
-            # unique constraint on that shard is enough.
+            # Rows are on the same shard as the row that they refer to. So the unique constraint on
+            # this shard sees all rows that refer to the same row. Give no warning.
             continue
         if field.unique and not field.primary_key and field.name != key:
             yield _only_per_shard(f"The unique field {field.name!r}", field, hint)

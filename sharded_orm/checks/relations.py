@@ -133,8 +133,8 @@ def _unenforced(model: Any, field: Any) -> Iterator[checks.CheckMessage]:
         for side in (model, field.remote_field.model)
     )
     if own in (field.name, field.attname) and theirs in (target.name, target.attname):
-        # Give no warning: the foreign key is the shard key on both sides, so both rows are always on
-        # the same shard.
+        # The foreign key is the model's shard key, and refers to the shard key of the other model.
+        # So both rows are always on the same shard. Give no warning.
         return
     yield checks.Warning(
         f"The foreign key {field.name!r} is not enforced by the database, and its rows are looked up"

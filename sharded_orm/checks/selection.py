@@ -1,4 +1,4 @@
-"""The models that a system check has to look at."""
+"""Finds the models that a system check has to look at."""
 
 from __future__ import annotations
 

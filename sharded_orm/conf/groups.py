@@ -117,7 +117,8 @@ def _ranges(where: str, raw: Any, problems: list[str]) -> Iterator[ShardRange]:
 def _nodes(
     where: str, entry: Mapping[str, Any], problems: list[str]
 ) -> tuple[str, str | None] | None:
-    """Return the primary and the replica of a range; None if the entry has no permitted form.
+    """Return the primary and the replica of a range; None if the entry does not name them in one of
+    the permitted forms.
 
     For a range on a pair (two servers that replicate from each other), the active side, which takes
     writes, counts as the primary, and the passive side as the replica.

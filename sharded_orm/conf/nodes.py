@@ -26,7 +26,7 @@ _NO_DEFAULTS = {"CAPACITY"}
 _ACCOUNTS = ("OPERATOR", "REPLICATION")
 _ACCOUNT_KEYS = {"USER", "PASSWORD"}
 _POOL_KEYS = {"MAX", "TIMEOUT"}
-# The settings of a node whose type is checked. For each: the permitted types, and how an error
+# Maps each setting of a node whose type is checked to a pair: the permitted types, and how an error
 # message names them. The types of other settings are not checked.
 _TYPES: Mapping[str, tuple[Any, str]] = {
     **dict.fromkeys(("OPTIONS", "TEST", *_ACCOUNTS), (Mapping, "a dict")),

@@ -205,13 +205,14 @@ def _ignored_ranges(raw: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _with_wrong_groups(merged: Mapping[str, Any], groups: Any) -> dict[str, Any]:
-    """Return ``merged``, the setting after a document was merged into it, so that errors name the
-    settings of groups as they were written.
+    """Return ``merged`` with those groups of the settings that are no dicts, so that they are
+    reported as errors.
 
-    A group that is no dict in the settings would be replaced by the group in the document. The error
-    would then be about its missing ``STRATEGY``.
+    The merge has replaced such a group by the group of the document, which has no ``STRATEGY``. The
+    error would be about the missing ``STRATEGY``, and not about the wrong type in the settings.
 
-    :param groups: the value of ``GROUPS`` before the merge.
+    :param merged: the ``SHARDED_ORM`` setting into which a topology document was merged.
+    :param groups: the value of ``GROUPS`` in the settings, before the merge.
     """
     if not isinstance(groups, Mapping) or not isinstance(merged["GROUPS"], Mapping):
         return dict(merged)

@@ -110,7 +110,7 @@ class ShardedModel(RowValidation, metaclass=ShardedModelBase):
         abstract = True
 
     def __eq__(self, other: object) -> bool:
-        # Django compares primary keys, but rows of two shards may have the same primary key.
+        # Rows of two shards may have equal primary keys, so compare the shard keys, too.
         is_equal = super().__eq__(other)
         return is_equal if is_equal is not True else not are_of_two_keys(self, other)
 
@@ -222,7 +222,7 @@ class ShardedModel(RowValidation, metaclass=ShardedModelBase):
 
     def _refuse_near_on_other_shard(self, options: ShardOptions, using: str) -> None:
         # near=row puts a new row without a shard key on the shard of ``row``. But a new row with an
-        # explicit key belongs on the shard of this key. Refuse it if that is another shard.
+        # explicit key belongs on the shard of this key. Refuse the row if the two shards differ.
         near: Any = getattr(self._state, "near", None)
         alias = colocated_alias(options, near) if near is not None else None
         if alias is not None and alias != using:
@@ -235,7 +235,7 @@ class ShardedModel(RowValidation, metaclass=ShardedModelBase):
         """Raise an error if the shard key of this instance does not belong on the shard ``alias``.
 
         :raises ShardKeyChanged: the row is stored already, and its key belongs on another shard.
-        :raises CrossShardRelation: the row is new, and its key, near= or a related row is on another.
+        :raises CrossShardRelation: new row; its key, near= or a relation requires another shard.
         """
         options = self._shard_options()
         key = options.key
@@ -351,9 +351,9 @@ class ShardedModel(RowValidation, metaclass=ShardedModelBase):
     def _do_insert(
         self, manager: Any, using: str | None, fields: Any, returning_fields: Any, raw: bool
     ) -> Any:
-        # Overrides Model._do_insert(). A field that generates ids, such as a PackedIDField, has
-        # a method insert_rows(), which must execute the INSERT. insert_with_ids() calls it. If
-        # plans (INSERTs that are compiled once) are off, the library's queryset does so.
+        # Overrides Model._do_insert(). A field that generates ids, such as a PackedIDField, must
+        # execute the INSERT. insert_with_ids() lets it do so. If plans (INSERTs that are compiled
+        # once) are off, ShardedQuerySet._insert() calls insert_with_ids().
         options = self._shard_options()
         manager = manager.manager if isinstance(manager, SavedTable) else manager
         options.refuse_key_changed_on_insert(self)
@@ -397,8 +397,8 @@ class ShardedModel(RowValidation, metaclass=ShardedModelBase):
         key = options.key
         update: Any = super()._do_update
         if key is None or key.model._meta.concrete_model is not base_qs.model._meta.concrete_model:
-            # Add no condition on the shard key: the table of a parent model may have no column for
-            # the shard key.
+            # Add no condition on the shard key, because the table of a parent model may have no
+            # column for it.
             return update(
                 base_qs, using, pk_val, values, update_fields, forced_update, *returning_fields
             )
@@ -457,7 +457,7 @@ class ShardedModel(RowValidation, metaclass=ShardedModelBase):
             refuse_other_key(self)
 
         def read() -> None:
-            # If from_queryset has no alias, send it to the shard of this row.
+            # If using() was not called on from_queryset, let it read from the shard of this row.
             alias, on_shard = current_alias(options, self), using
             if from_queryset is not None and using is None and from_queryset._db is None:
                 on_shard = alias if runtime.topology().resolve(str(alias)) is not None else None
@@ -471,9 +471,9 @@ class ShardedModel(RowValidation, metaclass=ShardedModelBase):
         confirmed(options.group, read)
 
     def _get_next_or_previous_by_FIELD(self, field: Any, is_next: bool, **kwargs: Any) -> Any:
-        # get_next_by_FOO() and get_previous_by_FOO() call this method of Model. The next row is
-        # searched on this row's shard only. For other shard keys, this shard does not have all
-        # rows. So the caller must pass this row's shard key as a condition.
+        # get_next_by_FOO() and get_previous_by_FOO() call this method. It searches only the shard
+        # of this row, which lacks rows of most other shard keys. So the caller must pass the shard
+        # key of this row as a condition.
         refuse_other_key(self)
         if (bound_key := key_in_force(type(self))) is not None:
             kwargs.setdefault(bound_key.name, bound_key.value)

@@ -99,8 +99,8 @@ class GlobalModel(models.Model):
         abstract = True
 
     def save_base(self, *args: Any, **kwargs: Any) -> None:
-        # A receiver of pre_save may still replace a lazy object. _do_update() and _do_insert() check it
-        # when Django evaluates it.
+        # Check the expressions among the values, but not lazy objects, because a receiver of
+        # pre_save may still replace these. _do_update() and _do_insert() check lazy objects.
         check_update(Colocation(None, DEFAULT_DB_ALIAS), [self], lazy=False)
         with writing(self):
             super().save_base(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Validation of the rows of sharded models: each row is compared with the rows of its shard."""
+"""Validation of the rows of sharded models. Each row is compared with the rows of its shard."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from sharded_orm.models.sharding.statements import check_constraint, check_inser
 class RowValidation(models.Model):
     """The methods of a sharded model that Django's forms and ``full_clean()`` call.
 
-    They write nothing, and assign no key to a shard.
+    They write nothing. If the shard key of a row has no shard yet, they assign none to it.
     """
 
     class Meta:
@@ -35,11 +35,11 @@ class RowValidation(models.Model):
         raise NotImplementedError  # ShardedModel has it.
 
     def clean_fields(self, exclude: Any = None) -> None:
-        # Overrides Model.clean_fields(), which could look up the rows to which foreign keys refer
-        # on a wrong shard. If the referenced row is of the same group, look on this row's shard.
-        # (If this row has no shard yet, such a row cannot exist.) If both rows need the same shard
-        # key, add a condition on the key. If the referenced row is of another group, the value of
-        # the foreign key determines the shard.
+        # Overrides Model.clean_fields(), which could look for the rows to which foreign keys refer
+        # on a wrong shard. If the referenced row is of another group, the value of the foreign key
+        # determines the shard. If it is of the same group, it must be on this row's shard, and does
+        # not exist if this row has no shard yet. Add a condition on the shard key if both rows must
+        # have the same key.
         excluded = set(exclude or ())
         options = self._shard_options()
         key, errors = options.key, dict[str, Any]()
@@ -63,8 +63,8 @@ class RowValidation(models.Model):
         alias = self._validation_alias()
         if alias is not None:
             unplaced = []
-        # Maps each foreign key to the alias of the shard on which to look up the referenced row, or
-        # to None if the value of the foreign key determines the shard.
+        # Maps each foreign key to the alias of the shard on which the referenced row is looked up.
+        # None if the value of the foreign key determines the shard.
         looked_up = {
             field: alias if group == options.group else None
             for field, group in references
@@ -91,14 +91,15 @@ class RowValidation(models.Model):
             raise ValidationError(errors)
 
     def _perform_unique_checks(self, unique_checks: Any) -> Any:
-        # Overrides Model._perform_unique_checks(). Values must be unique only on this row's shard.
-        # If the shard key has no shard yet, no row has the key, so nothing can be a duplicate.
+        # Overrides Model._perform_unique_checks(), because values must be unique only on this row's
+        # shard. If the shard key has no shard yet, no stored row has the key, and nothing can be a
+        # duplicate.
         alias = self._validation_alias()
         if alias is None:
             return {}
         check_insert(colocation_on(self._shard_options(), alias), [self])
-        # Use unbound() to query the rows of all shard keys: a unique value must differ from those
-        # of all rows on the shard, whatever their keys.
+        # A value must differ from the values of all rows on the shard, whatever their shard keys.
+        # So query the rows of all keys, with unbound().
         with scoped(alias), unbound():
             return super()._perform_unique_checks(unique_checks)  # type: ignore[misc]  # not in the stubs
 
@@ -110,8 +111,8 @@ class RowValidation(models.Model):
             return super()._perform_date_checks(date_checks)  # type: ignore[misc]  # not in the stubs
 
     def validate_constraints(self, exclude: Any = None) -> None:
-        # Overrides Model.validate_constraints(), which asks the router for an alias. The router
-        # would choose a shard for the key and record it.
+        # Overrides Model.validate_constraints(), which asks the router for an alias. If the key has
+        # no shard yet, the router would choose one and record it.
         for _, constraints in self.get_constraints():
             for constraint in constraints:
                 check_constraint(constraint)
@@ -121,8 +122,8 @@ class RowValidation(models.Model):
             with unbound():
                 super().validate_constraints(exclude)
             return
-        # The row has no shard yet, so nothing can be a duplicate. Evaluate check constraints on any
-        # shard, because they read no other rows.
+        # The row has no shard yet, so nothing can be a duplicate. A check constraint reads no other
+        # rows, so it can be evaluated on any shard.
         errors: dict[str, Any] = {}
         using = runtime.shard(self._shard_options().group, 0).alias
         for model, constraints in self.get_constraints():
@@ -153,7 +154,7 @@ class RowValidation(models.Model):
                 return None
             shard = row_placement.locate(options, self)
         except (ShardKeyRequired, TypeError, ValueError, ValidationError):
-            # The value cannot be a key. Ignore this here, because the validation of its field
-            # reports it.
+            # The value cannot be a shard key. Ignore this here, because the validation of the key's
+            # field reports it.
             return None
         return shard.alias if shard is not None else None

@@ -29,8 +29,8 @@ from sharded_orm.models.sharding.options import shard_options, target_field
 if TYPE_CHECKING:
     from sharded_orm.topology.model import Shard
 
-# Fields whose values every database compares exactly, unlike text. UUIDs are included: some
-# databases store a UUID as text, but Django writes each UUID in only one way.
+# Fields whose values every database compares exactly, unlike text. A UUID may be stored as text,
+# but Django writes each UUID in only one way, so equal UUIDs are equal texts.
 _COMPARED_BY_VALUE = (
     models.IntegerField,
     models.AutoField,
@@ -43,8 +43,8 @@ _COMPARED_BY_VALUE = (
     models.UUIDField,
     models.BinaryField,
 )
-# The usual types of text columns. If an inexact column has another type, the error message also
-# names the type.
+# The usual types of text columns. If a column that compares keys inexactly has another type, the
+# error message also names the type.
 _TEXT_TYPES = frozenset({"varchar", "tinytext", "text", "mediumtext", "longtext"})
 _COLLATE = re.compile(r"\bCOLLATE\s+[\"'\[`]?(\w+)", re.IGNORECASE)
 
@@ -99,7 +99,8 @@ class KeyColumn:
 class InexactKey:
     """A text key column of one shard, in which the database treats different keys as equal.
 
-    :param what: the end of a sentence about the column, such as "has the collation …".
+    :param what: what is wrong with the column, as the end of a sentence that begins with the
+        column's name. For example, "has the collation …".
     :param remedy: what the operator has to do, in sentences.
     """
 
@@ -147,8 +148,8 @@ def key_columns(model: Any) -> tuple[KeyColumn, ...]:
 def declared_inexact_collation(key: KeyColumn, collations: Collations) -> str | None:
     """Return the collation that the models declare for ``key`` if it makes different keys equal.
 
-    Return None if the models declare no collation, or if the collation may be right. Then only the
-    column in the database shows whether keys are compared exactly.
+    Return None if the models declare no collation, or one that may compare keys exactly. In
+    these cases, only the column in the database shows whether it does.
     """
     collation: str | None = getattr(key.target, "db_collation", None)
     if not collation:
@@ -236,7 +237,12 @@ def _remedy(connection: Any, key: KeyColumn, column: ColumnType | None) -> str:
 
 
 def describe_inexact(key: KeyColumn, what: str) -> str:
-    """Return a sentence, without its full stop, which says that a key column compares inexactly."""
+    """Return a sentence which says that the database takes different keys in the column for equal.
+
+    The sentence has no full stop at its end.
+
+    :param what: why the database does so, as in :class:`InexactKey`.
+    """
     return (
         f"{key.label} tells the shard, and its column {key.table}.{key.field.column} {what}, by which"
         " the database takes different keys for equal, such as 'Ada', 'ada' and 'Ada '. The router"
@@ -269,8 +275,8 @@ class TextKeyGuard:
     sends no query for groups without text keys, or on SQLite. A failed check is repeated at the
     next use of the table, because its column may have been changed.
 
-    While a schema editor is open on the shard, no table is refused: the migration that repairs a
-    column may run after one that fills the table.
+    While a schema editor is open on the shard, every table is accepted. One migration may write to
+    a table before a later migration corrects the collation of its column.
     """
 
     def __init__(self) -> None:

@@ -17,13 +17,13 @@ from sharded_orm.operations.relations import checked_relations, refuse_other_key
 
 
 class FixtureTransaction:
-    """The transactions in which the rows of fixtures are stored: one on each group that has rows.
+    """The transactions in which the rows of fixtures are stored, one for each group that has rows.
 
     The caller has opened a transaction on one database or group, and enters this context manager
-    inside it. When :meth:`place` is called for the first row of another group, the transaction of
-    this group begins. Until the context ends, the shards do not check foreign keys, so a row may
-    refer to a row that comes later in the fixture. :meth:`check_constraints` and :meth:`check_keys`
-    check the rows at the end. Not thread-safe.
+    inside it. When :meth:`place` is called for the first row of another group, a transaction on
+    that group begins. Until the context ends, the shards do not check foreign keys, because a row
+    may refer to a row that comes later in the fixture. :meth:`check_constraints` and
+    :meth:`check_keys` check the rows at the end. Not thread-safe.
 
     :param alias: the alias of the caller's transaction.
     """
@@ -54,8 +54,8 @@ class FixtureTransaction:
         After an error, in the block or at a commit, roll back the transactions that are not committed.
         """
         # End the transactions first, and then enable the check of foreign keys again. A statement
-        # enables the check, and a shard with a failed transaction accepts no statement before the
-        # rollback.
+        # enables the check. If a transaction has failed on a shard, the shard accepts no statement
+        # before the rollback.
         with self._unchecked:
             self._blocks.__exit__(*exc_info)
 
@@ -68,8 +68,8 @@ class FixtureTransaction:
         :raises ShardKeyRequired: the row has no shard key.
         :raises InvalidShardKey: no row can have this key.
         """
-        # A shard key may be a foreign key. Do not check now whether the row to which it refers
-        # exists, because that row may come later in the fixture.
+        # Do not check now whether a shard key that is a foreign key refers to an existing row,
+        # because that row may come later in the fixture.
         alias = row_placement.place(options, row, check_key=False).alias
         if alias not in self.models_by_alias:
             self._begin(options.group)
@@ -140,10 +140,9 @@ class FixtureTransaction:
             row_placement.refuse_dangling(required_options(model), list(keys))
 
     def partial_commit(self, cause: Exception) -> PartialCommitError | None:
-        """Return the error to raise if some of the fixture's transactions are committed and others
-        are not.
+        """Return the error to raise if only some of the fixture's transactions were committed.
 
-        Return None if all of them are committed, or none. Call this after all transactions have
+        Return None if all of them were committed, or none. Call this after all transactions have
         ended.
 
         :param cause: the error of the first transaction that was not committed.

@@ -1,4 +1,4 @@
-"""Read and change the topology. All commands that change it do so here.
+"""Read and change the topology. All commands that change the topology call this module.
 
 The *topology* says which nodes and groups exist, and which range of shards is on which node. It is
 a document with a version number. The *source*, such as a file or ZooKeeper, stores the document for
@@ -29,7 +29,8 @@ _ATTEMPTS = 20
 # The second attempt begins after a random time of 0 to this number of seconds, the third after 0 to
 # twice this number, and so on.
 _BACKOFF = 0.02
-# The number of seconds between two queries which version of the topology the processes use.
+# A caller that waits until all processes use a new version of the topology queries their versions
+# again and again. This is the number of seconds between two of these queries.
 _INTERVAL = 0.05
 
 
@@ -50,8 +51,8 @@ def current() -> Document:
 def change(edit: Callable[[Document], Document], comment: str = "") -> Document:
     """Change the topology document and publish it. On return, this process uses the new document.
 
-    Before it is published, the new document is checked as in every process that loads it. If
-    ``edit`` changes nothing, nothing is published.
+    Before the new document is published, this process checks it in the same way as each process
+    does that loads it later. If ``edit`` changes nothing, nothing is published.
 
     :param edit: a function that gets the current document and returns the changed document. Its
         version number is ignored. If another process publishes meanwhile, ``edit`` is called again
@@ -66,16 +67,16 @@ def change(edit: Callable[[Document], Document], comment: str = "") -> Document:
     :raises TopologyUnavailable: the source does not answer.
     """
     for attempt in range(_ATTEMPTS):
-        # If two processes have published at the same moment, they must not do so again. So the wait
-        # is random.
+        # If two processes have tried to publish at the same moment, one of them has failed. Wait
+        # for a random time, so that they do not collide again.
         time.sleep(random.uniform(0, _BACKOFF * attempt))
         before = current()
         edited = edit(before)
         if edited.same_content(before):
             return before
         # If somebody has restored the source from a backup, its document may be older than the
-        # topology in use. Then refresh() raises an error. Otherwise the old content would now be
-        # published as the newest version.
+        # topology in use. Then refresh() raises an error. Without this call, the old content would
+        # be published as the newest version.
         runtime.refresh()
         try:
             return _publish(before, edited.at_version(_next(before)), comment)
@@ -102,8 +103,8 @@ class PreparedChange:
 def prepare(edit: Callable[[Document], Document]) -> PreparedChange:
     """Make and check a change as :func:`change` does, but do not publish it.
 
-    Use this if statements must wait for the publication: make the change before, so that they wait
-    only for :func:`publish_prepared`.
+    Use this if the statements on a shard wait while the topology is changed. If the change is
+    prepared before the wait begins, they wait only for :func:`publish_prepared`, which is faster.
 
     :raises: the errors of :func:`change`.
     """
@@ -126,11 +127,12 @@ def publish_prepared(prepared: PreparedChange, comment: str = "") -> None:
 
 
 def rule_out(is_published: Callable[[Document], bool], comment: str = "") -> bool:
-    """Ensure that a change which another process may have sent just now will never be published.
+    """Ensure that a change of another process is not published later.
 
-    The present topology is published as a new version. A publication always names the version that
-    it replaces, and the source refuses it if that is not the newest version. So the other process's
-    publication fails.
+    Call this if another process may have sent the change to the source, and it is not known whether
+    the change has arrived. This function publishes the present topology as a new version. Each
+    publication names the version that it replaces, and the source refuses it if that version is not
+    the newest. So a change that arrives later is refused.
 
     :param is_published: a function that gets a document and returns whether it has the change.
     :return: True if the change will never be published, False if it is published already.
@@ -192,9 +194,10 @@ def rollback(version: int, comment: str = "", *, expected: int | None = None) ->
     """Publish the content of an earlier version again, as the next version.
 
     :param version: the earlier version.
-    :param expected: the newest version when the caller decided to roll back; 0 if the source was
-        empty. So a change that somebody else has published since is not undone by mistake. By
-        default, this is not checked.
+    :param expected: the version that was the newest when the caller decided to roll back; 0 if the
+        source was empty. If it is not the newest version any more, an error is raised, so that a
+        change that somebody else has published since is not undone by mistake. By default, this is
+        not checked.
     :raises LookupError: the source does not have ``version``.
     :raises TopologyConflict: the newest version is not ``expected``.
     :raises InvalidTopology: shards were added since ``version``; they cannot be removed.
@@ -240,9 +243,9 @@ def _is_used(document: Document) -> bool:
 def _next(before: Document | None) -> int:
     """Return the version number of the next topology document.
 
-    It is 1 more than the version in the source. If the source was emptied and set up again, this
-    process may use a higher version. Then it is 1 more than that, because processes refuse to go
-    back to a lower version.
+    It is 1 more than the version in the source. But if the source was emptied and set up again,
+    this process may still use a version that is higher than the one in the source. Then the result
+    is 1 more than the version in use, because processes refuse to go back to a lower version.
 
     :param before: the document in the source; None if the source is empty.
     """
@@ -266,7 +269,8 @@ def _publish(before: Document | None, after: Document, comment: str) -> Document
 
 def _check(before: Document | None, after: Document) -> None:
     source = runtime.source()
-    # Do not check ``before``. It may not be valid, and then ``after`` must be able to replace it.
+    # Check only the new document. ``before`` may be invalid, for example after a mistake in an edit
+    # by hand. Then it must be possible to replace it by ``after``.
     try:
         runtime.check_document(after)
     except InvalidTopology as exc:

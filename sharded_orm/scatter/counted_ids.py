@@ -1,8 +1,8 @@
 """Recognizes fields whose ids are unique only within a shard, such as an AutoField.
 
 Each shard counts such ids separately, so two rows on two shards may have the same id. The package
-``scatter`` does not know how fields make ids. So the app registers a function that does
-(:func:`provide`).
+``scatter`` does not know which fields have such ids. So the AppConfig of ``sharded_orm`` registers
+a function that recognizes these fields (:func:`provide`).
 """
 
 from __future__ import annotations

@@ -55,8 +55,8 @@ def _renew_threads() -> None:
 
 os.register_at_fork(after_in_child=_renew_threads)
 
-# The maximum number of shards whose rows are read on demand at the same time. To read on demand,
-# each shard needs an open connection until its last row is read.
+# The maximum number of shards whose rows are read on demand at the same time. While the rows of a
+# shard are read on demand, its connection stays open until the last row is read.
 _MOST_OPEN = 100
 
 
@@ -71,7 +71,8 @@ def _refuse_mismatch(error: DatabaseError) -> Exception:
 def _node_wrapper(shard: Shard) -> Any:
     """Return a connection object for the node that ``shard`` had when the scatter was planned.
 
-    Call this function in the thread that runs the scatter.
+    Call this function in the thread that runs the scatter, because Django stores connection objects
+    per thread.
     """
     wrapper: Any = connection_of(shard.alias)
     relocation.follow(wrapper)
@@ -91,9 +92,9 @@ class Executor:
 
     :param chunk_size: the number of rows read at a time.
     :param stream: whether to read the rows of unions on demand instead of all at once.
-    :param few_rows: whether the statements return few rows. If so, this thread may send all
-        statements and then read one node after the other. This is faster than with other threads,
-        because all nodes work at the same time anyway.
+    :param few_rows: whether the statements return few rows. If so, the calling thread may send the
+        statements to all nodes and then read the rows of one node after another. The nodes still
+        work at the same time, and passing the work to other threads would take longer.
     :raises ScatterError: a shard does not answer, and partial results are not allowed. If they are
         allowed, the error is raised only if no shard has answered and a wrong query may be the
         cause.
@@ -118,9 +119,9 @@ class Executor:
         self._chunk_size = chunk_size
         self._statements = plan.statements
         self._unreachable: dict[str, BaseException] = {}
-        # If all statements fail, the query itself may be wrong. Then ScatterError must be raised
-        # before the caller receives a row or the end of the rows. Three attributes serve this
-        # check:
+        # A wrong query, for example with a misspelled column, fails on every shard. Then
+        # ScatterError is raised even if partial results are allowed, because otherwise the caller
+        # would receive an empty result. Three attributes serve this check:
         #
         # - _doubt is an error that a wrong query may have caused, or None.
         # - _answered says whether any shard has answered.
@@ -132,9 +133,9 @@ class Executor:
         if plan.statements:
             group = plan.statements[0].branches[0].shard.group
             self._group = connection_of(group)
-            # connect() prepares the connection object of the shard group. In a test case whose
-            # ``databases`` does not contain the group, it raises the error by which Django forbids
-            # the query.
+            # connect() prepares the connection object of the shard group. If ``databases`` of a
+            # test case does not contain the group, connect() raises the error by which Django
+            # forbids the query.
             self._group.connect()
             if plan.union:
                 self._group.validate_no_broken_transaction()
@@ -191,9 +192,9 @@ class Executor:
     def _alias_stream(self, statement: ShardStatement) -> Iterator[Row]:
         rows = self._alias_rows(statement)
         if statement.outer.limit is not None or len(self._statements) > _MOST_OPEN:
-            # Read all rows now, in two cases. A query with a LIMIT has few rows. And if there are
-            # too many shards, to read on demand would keep too many connections open: one to each
-            # shard.
+            # Read all rows now if the query has a LIMIT, because then each shard returns few rows.
+            # Also do so if there are many shards: while rows are read on demand, each shard keeps a
+            # connection open.
             return iter(list(rows))
         self._open.append(rows)
         return rows
@@ -251,8 +252,8 @@ class Executor:
             try:
                 for statement in statements:
                     rows = self._run_node([statement])[statement]
-                    # After a failure, the other nodes are only received from, so that the error
-                    # names all shards that have failed.
+                    # After a failure, still receive the answers of the other nodes, so that the
+                    # error names all shards that have failed. But do not yield any more rows.
                     if self.failures.partial or not self.failures.causes:
                         yield statement.node, rows
             finally:
@@ -261,11 +262,13 @@ class Executor:
         self._settle(len(statements))
 
     def _may_send_ahead(self, statements: Sequence[ShardStatement]) -> bool:
-        # One thread may read all nodes only if nothing observes the single executions: execute
-        # wrappers, the log of queries, or packages that replace methods of Django's cursor. If the
-        # number of sessions is limited, a thread must not wait for one while it holds others: two
-        # threads could wait for each other. If a node has no idle session, opening one takes long
-        # if the node is down, so threads open the sessions of several nodes at the same time.
+        # Do not send ahead in three cases:
+        # - Execute wrappers, the log of queries, or packages that replace methods of Django's
+        #   cursor observe each execution. send() does not call them.
+        # - POOL limits the sessions. A thread that holds a session of one node would wait for a
+        #   session of another node, and two such threads could wait for each other.
+        # - A node has no idle session. Opening one takes long if the node is down, so other threads
+        #   open the sessions of all nodes at the same time.
         return (
             all(statement.union and statement.alias is None for statement in statements)
             and not self._group.queries_logged
@@ -343,8 +346,8 @@ class Executor:
         return rows
 
     def _node_stream(self, statement: ShardStatement) -> Generator[Any, None, None]:
-        """Execute the statement. First yield None, when the server has executed it, and then the
-        rows.
+        """Execute the statement, yield None as soon as the server has executed it, and then yield
+        the rows. So the caller learns of an error before it reads the first row.
         """
         sql, params = statement.sql()
         started = False
@@ -426,9 +429,9 @@ class Executor:
         place: Mapping[str, Any] | None = database_settings.settings_as_planned(shard)
         wrapper = self._wrappers[statement.node]
         if place is None or statement.alias is not None:
-            # Raise the error in two cases. The node on which the shard was is not in the topology
-            # any more, or the statement has used the connection of the shard's alias. The cursor of
-            # such a connection finds a moved shard itself.
+            # Do not look for a new place in two cases: if the topology does not contain the plan's
+            # node any more, or if the statement has used the connection of the shard's alias,
+            # because the cursor of such a connection finds a moved shard itself.
             raise error
         wait = PlaceWait(
             wrapper,

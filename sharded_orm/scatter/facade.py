@@ -1,7 +1,8 @@
 """Compiles the SQL of a scatter once for many shards.
 
-This module contains a substitute for the connections of the shards, and mixins for Django's
-compilers.
+The SQL is compiled with a copy of one shard's connection object (:class:`Facade`). It has
+placeholders where the shards differ, such as the name of the schema. Mixins for Django's compilers
+write the placeholder for the schema, and refuse SQL that is not possible on many shards.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
     from django.db.models.sql.query import Query
 
 # Marks in the compiled SQL. They stand for the shard's schema, for the keys of the rows to read,
-# and for the shard's index among the targets. Each mark contains a random number, so no name or
-# literal of a query is equal to a mark.
+# and for the shard's index in the plan. Each mark contains a random number, so no name or literal
+# of a query is equal to a mark.
 _NONCE = secrets.token_hex(8)
 SCHEMA_MARK = f"`{_NONCE}schema`"
 PK_MARK = f"`{_NONCE}pk`"
@@ -79,7 +80,9 @@ class Facade:
         return _subclass(self._mixins, base)
 
     def root(self, mixin: type, query: Query) -> Any:
-        """Return a compiler for ``query``, the outermost query.
+        """Return a compiler for ``query``, which must be the outermost query.
+
+        For its subqueries, Django calls :meth:`compiler`.
 
         :param mixin: the first base class of the compiler's class.
         """

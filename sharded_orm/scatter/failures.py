@@ -134,9 +134,10 @@ def is_failure(error: Exception) -> bool:
 
 
 def may_be_the_query(error: BaseException) -> bool:
-    """Whether either a wrong query or the shard may be the cause of ``error``.
+    """Whether ``error`` does not tell if the query is wrong or the shard has failed.
 
-    If another shard answers the same query, the query is right, and the failing shard is the cause.
+    For example, if a column is missing, its name in the query may be wrong, or the shard was not
+    migrated. If another shard answers the same query, the failing shard is the cause.
     """
     if (cause := _sqlite_error(error)) is not None:
         missing = str(cause).startswith(_SQLITE_MISSING)

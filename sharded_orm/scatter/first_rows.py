@@ -1,8 +1,9 @@
 """Reads the first rows of a query over many shards in two phases.
 
-The first phase reads only the primary keys and the ORDER BY values of each shard's first rows, the
-candidates. It chooses the first rows of all shards together, the winners. The second phase reads
-the complete rows of the winners.
+For example, a query asks for the 20 newest photos of all shards. The first phase reads the 20
+newest photos of each shard (the candidates), but only their primary keys and ORDER BY values. From
+all candidates, it chooses the 20 newest (the winners). The second phase reads the complete rows of
+the winners. So complete rows are not sent for most of the candidates.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ def applies(query: Query, targets: Sequence[Target], limit: int | None, union: b
 
     This is possible only if the primary key identifies each row of ``query`` within a shard.
 
-    :param limit: the number of rows to read from each shard, including OFFSET; None means all rows.
+    :param limit: the number of rows to read from each shard, including those that OFFSET skips;
+        None means all rows.
     :param union: whether one statement can read many shards.
     """
     return (
@@ -68,16 +70,16 @@ def fetch(
     failures: Failures,
     low: int,
 ) -> tuple[ScatterPlan, list[Row]] | None:
-    """Read in two phases. Return the plan of the last phase that was executed, and the rows.
+    """Read in two phases. Return a pair (plan of the last phase that was executed, rows).
 
     The rows are those from number ``low`` up to, but not including, ``options.limit``, in the order
     of the query. The second phase may not find a row that the first phase has chosen: the row was
-    deleted or changed meanwhile, or an inner join of ``select_related()`` excludes it. Then return
-    None, and the caller must read in one phase. But if a shard has failed, leave out the missing
-    rows.
+    deleted or changed meanwhile, or an inner join of ``select_related()`` excludes it. In this case
+    the result has too few rows, so return None; the caller must then read in one phase. If a shard
+    has failed, rows may be missing for this reason, so return the rows that were found.
     """
-    # Change each query once, and not once per target: targets with the same query then share the
-    # changed query, so that it is compiled once per node.
+    # Many targets may have the same query object, and make_plan() compiles each query object once
+    # per node. So make only one changed copy of each query object, which these targets share.
     queries = {id(t.query): t.query for t in targets}
     key_queries = {key: _keys_query(query) for key, query in queries.items()}
     keys = [Target(shard, key_queries[id(query)], hidden) for shard, query, hidden in targets]

@@ -1,9 +1,9 @@
 """Hides rows of a shard from statements that read several shards.
 
 While a shard key moves, two shards may have its rows, and a statement must see them only once. So
-the rows are hidden on one of the two shards: there, the statement reads, instead of each table, a
-derived table without these rows. Joins, subqueries and groups then work as if the hidden rows did
-not exist.
+the rows are hidden on one of the two shards. The statement for this shard does not read the tables
+themselves, but derived tables without the hidden rows. Joins, subqueries and groups then work as if
+the hidden rows did not exist.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ from sharded_orm.scatter.refusals import refuse
 class HiddenRows(Protocol):
     """Determines which rows of a shard a statement on several shards must not see.
 
-    Implemented by a layer that knows the models.
+    The class ``RowsOfKeys`` implements it. That class is not in this package, because it must know
+    the models.
     """
 
     def condition(self, table: str, alias: str) -> Any:
-        """Return a condition that is true for the hidden rows of ``table``; None if it has no
-        hidden rows.
+        """Return a condition that is true for the hidden rows of ``table``.
+
+        Return None if the table has no hidden rows.
 
         :param table: the name of the table in the database.
         :param alias: the name of the table in the query, which the condition must use.

@@ -102,9 +102,9 @@ def cut(rows: Iterable[Row], low: int, high: int | None) -> Iterator[Row]:
 def _begun(rows: Iterable[Row]) -> Iterator[Row]:
     """Read the first row, and return an iterator over all ``rows``, including this row.
 
-    If ``rows`` come from unions (statements for many shards), each node has answered or failed when
-    this function returns, because a union of each node is executed before the first row is
-    returned.
+    After the first row is read from unions (statements for many shards), each node has answered or
+    failed, because the first statements of all nodes are executed together. Call this before rows
+    are ranked, so that only shards that have not failed are used for ranking.
     """
     iterator = iter(rows)
     first = list(islice(iterator, 1))

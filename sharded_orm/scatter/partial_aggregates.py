@@ -39,8 +39,9 @@ _COMBINED: Mapping[tuple[str, str], Combine] = {
 class Partial:
     """An aggregate that each shard computes for its own rows, and how to merge the shards' values.
 
-    If the merged value is NULL, the result is the value that a shard sent in ``column``, such as
-    the default of ``Sum(..., default=0)``.
+    The merged value replaces the value in ``column``. If the merged value is NULL, because no shard
+    has a value to aggregate, the value that a shard sent in ``column`` stays. It may be, for
+    example, the default of ``Sum(..., default=0)``.
 
     :param column: the position of the aggregate in the select list.
     :param kind: "count", "sum", "min", "max", "avg" or "combined".
@@ -134,8 +135,8 @@ class _Averaged(Func):
     arity = 1
 
     def as_postgresql(self, compiler: Any, connection: Any, **more: Any) -> Any:
-        # A real times a numeric is a double precision. A numeric times a numeric is a numeric with
-        # the same digits.
+        # In PostgreSQL, the product of a ``real`` and a ``numeric`` is a ``double precision``. So
+        # this multiplication converts a ``real``, and leaves a ``numeric`` as it is.
         return self.as_sql(
             compiler, connection, template="(%(expressions)s) * CAST(1 AS numeric)", **more
         )

@@ -37,20 +37,20 @@ if TYPE_CHECKING:
     from sharded_orm.scatter.hidden_rows import HiddenRows
     from sharded_orm.topology.model import Shard
 
-# The maximum number of branches (SELECTs for one shard) in a UNION ALL that is not streamed. Above
-# some 2048 branches, the cost of a statement grows faster than linearly. A statement of 256
-# branches is cheap enough to be repeated after a failure.
+# The maximum number of branches (SELECTs for one shard) in a UNION ALL whose rows are read all at
+# once. Above some 2048 branches, the cost of a statement grows faster than linearly. A statement of
+# 256 branches is cheap enough to be repeated after a failure.
 BATCH = 256
-# The maximum number of branches (SELECTs for one shard) in a streamed UNION ALL. It is higher than
-# BATCH, so that a query needs fewer statements: each streamed statement occupies a database session
-# until its last row is read.
+# The maximum number of branches in a UNION ALL that is streamed, that is, whose rows are read on
+# demand. It is higher than BATCH, so that a query needs fewer statements, because each streamed
+# statement occupies a database session until its last row is read.
 STREAM_BATCH = 1024
 # The maximum number of parameters of one statement. The SELECT for each shard repeats the query's
 # parameters, so an __in with thousands of keys soon reaches this number.
 MAX_PARAMETERS = 60_000
-# The number of statement texts that a process keeps: those that were used last. It takes time to
-# make the text of a statement for many shards, and a site sends the same queries again and again,
-# with different parameters.
+# The number of statement texts in the LRU cache of a process. Making the text of a statement for
+# many shards takes time, and a site sends the same queries again and again, with different
+# parameters.
 _TEXTS = 8
 _INTEGERS = frozenset({int})
 
@@ -127,10 +127,12 @@ class ShardStatement:
         return self.outer.sql(sql), params
 
     def with_keys(self) -> tuple[str, str] | None:
-        """Return two texts: the SQL with the keys of all branches in it, and the template's SELECT.
+        """Return a pair: the SQL with the keys written into it, and one SELECT of the union as a
+        template, in which marks stand for the keys and the schema.
 
-        Return None unless the statement is a plain union of the same SELECT of several shards, and
-        all its parameters are integer keys.
+        With this SQL, the driver need not insert thousands of keys as parameters. Return None
+        unless the statement is a plain union of one SELECT for several shards, and all its
+        parameters are integer keys.
         """
         template = self.branches[0].template
         if not self.union or self.outer.is_used or template.params:
@@ -177,9 +179,8 @@ class Outer:
             return union
         selected = ", ".join([column_names(self.columns), *self.weights])
         if self.names_columns:
-            # Write the columns' names after the subquery. The alternative below, with a WITH
-            # clause, is slower: the server first copies the query of the clause to the place where
-            # it is used.
+            # Write the columns' names after the subquery. The WITH clause of the alternative below
+            # is slower, because the server first copies its query to the place where it is used.
             sql = f"SELECT {selected} FROM ({union}) AS u ({column_names(self.columns)})"
         else:
             sql = f"SELECT {selected} FROM ({named_union(union, self.columns)}) u"
@@ -206,8 +207,9 @@ def column_names(columns: int) -> str:
 def named_union(union: str, columns: int) -> str:
     """Return SQL that reads a union and names its columns.
 
-    It begins with WITH, so use it only as a subquery of a SELECT. If a connection is lost, the
-    database backend repeats a SELECT, but not a statement that begins with WITH, which may write.
+    This SQL begins with WITH, so use it only as a subquery of a SELECT. After the loss of a
+    connection, the database backend repeats a statement that begins with SELECT. It does not repeat
+    one that begins with WITH, because such a statement may write.
     """
     return f"WITH v ({column_names(columns)}) AS ({union}) SELECT * FROM v"
 
@@ -231,7 +233,7 @@ _NOT_COMPARED = Comparison((), ())
 def _statement_text(outer: Outer, sql: str, mark: str, places: tuple[tuple[str, int], ...]) -> str:
     """Return the statement that executes the same SELECT on many shards.
 
-    :param sql: the SQL of the template of all branches.
+    :param sql: the SELECT, with marks in the places of the shard's schema and index.
     :param mark: the database's quotation mark for names.
     :param places: the schema and the index of each shard.
     """
@@ -280,10 +282,9 @@ def make_plan(
 ) -> ScatterPlan:
     """Plan the statements for ``targets``.
 
-    Each query is compiled once per node (database server). For a shard on which it must not see all
-    rows, it is compiled separately. A query that can return no rows is not sent. If a node does not
-    answer while a query is compiled for it, its shards are added to ``failures``, and it gets no
-    statement.
+    Each query is compiled once per node (database server), and separately for a shard with hidden
+    rows. A query that can return no rows is not sent. If a node does not answer while a query is
+    compiled for it, its shards are added to ``failures``, and it gets no statement.
 
     :param pks: maps the index of each target to the primary keys to read from it; a target without
         keys is not queried. None means to read all rows of the query.
@@ -360,7 +361,8 @@ def plan_by_key(
         template = templates.get(node)
         if template is None:
             return None
-        # With the shard's number as its index, the text of its SELECT is the same in each batch.
+        # Use the shard's number as its index. Then the text of the shard's SELECT is the same in
+        # all plans, and can be taken from the cache of branch_ends().
         shards[number] = shard
         branches.setdefault(node, []).append(Branch(number, shard, template, tuple(values)))
     for of_node in branches.values():
@@ -406,12 +408,10 @@ def _compile(target: Target, options: CompileOptions) -> Template | None:
 def _text_key_failure(branches: Sequence[Branch]) -> DatabaseError | None:
     """Check that the node of ``branches`` compares text shard keys as exactly as the router does.
 
-    For the router, ``Ada`` and ``ada`` are different keys. For a column with a case-insensitive
-    collation, they are equal. Return None if the keys are different for the node, too. Return the
-    database's error if the node does not answer.
+    For the router, ``Ada`` and ``ada`` are different keys. But they are equal in a column with a
+    case-insensitive collation. Return the database's error if the node does not answer, else None.
 
     :param branches: SELECTs for one shard each, all for the same node.
-
     :raises InexactShardKey: the node compares text keys less exactly than the router.
     """
     shards = [branch.shard for branch in branches]

@@ -66,8 +66,9 @@ class RankedComparison(Comparison):
 
     :param summed: the positions of the columns in which each shard returns the sum of its own rows.
         The merge adds these sums.
-    :param reads_utc: whether the driver returns all times in UTC. In other time zones, an hour is
-        repeated when clocks are set back, and Python considers the two hours equal.
+    :param reads_utc: whether the driver returns all times in UTC. If not, a server must rank the
+        times. In other time zones, an hour is repeated when clocks are set back, and Python would
+        consider a time in the first hour and the same time in the second hour equal.
     """
 
     def __init__(

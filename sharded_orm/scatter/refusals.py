@@ -40,8 +40,8 @@ def check(query: Query) -> None:
     """Raise an error if ``query`` uses a feature that a scatter (a query of many shards) cannot
     merge.
 
-    This function only checks features that can be seen before the query is compiled. The compiler
-    checks the others.
+    This function checks only features that can be seen before the query is compiled. The compiler
+    of a scatter checks all other features.
 
     :raises ScatterNotSupported: the query uses such a feature.
     """
@@ -84,7 +84,8 @@ def refuse_distinct_keys(query: Query) -> None:
 def refuse_time_and_chance(expression: Any) -> None:
     """Refuse ``Now()``, ``Random()`` and random UUIDs in GROUP BY and DISTINCT.
 
-    Each statement computes different values for them, so rows of two statements cannot be compared.
+    Each statement computes its own values for these functions. So the merge would take rows of two
+    statements for different, even if one database would put them into one group.
     """
     if any(
         isinstance(part, (*compat.TIME_FUNCTIONS, *compat.RANDOM_FUNCTIONS))

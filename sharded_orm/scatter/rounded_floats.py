@@ -1,4 +1,4 @@
-"""Rounded floats under UNION: MariaDB and MySQL would cut them off at 17 digits."""
+"""Prevents MariaDB and MySQL from changing rounded floats, as of ``ROUND()``, in a UNION."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ _ROUNDING: Final = frozenset(["ROUND", "CEIL", "CEILING", "FLOOR", "TRUNCATE"])
 
 
 def widened(selected: Iterable[Any]) -> list[Any]:
-    """Return entries of a SELECT of which each rounded float is multiplied by 1.
+    """Return the entries of a SELECT clause, with each rounded float multiplied by 1.
 
-    The value is the same. But its type has no fixed number of decimal places any more: a column of a UNION
-    with such a type has room for 17 digits only, so that the server changes 3e17 to 1e17, without an error.
+    In MariaDB and MySQL, the type of a rounded float has a fixed number of decimal places. A column
+    of a UNION with this type has room for only 17 digits, so the server changes 3e17 to 1e17,
+    without an error. The multiplication keeps the value, but its result has an ordinary float type.
 
-    :param selected: entries as in ``SQLCompiler.select``: expression, SQL with parameters, and alias.
+    :param selected: entries as in ``SQLCompiler.select``: (expression, (SQL, parameters), alias).
     """
     return [
         (expression, (f"({sql}) * 1e0", params), alias)

@@ -22,9 +22,9 @@ def objects(queryset: QuerySet[Any], plan: ScatterPlan, rows: Iterable[Row]) -> 
     """Yield one result of ``queryset`` (an instance, a dict or a tuple) for each of ``rows``.
 
     The results have the order of the rows. An iterable class of Django, such as ``ModelIterable``,
-    sets one database alias on all its instances. So there is one iterable per shard, and each row
-    is passed to the iterable of its shard. Dicts and tuples have no alias, so one iterable converts
-    all rows.
+    sets the same database alias on all model instances that it makes. So there is one iterable
+    object per shard, and each row is passed to the iterable of its shard. Dicts and tuples have no
+    alias, so one iterable converts all rows.
     """
     template = plan.template
     if template is None:

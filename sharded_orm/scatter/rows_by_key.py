@@ -37,10 +37,11 @@ def fetch_by_key(
 def fetch_parts_by_key(
     query: Query, keys: Mapping[Shard, Sequence[Any]], *, field: Any = None
 ) -> Generator[tuple[str, list[str], list[Row]]]:
-    """Yield parts of the rows: a node, the alias of each row's shard, and the rows from the driver.
+    """Yield the rows in parts. Each part is a tuple (name of the node, aliases, rows).
 
-    The two lists are equally long: for each row, the first list has the alias of its shard. A node
-    may have several parts. The rows have no particular order.
+    ``aliases`` contains the alias of the shard of each row, so the two lists are equally long. The
+    rows are those from the driver. A node may have several parts. The rows have no particular
+    order.
 
     Each thread compiles the query once for each node (a database server). Costs one statement per
     node. The nodes are queried in parallel.
@@ -65,7 +66,7 @@ def fetch_parts_by_key(
         return
     width, marker = plan.template.width, len(plan.template.columns)
     alias_of = {index: shard.alias for index, shard in plan.shards.items()}.__getitem__
-    # Functions in C, because they are called for each row.
+    # Use itemgetter, which is written in C, because these functions are called for each row.
     index_of, selected = itemgetter(marker), itemgetter(slice(width))
     few_rows = sum(map(len, keys.values())) <= _FEW
     for node, part in Executor(plan, failures, 2000, few_rows=few_rows).by_statement():

@@ -1,17 +1,18 @@
 """Refuses sums and averages that a server computes with more digits than it sends.
 
-A shard sends the sum of its own rows, and the merge adds the sums of the shards. MariaDB and MySQL
-give every expression a type with a number of decimal places. They compute with more places, and
-round when they send a value. So the sum of two rounded sums is not the rounded sum of all rows:
+Each shard sends the sum of its own rows, and the merge adds these sums. In MariaDB and MySQL, the
+type of an expression has a number of decimal places. In some cases, these servers add values with
+more places, and round the sum to the places of its type when they send it. Then the sum of the
+rounded sums may differ from the rounded sum of all rows, so the query is refused. The cases are:
 
 - A quotient of decimal numbers is added with at least nine decimal places, but it is sent with only
-  four places more than the dividend has. A ``Cast()`` to a ``FloatField`` changes nothing: Django
-  writes ``x + 0.0``, which is a decimal number if ``x`` is one.
-- A float that was rounded to some places, or made of a text, is added with all its digits. But its
-  sum and its average are sent with few places.
+  four places more than the dividend has. A ``Cast()`` to a ``FloatField`` does not help: Django
+  writes it as ``x + 0.0``, which is a decimal number if ``x`` is one.
+- A float that was rounded to some places, or converted from a text, is added with all its digits.
+  But its sum and its average are sent with few places.
 - ``COALESCE(AVG(x), 0e0)`` is a float, because the default is one. So the average is sent with all
   its digits, and not with the places of a decimal average.
-- The sum of durations is cast to whole microseconds.
+- The sum of durations is cast to whole microseconds, so parts of microseconds are lost.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ _NO_NUMBERS = (models.BooleanField, models.DurationField)
 _TEXTS = (models.CharField, models.TextField, models.JSONField)
 _ROUNDED = (Round, Ceil, Floor)
 _SAME_PLACES = (Combinable.ADD, Combinable.SUB, Combinable.MUL)
-# Expressions whose value is the value of one of their operands, or the absolute value of it.
+# Expressions whose value is that of one of their operands, or (Abs) the operand's absolute value.
 _CHOICES = (ExpressionWrapper, Coalesce, Case, When, Greatest, Least, NullIf, Abs)
 # The values of these functions are floats, whatever their arguments are.
 _FLOAT_FUNCTIONS = (
@@ -89,12 +90,12 @@ _FLOAT_FUNCTIONS = (
     functions.Sqrt,
     functions.Tan,
 )
-# A quotient with this divisor, or with an integer that divides it without a remainder (such as 8),
-# has at most four decimal places more than the dividend. MariaDB and MySQL send four places more,
-# so they send such a quotient exactly.
+# MariaDB and MySQL send a quotient with four decimal places more than its dividend has. These are
+# enough if the divisor is 10,000, or an integer by which 10,000 can be divided without a remainder.
+# For example, 1 / 8 is 0.1250.
 _EXACTLY_DIVISIBLE = 10_000
-# The largest number of decimal places of a dividend for which this is sure. With more, the limit of
-# MySQL, which is 30 places, might matter.
+# The largest number of decimal places of a dividend for which a quotient counts as sent exactly. If
+# a dividend has more places, the quotient might exceed MySQL's limit of 30 places.
 _MOST_DIVIDEND_PLACES = 22
 
 
@@ -106,7 +107,8 @@ def is_number(expression: Any) -> bool:
     field = column_of(expression).field
     if field is not None:
         return isinstance(field, _NUMBERS)
-    # Django knows no type for a computation with numbers of two types. So look at its columns.
+    # Django cannot infer the type of a computation with numbers of two types. So look at the
+    # columns in the computation.
     return all(is_number(part) for part in parts_of(expression) if isinstance(part, Col))
 
 
@@ -195,9 +197,10 @@ def _is_exact_default(default: Any) -> bool:
 
 
 def has_places_of_type(source: Any) -> bool:
-    """Whether the server adds the values of ``source`` with the decimal places of its type.
+    """Whether the server adds the values of ``source`` with the decimal places that their type has.
 
-    If not, the server may add a value with other places, for example those of a quotient.
+    If not, the server may use other places. For example, it adds a quotient with more places than
+    the type of the quotient has.
     """
     if isinstance(source, CombinedExpression):
         return source.connector in _SAME_PLACES and all(
@@ -209,9 +212,9 @@ def has_places_of_type(source: Any) -> bool:
 
 
 def refuse_narrow(expression: Any) -> None:
-    """Refuse functions that return greater values than their type allows.
+    """Refuse functions that return greater values than their type allows, such as ``Ord()``.
 
-    In a UNION, the server would cut such a value off at the maximum of the type.
+    In a UNION, the server would replace such a value by the maximum of the type.
 
     :raises ScatterNotSupported: there is such a function in ``expression``.
     """
@@ -243,10 +246,10 @@ def _operands(part: Any) -> list[Any]:
 
 
 def _added_parts(source: Any) -> list[Any]:
-    """Return ``source`` and the expressions in it whose digits become digits of its values.
+    """Return ``source``, and the expressions in it that determine the digits of its values.
 
-    A ``Cast()`` to a decimal number, for example, has its own number of digits. So the expressions
-    in it are left out.
+    For example, both operands of ``a * b`` determine the digits of the product. But a ``Cast()`` to
+    a decimal number rounds to its own number of digits, so the expressions in it are left out.
     """
     parts, pending = [], [source]
     while pending:
@@ -359,7 +362,7 @@ def _most_places(part: Any) -> int | None:
 
 
 def _is_float(part: Any) -> bool:
-    """Whether the values of ``part`` are floats, because it computes with at least one float."""
+    """Whether the values of ``part`` are floats, for example because an operand is a float."""
     if isinstance(part, Cast):
         # Django writes ``x + 0.0``.
         (source,) = part.get_source_expressions()

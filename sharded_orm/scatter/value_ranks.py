@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from sharded_orm.scatter.execute import Executor
     from sharded_orm.scatter.plan import Branch
 
-# Reads from a node the types and collations of a query's columns, and facts that determine the
-# order of their values, such as the version of a locale. Nodes with equal facts sort in the same
-# way. The query of the scatter is a subquery here, only to get the types of its columns; it returns
-# no rows. Some types without a collation contain texts, as jsonb does. PostgreSQL sorts these texts
-# by the collation of the database, so this collation is one of the facts. to_jsonb() is used
-# because the catalogs of PostgreSQL's versions have different columns.
+# This query reads from a node the types and collations of the columns of the scatter's query, and
+# facts that determine the order of their values, such as the version of a locale. Nodes with equal
+# facts sort in the same way. The scatter's query is a subquery here ({rows}), with LIMIT 0, only to
+# get the types of its columns. Some types without a collation, such as jsonb, contain texts.
+# PostgreSQL sorts these texts by the collation of the database, so this collation is one of the
+# facts. to_jsonb() is used because the catalogs of PostgreSQL's versions have different columns.
 _FACTS = """
 SELECT d.n, quote_ident(tn.nspname) || '.' || quote_ident(t.typname),
  CASE WHEN t.typcollation <> 0 THEN quote_ident(kn.nspname) || '.' || quote_ident(k.collname) END,
@@ -60,9 +60,9 @@ _SETTINGS = "".join(
     for name in ("DateStyle", "IntervalStyle", "TimeZone", "extra_float_digits", "lc_monetary")
 )
 _DATABASE_VERSION = "pg_database_collation_actual_version(b.oid)"
-# Before version 15, PostgreSQL has no function for the version of a database's collation. But such
-# a server always uses the C library for it. So read the version of the collation of the C library
-# that has the same name.
+# Before version 15, PostgreSQL has no function for the version of a database's collation. But in
+# these versions, the collation of a database is always one of the C library. So read the version of
+# the C library's collation that has the same name.
 _OLD_DATABASE_VERSION = (
     "(SELECT max(pg_collation_actual_version(o.oid)) FROM pg_collation o"
     " WHERE o.collcollate = b.datcollate AND o.collprovider = 'c')"
@@ -80,8 +80,8 @@ class ValueType(NamedTuple):
     :param collation: the collation's name in SQL; None if the type has none.
     :param is_exact: whether equal values always have the same text. False for numeric, for example:
         1.0 equals 1.00.
-    :param is_by_bytes: whether Python, when it sorts the texts of the values, gets the same order
-        as the node.
+    :param is_by_bytes: whether the node sorts the values in the same order in which Python sorts
+        their texts.
     :param facts: JSON with all facts that determine the order of the values.
     """
 
@@ -96,7 +96,7 @@ class Ranking:
     """Reads from a server the ranks of values that Python cannot compare.
 
     The merge of the shards' rows compares these values by their ranks. If the plan compares no such
-    values, no query is sent. Used only by the calling thread of a scatter.
+    values, no query is sent. Not thread-safe.
     """
 
     def __init__(self, plan: ScatterPlan, executor: Executor) -> None:
@@ -111,7 +111,7 @@ class Ranking:
         return not self._plan.comparison.ranked.isdisjoint(columns)
 
     def is_needed_for_equality(self, columns: Sequence[int]) -> bool:
-        """Whether a server must rank the values of ``columns`` before equal ones can be found.
+        """Whether a server must rank the values of ``columns`` before Python can find equal values.
 
         The first call may query each node for the types of the columns.
         """

@@ -58,7 +58,8 @@ class Cloner(ABC):
     def batch(self) -> AbstractContextManager[None]:
         """Return a context manager for a ``with`` block that calls several methods of the cloner.
 
-        A subclass may let these calls share connections. By default, the context manager does nothing.
+        In a subclass, the context manager may let these calls share connections. In this base
+        class, it does nothing.
         """
         return nullcontext()
 
@@ -68,7 +69,7 @@ class Cloner(ABC):
 
 
 class ServerCloner(Cloner):
-    """Creates test shards on servers, with one session for each node."""
+    """Creates test shards on database servers. Has at most one open session for each node."""
 
     def __init__(self) -> None:
         # Maps the name of each node to its open cursor. The cursors are closed at the end of the
@@ -113,10 +114,10 @@ class ServerCloner(Cloner):
     def _cursor(self, shard: Shard) -> Iterator[Any]:
         """Return a context manager that yields a cursor on the shard's node.
 
-        The cursor has a session of its own. Outside of a ``with`` block of :meth:`batch`, this
-        session is closed at the end. Within such a block, each call for the same node yields the
-        same cursor, on which an earlier call may have selected a schema. Its session is closed at
-        the end of the block of :meth:`batch`.
+        Within a ``with`` block of :meth:`batch`, each call for the same node yields the same
+        cursor, on which an earlier call may have selected a schema. Its session is closed at the
+        end of the block of :meth:`batch`. Outside of such a block, each call opens a new session
+        and closes it at the end.
         """
         with self.batch():
             if shard.node not in self._cursors:

@@ -52,16 +52,16 @@ LEFT JOIN pg_type e ON e.oid = t.typelem
 WHERE c.relnamespace = current_schema()::regnamespace AND c.relkind IN ('r', 'p')
   AND NOT c.relispartition
 GROUP BY c.oid, c.relname, c.relkind ORDER BY c.relname"""
-# This query returns pairs (referring table, referred table) for foreign keys that are checked at
-# once. Rows must be copied to the referred table first.
+# This query returns pairs (referring table, referred table) for foreign keys that are not
+# deferrable. PostgreSQL checks them at once, so rows must be copied to the referred table first.
 _REFERENCES = """
 SELECT c.relname, r.relname FROM pg_constraint k
 JOIN pg_class c ON c.oid = k.conrelid JOIN pg_class r ON r.oid = k.confrelid
 WHERE k.contype = 'f' AND NOT k.condeferrable AND k.conparentid = 0 AND k.conrelid <> k.confrelid
   AND k.connamespace = current_schema()::regnamespace
   AND r.relnamespace = k.connamespace"""
-# This query returns the kind and the name of other objects of the schema: sequences (S), populated
-# materialized views (m) and functions (f).
+# This query returns the kind and the name of objects of the schema that are not tables: sequences
+# (S), populated materialized views (m) and functions (f).
 _OTHERS = """
 SELECT relkind, relname FROM pg_class
 WHERE relnamespace = current_schema()::regnamespace
@@ -93,9 +93,9 @@ class _ClonedTable:
 
     @property
     def own_rows(self) -> str:
-        """The table's name in SQL, after ``ONLY``: rows of tables that inherit from it are left out.
+        """SQL that names the table's rows without those of tables that inherit from it: ``ONLY t``.
 
-        For a partitioned table, ``ONLY`` is missing, because its rows are in its partitions.
+        For a partitioned table, the SQL has no ``ONLY``, because its rows are in its partitions.
         """
         return self.target if self.is_partitioned else f"ONLY {self.target}"
 
@@ -279,8 +279,8 @@ class PostgreSQLCloner(ServerCloner):
 
     def _drop(self, cursor: Any, schemas: Collection[str]) -> None:
         for schema in snapshot.names(cursor).intersection(schemas):
-            # Drop each schema in a transaction of its own. In one transaction, the locks of all
-            # dropped tables would be held until its end.
+            # Drop each schema in a transaction of its own. One transaction for all schemas would
+            # hold the locks of all dropped tables until its end.
             cursor.execute(f"DROP SCHEMA {_quoted(schema)} CASCADE")
 
     def _open(self, shard: Shard) -> Any:
@@ -293,12 +293,12 @@ class PostgreSQLCloner(ServerCloner):
 
 
 def _checked(shard: Shard) -> str:
-    """Return the name of the shard's schema, if it is short enough for PostgreSQL.
+    """Return the name of the shard's schema.
 
-    :raises InvalidConfiguration: the name is too long.
+    :raises InvalidConfiguration: the name is too long for PostgreSQL.
     """
-    # Refuse a name that is too long. PostgreSQL would truncate it without an error, and two shards
-    # might get the same name.
+    # PostgreSQL would truncate a name that is too long, without an error, so that two shards might
+    # get the same schema.
     if len(shard.schema.encode()) > _MAX_IDENTIFIER:
         raise InvalidConfiguration(
             [

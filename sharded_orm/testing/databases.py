@@ -44,7 +44,8 @@ _SETTING = "TEST_SHARDS"
 class GroupTestDatabases:
     """The test databases of one shard group in this process.
 
-    Any thread may call :meth:`ensure`.
+    Methods that tests use, such as :meth:`ensure`, are thread-safe. The methods for set-up and
+    tear-down are called only in the thread of the test runner.
     """
 
     _instances: dict[str, GroupTestDatabases] = {}
@@ -81,8 +82,8 @@ class GroupTestDatabases:
     def create(self, connection: Any, *, verbosity: int, keep: bool) -> str:
         """Create the template, and make the group use test schemas in this process.
 
-        The template is the schema that is migrated. Test shards are created as clones of it. Return
-        the name of this schema.
+        The template is the schema that is migrated. Test shards are created as clones of the
+        template. Return the name of the template.
 
         :param connection: the connection object of the group's alias.
         :param keep: whether to use an existing template and existing test shards (``--keepdb``).
@@ -176,9 +177,9 @@ class GroupTestDatabases:
         # of sharded_orm.apps was connected earlier, and drops the old configuration. So
         # _settings_changed() is called later, and reads the new configuration.
         setting_changed.connect(self._settings_changed)
-        # The group's connection object keeps connection objects of shards, up to a limit. This
-        # thread's object was created before the test run, with a limit, so remove the limit here.
-        # An object that another thread creates from now on has no limit.
+        # The group's connection object keeps a limited number of connection objects of shards, and
+        # drops others. It might drop one that a test has patched, so set no limit while tests run.
+        # The group's connection objects that other threads create from now on have no limit anyway.
         connection.shards.limit = None
 
     def _settings_changed(self, *, setting: str, **kwargs: Any) -> None:

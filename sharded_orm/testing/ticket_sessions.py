@@ -1,7 +1,8 @@
 """Sessions with ticket servers (the databases that generate ids) while tests run.
 
-The library gets ids over connections of its own. Django's test cases do not know these connections,
-so they cannot forbid their use. The class in this module does so instead.
+A test case of Django forbids queries on databases that are not in its ``databases``. The library
+gets ids over connections that Django's test cases do not know, so the class in this module forbids
+the use of these connections.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ class TestSessionPool(TicketSessionPool):
         :raises DatabaseOperationForbidden: the alias is not in the test case's ``databases``.
         """
         # If a test case must not use the database of this ticket server, Django replaces connect()
-        # by a function that raises an error. This prevents new sessions, but not the use of a
-        # session that an earlier test case has opened. So call this function here, before a session
-        # is lent.
+        # by a function that raises an error. But the pool may have a session that an earlier test
+        # case has opened, and would lend it without a call of connect(). So call the function here,
+        # to raise the error before a session is lent.
         connect: Any = connections[self.alias].__dict__.get("connect")
         if hasattr(connect, "wrapped"):
             connect()

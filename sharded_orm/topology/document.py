@@ -28,9 +28,8 @@ FORMAT = 1
 _RANGE_DEFAULTS = {
     part.name: part.default for part in fields(ShardRange) if part.default is not MISSING
 }
-# The type of RANGES after conversion for comparisons. The dict has one item for each entry of
-# RANGES. It maps the entry's "range" (its shards), as text, to the rest of the entry, without the
-# keys that have their default value.
+# The type of RANGES in a form that can be compared. It maps the shards of each entry, as a text
+# such as "[0, 511]", to the other items of the entry, without items that have the default value.
 _Ranges = dict[str, dict[str, Any]]
 # The maximum depth of a document. Correct documents are nested only a few levels deep. A much
 # deeper document is a mistake, and recursive functions would fail on it.
@@ -309,8 +308,7 @@ _UNWRITABLE: Any = object()
 def _effective(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return ``groups`` in a normal form, so that two settings with the same meaning compare equal.
 
-    In the normal form, RANGES is a dict, keyed by the shards of each range. A setting of a range is
-    left out if it has its default value.
+    In the normal form, RANGES is not a list but the dict that :func:`_by_span` returns.
     """
     effective = {}
     for name, group in groups.items():
@@ -323,9 +321,10 @@ def _effective(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 def _by_span(ranges: Any) -> _Ranges | None:
     """Return ``ranges``, the list RANGES of a group, as a dict with one item for each entry.
 
-    An item's key is the entry's "range" (its shards) as text. The value is the rest of the entry,
-    without keys that have their default value. Return None if ``ranges`` is not a list of dicts, or
-    if two entries have the same shards.
+    The dict maps the shards of the entry, as a text such as "[0, 511]", to the other items of the
+    entry, without items that have the default value. So the order of RANGES does not matter for a
+    comparison. Return None if ``ranges`` is not a list of dicts, or if two entries have the same
+    shards.
     """
     if not isinstance(ranges, list) or not all(isinstance(entry, dict) for entry in ranges):
         return None

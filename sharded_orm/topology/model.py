@@ -97,8 +97,8 @@ class ShardGroup:
     #: Models of the group that were removed from the code, but still occur in migrations; each is
     #: (app label, model name) in lower case.
     former_models: frozenset[tuple[str, str]] = frozenset()
-    #: If the shard key is a foreign key to the global database: whether a key may get a shard only
-    #: if the row to which it refers exists.
+    #: Whether a new key gets a shard only after a check that the row to which it refers exists.
+    #: Used only if the shard key is a foreign key to the global database.
     check_new_keys: bool = True
 
     @cached_property
@@ -145,7 +145,10 @@ class ShardGroup:
         return {}
 
     def shards(self) -> Iterator[Shard]:
-        """Yield all shards of the group in order. No other method visits every shard."""
+        """Yield all shards of the group in order.
+
+        This is the only method whose cost grows with the number of shards.
+        """
         return (self.shard(number) for number in range(self.count))
 
     def schema_name(self, number: int) -> str:
@@ -188,7 +191,7 @@ class Topology:
     def pair_of(self, node: str) -> tuple[str, ...]:
         """Return the two nodes of the pair to which ``node`` belongs; () if it belongs to no pair.
 
-        Two names of nodes may stand for one server. So nodes are compared by their servers.
+        Nodes are compared by their servers, because NODES may contain one server under two names.
         """
         server = server_of(self.nodes[node], node)
         for group in self.groups.values():
@@ -351,10 +354,10 @@ def _collisions(topology: Topology) -> Iterator[str]:
 
 
 def _spans(topology: Topology, group: ShardGroup) -> dict[object, list[Span]]:
-    """Return the shards of ``group`` whose primary is on each database server.
+    """Return a dict that maps each database server to the shards of ``group`` whose primary it is.
 
-    Maps each server, as a value of :func:`server_of`, to an ascending list of spans: (first shard,
-    last shard), both included.
+    A server is represented by the value of :func:`server_of`. The shards are a list of spans (first
+    shard, last shard), both included, in ascending order.
     """
     spans: dict[object, list[Span]] = {}
     for r in group.ranges:
@@ -367,9 +370,9 @@ def instance_of(node: Mapping[str, Any], name: str) -> object:
     """Return a value that identifies the server of a node, without regard to the node's database.
 
     On PostgreSQL, a node is one database of a server, and :func:`server_of` returns a different
-    value for each database. But a replica copies a server with all its databases. So this function
-    returns the same value for all of them. On other databases, the two functions return the same.
-    For the parameters, see :func:`server_of`.
+    value for each database. But replication copies a server with all its databases. So this
+    function returns the same value for all databases of a server. For MariaDB, MySQL and SQLite,
+    it returns the value of :func:`server_of`. For the parameters, see :func:`server_of`.
     """
     if str(node.get("ENGINE", "")).endswith("postgresql"):
         return server_of({**node, "NAME": ""}, name)
@@ -379,7 +382,8 @@ def instance_of(node: Mapping[str, Any], name: str) -> object:
 def server_of(node: Mapping[str, Any], name: str) -> object:
     """Return a value that identifies the database server of a node.
 
-    If it is equal for two nodes, they are on the same server.
+    If two nodes have equal values, they are on the same server. On PostgreSQL, they are also in the
+    same database of the server.
 
     :param node: the settings of the node.
     :param name: the name of the node. It identifies the server if the settings do not.
@@ -392,8 +396,8 @@ def server_of(node: Mapping[str, Any], name: str) -> object:
     port = str(node.get("PORT", "") or (5432 if is_postgresql else 3306))
     options = node.get("OPTIONS", {})
     if is_postgresql:
-        # On PostgreSQL, return a different value for each database of a server. Two groups may use
-        # the same schema name in different databases.
+        # On PostgreSQL, return a different value for each database of a server, because two groups
+        # can use the same schema name in different databases.
         return (engine, host, port, str(node.get("NAME", "")), str(options.get("service", "")))
     socket = str(options.get("unix_socket", ""))
     return (engine, host, port, socket) if (host or socket) else name

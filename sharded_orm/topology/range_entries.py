@@ -24,7 +24,7 @@ def primary_of(entry: Mapping[str, Any]) -> str:
 
 
 def replica_of(entry: Mapping[str, Any]) -> str | None:
-    """Return the name of the replica, for a pair the passive side; None if there is none."""
+    """Return the name of the replica, or of the passive side of a pair; None if there is none."""
     if "pair" not in entry:
         replica = entry.get("replica")
         return None if replica is None else str(replica)

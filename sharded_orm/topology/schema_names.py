@@ -79,9 +79,10 @@ class SchemaNames:
 
 
 def postgresql_name_problems(longest: str, group: str) -> Iterator[str]:
-    """Yield a problem for each reason why a schema cannot have its name on PostgreSQL.
+    """Yield a sentence for each reason why a group's schema names cannot be used on PostgreSQL.
 
-    PostgreSQL truncates a long name without an error, so two shards could get the same schema.
+    For example, PostgreSQL truncates a long name without an error, so two shards could get the same
+    schema.
 
     :param longest: the longest schema name of the group.
     :param group: the name of the group.
@@ -181,11 +182,10 @@ class _NameProgression:
         return self.base + unknown * self.step
 
     def unknowns(self, spans: Iterable[Span], window: _Window) -> Iterator[Span]:
-        """Yield the values of ``unknown`` whose shard number is in ``spans`` and fits ``window``.
+        """Yield the values of ``unknown`` for which ``base + unknown * step`` is a usable number.
 
-        They are yielded as spans: (first, last), both included. The shard number is
-        ``base + unknown * step``. It fits ``window``, a set of schema names, if it has as many
-        digits as the numbers in these names.
+        A shard number is usable if it is in ``spans``, and if one of the names in ``window`` (a set
+        of schema names) contains it. The values are yielded as spans: (first, last), both included.
         """
         for first, last in spans:
             low = max(first, window.least)
@@ -204,15 +204,16 @@ class _NameProgression:
 class _CommonNames:
     """The schema names that two windows (sets of names, all of one length) have in common.
 
-    Where one window has a digit of the shard number and the other has text, a common name has the
-    text. Where both have digits, any digit is possible. These free digits form a number, the
-    ``unknown``. ``one`` maps the unknown to the shard's number in the first window, and ``other``
-    maps the unknown to the shard's number in the second window.
+    For example, the names of the first window consist of the text ``a_1`` and a number with two
+    digits: ``a_100`` to ``a_199``. Those of the second window consist of the text ``a_`` and a
+    number with three digits: ``a_000`` to ``a_999``. The common names are ``a_100`` to ``a_199``.
+    Both windows have digits of the shard number at the last two positions, so any digits are
+    possible there. These digits form a number, the ``unknown``, here from 0 to 99. At the position
+    before them, only the second window has a digit, and it must be equal to the text ``1``.
 
-    For example, one window has the names ``a_100`` to ``a_199`` with the text ``a_1`` and two
-    digits. Another has ``a_000`` to ``a_999`` with the text ``a_`` and three digits. The unknown is
-    a number from 0 to 99. The shard's number in the first window is the unknown itself; in the
-    second window, it is the unknown plus 100.
+    ``one`` computes the shard's number in the first window from the unknown, and ``other`` the
+    shard's number in the second window. In the example, ``one`` returns the unknown itself, and
+    ``other`` the unknown plus 100.
     """
 
     one: _NameProgression
@@ -240,10 +241,10 @@ class _CommonNames:
 
 
 def _same_text(one: _Window, other: _Window) -> bool:
-    """Whether two windows have the same text wherever neither has a digit of the shard number.
+    """Whether two windows have the same text at all positions at which both have text.
 
-    A window is a set of schema names of one length, which differ only in the shard's number. The
-    windows must have the same length.
+    A window is a set of schema names of one length, which differ only in the digits of the shard's
+    number. All other characters are text. The two windows must have the same length.
     """
     head = min(len(one.before), len(other.before))
     tail = max(one.end, other.end)
@@ -251,8 +252,8 @@ def _same_text(one: _Window, other: _Window) -> bool:
         return False
     if one.fixed(tail, len(one)) != other.fixed(tail, len(other)):
         return False
-    # The digits of one window (a set of schema names) may end before the digits of the other begin.
-    # Then both windows have text in between. Compare this text, too.
+    # The digits of one window may end before the digits of the other begin. Then both windows have
+    # text between these digits. Compare this text, too.
     between = min(one.end, other.end), max(len(one.before), len(other.before))
     return between[0] >= between[1] or one.fixed(*between) == other.fixed(*between)
 
@@ -263,10 +264,10 @@ def _progression(
     """Return the shard numbers in ``window`` whose schema names may also be in another window.
 
     All names in a window have the same length, and consist of a text, the digits of the shard
-    number, and a second text. Where the other window has text, the digits must be equal to that
-    text. Return None if that text contains anything but digits.
+    number, and a second text. At a position at which the other window has text, the digit must be
+    equal to this text. Return None if this text is not a digit, because then no name can be equal.
 
-    :param text: the other window.
+    :param text: the other window, of which only the text is used here.
     :param start: the first position at which both windows have a digit.
     :param end: the position after the last such position; equal to ``start`` if there is none.
     :param last: the largest number that the digits from ``start`` to ``end`` can form.

@@ -34,7 +34,7 @@ class Origin(StrEnum):
 
 @dataclass(frozen=True)
 class TopologyStatus:
-    """A report on the topology that a process uses: its version, its origin, its first use.
+    """A report on the topology that a process uses: its version, origin and time of first use.
 
     If a newer document was refused, the report also contains the reasons.
     """
@@ -53,9 +53,9 @@ class TopologyWatcher(Generic[T]):
 
     Not thread-safe: callers must hold a common lock.
 
-    :param check: a function that returns the *value* of a document: what the process derives from
-        it, such as the checked configuration. It gets the document and the value in use (None at
-        the start), and raises :exc:`InvalidTopology` if the document must not be used.
+    :param check: a function that computes the *value* of a document, for example the configuration
+        that the process uses. Its arguments are the document and the value in use (None at the
+        start). It raises :exc:`InvalidTopology` if the document must not be used.
     """
 
     def __init__(self, source: TopologySource, check: Callable[[Document, T | None], T]) -> None:
@@ -76,9 +76,9 @@ class TopologyWatcher(Generic[T]):
 
     @property
     def value(self) -> T | None:
-        """The value of the document in use, as the function ``check`` has returned it.
+        """What the argument ``check`` of this class has returned for the document in use.
 
-        ``check`` is an argument of this class. None before :meth:`begin`.
+        None before :meth:`begin`.
         """
         return self._used[1]
 
@@ -90,8 +90,8 @@ class TopologyWatcher(Generic[T]):
         child = TopologyWatcher(source, self._check)
         child._used = self._used
         assert child.document is not None
-        # Take the version from the document and not from the parent's status: at the fork, another thread
-        # of the parent may have replaced the document, but not yet the status.
+        # Take the version from the document and not from the parent's status. At the time of the
+        # fork, another thread of the parent may have replaced the document, but not yet the status.
         child.status = replace(self.status, version=child.document.version)
         source.using(child.document.version)
         return child
@@ -110,8 +110,9 @@ class TopologyWatcher(Generic[T]):
             document = self.source.load()
             if document is None:
                 raise InvalidTopology(["nothing was pushed there yet"], self.source.describe())
-            # If there is a last good copy, it was checked, and is in use already. So check that the
-            # source's document may replace it. If both are the same document, no check is needed.
+            # If there is a last good copy, _read_copy() has checked it and put it in use. So here,
+            # check() checks that the source's document may replace the copy. If both are the same
+            # document, no check is needed.
             value = self.value if document == copy else self.check(document)
             changes = self._changes_to(document)
         except Exception as exc:
@@ -254,11 +255,13 @@ class TopologyWatcher(Generic[T]):
     def _unavailable(self, exc: TopologyError, *, is_read: bool) -> TopologyUnavailable:
         """Return the error of a process that cannot start.
 
-        :param exc: why the source's document is not used.
-        :param is_read: whether the source has a document, which is refused.
+        :param exc: the error because of which the source's document is not used.
+        :param is_read: True if the source has a document, which was refused; False if it has none,
+            or does not answer.
         """
         if is_read:
-            # A first topology is there already, and another push would not mend the settings.
+            # Do not tell the user to push a first topology, because the source has one already. If
+            # the settings are wrong, pushing another topology would not help.
             remedy = (
                 "Correct SHARDED_ORM in the settings, or the topology by 'manage.py topology push"
                 " FILE'."

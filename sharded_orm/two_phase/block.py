@@ -31,9 +31,9 @@ class TwoPhaseAtomic(transaction.Atomic):
     ) -> None:
         super().__init__(group, savepoint, durable)
         self._group, self._find, self._durable = group, find, durable
-        # One item for each open ``with`` block of this object: whether the block has created the
-        # group's coordinator, the object that runs the commit in two phases. Only the outermost
-        # block creates it.
+        # Has one item for each open ``with`` block of this object. The item is True if the block
+        # has created the group's coordinator, the object that runs the commit in two phases. Only
+        # the outermost block creates a coordinator.
         self._makers: list[bool] = []
 
     def _recreate_cm(self) -> TwoPhaseAtomic:
@@ -69,8 +69,8 @@ class TwoPhaseAtomic(transaction.Atomic):
 
     def __exit__(self, *exc_info: Any) -> None:
         if isinstance(exc_info[1], OperationalError):
-            # The block may have waited in vain for a branch whose process has died. Let the next block
-            # look for such branches on the shards of this one.
+            # Perhaps this block has waited in vain for a lock of a prepared branch whose process
+            # has died. Let the next block look for such branches on the shards of this block.
             coordinator: Any = connections[self._group].coordinator  # type: ignore[attr-defined]
             watch.note(coordinator.shards if coordinator is not None else (), True)
         try:

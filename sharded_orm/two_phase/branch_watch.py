@@ -2,8 +2,8 @@
 commits.
 
 A prepared branch (the part on one shard of a transaction) holds locks until it is committed or
-rolled back. Each process that commits in two phases looks for such branches, so no separate process
-is needed.
+rolled back. If the process that has prepared it dies, another process must end it. Each process
+that commits in two phases looks for such branches, so no separate process is needed.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class BranchWatch:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process = identity()
-        # Pairs (name of the shard group, name of the node) of all shards that transactions of this
-        # process have used.
+        # Pairs (name of a shard group, name of a node). The transactions in two phases of this
+        # process have used shards of the group on the node.
         self._used: set[tuple[str, str]] = set()
         self._seen: dict[PreparedBranch, float] = {}
         self._next = 0.0
@@ -59,9 +59,9 @@ class BranchWatch:
     def look(self) -> None:
         """End branches that have been prepared for too long. Raises no database error.
 
-        A branch is the part on one shard of a transaction in two phases. At most once a second, one
-        thread sends one query to each node that this process has used; other threads return at
-        once. Must not be called in a transaction of a shard group.
+        A branch is the part on one shard of a transaction in two phases. At most once a second, a
+        call sends one query to each node that this process has used in such transactions. Other
+        calls return at once. Must not be called in a transaction of a shard group.
         """
         if self._process != identity():
             self.__init__()  # type: ignore[misc]  # Start anew in a forked child, because a thread of the parent may have held the lock.
@@ -103,15 +103,15 @@ class BranchWatch:
             if recovery.end(prepared, seconds=0).is_over:
                 self._seen.pop(prepared, None)
             else:
-                # The branch could not be ended now. Skip the other branches with the same deciding
-                # shard (the shard that stores the decision to commit) in this search, because they
-                # would have to wait for the same shard.
+                # The branch could not be ended now. Other branches may have the same deciding shard
+                # (the shard that stores the decision to commit). Skip them in this search, because
+                # they would have to wait for the same shard.
                 left.add(prepared.branch.decider)
                 self._seen[prepared] = time.monotonic()
 
 
 def _is_down(wrapper: Any) -> bool:
-    """Whether a shard's server is known to be down, so that it is useless to send it a query."""
+    """Whether a shard's server is known to be down. Sending it a query would only take time."""
     return wrapper.node_failure() is not None
 
 

@@ -45,8 +45,8 @@ GRACE: Final = 2.0
 KEPT_FOR: Final = 3600
 _POLL = 0.1  # seconds
 
-# The largest number of decisions that one statement deletes, and (_MOST_ROWS) that one call of
-# forget_decisions() deletes for each shard.
+# _BATCH is the largest number of decisions that one statement deletes. _MOST_ROWS is the largest
+# number that one call of forget_decisions() deletes on each shard.
 _BATCH = 500
 _MOST_ROWS = 50_000
 
@@ -176,8 +176,8 @@ def end(prepared: PreparedBranch, *, seconds: float = 1.0, logs: bool = True) ->
     The branch is left prepared if the decision is not certain yet, or if a server does not answer.
     No database error is raised.
 
-    :param seconds: how long to wait for the end of the transaction that may still store the
-        decision.
+    :param seconds: how long to wait if the deciding shard has an open transaction that may still
+        store the decision.
     :param logs: whether to log the result.
     """
     try:

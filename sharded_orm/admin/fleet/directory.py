@@ -53,8 +53,7 @@ class KeyReport:
 
     @property
     def differs(self) -> bool:
-        """Whether this process remembers a shard for the key that differs from the shard in the
-        directory.
+        """Whether this process remembers a different shard for the key than the directory has now.
 
         The directory is the table that records the shard of each key.
         """
@@ -67,8 +66,8 @@ class KeyReport:
 class KeyCount:
     """The number of keys that the directory (the table of each key's shard) records for a shard.
 
-    ``number`` is None if the directory does not answer. ``more`` is true if the shard has more
-    keys: counting stopped at ``number``.
+    ``number`` is None if the directory does not answer. ``more`` is true if the shard has more keys
+    than ``number``, because counting has stopped there.
     """
 
     number: int | None
@@ -111,8 +110,8 @@ class DirectoryPages(FleetAdmin):
     def _links(self, request: HttpRequest, location: KeyLocation) -> list[tuple[str, str]]:
         """Return links to the admin's lists of the rows that belong to the key.
 
-        The result has a pair for each model of the shard group that is sharded by this key: the
-        model's name and the URL of its changelist.
+        The result has a pair (name of the model, URL of its list of the key's rows) for each model
+        of the shard group that is sharded by this key.
         """
         query = urlencode({"_key": location.key})
         return [
@@ -165,7 +164,8 @@ def _model_and_field(request: HttpRequest) -> tuple[str, str]:
 
 
 def _report(request: HttpRequest, model: str, field: str, value: str) -> KeyReport | str:
-    """Return a report on one shard key; or a sentence that says why the key cannot be found.
+    """Return a report on one shard key. If the key cannot be found, return a sentence that says
+    why.
 
     :param model: the label of a sharded model.
     :param field: the name of the field with the key; an empty string means the model's shard key.
@@ -192,10 +192,11 @@ def _report(request: HttpRequest, model: str, field: str, value: str) -> KeyRepo
 
 
 def _choices(request: HttpRequest) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Return the choices of model and field, for each shard group that the user may look into.
+    """Return what the user can choose in the search form, for each shard group that the user may
+    look into.
 
-    A field is a choice only if its values determine the shard of a row. A choice is a pair: the
-    value of the URL parameter ``by``, and the text to show.
+    Each choice is a model and one of its fields: a field whose value determines the shard of a row.
+    It is given as a pair: the value of the URL parameter ``by``, and the text to show.
     """
     allowed = groups_of(request)
     fields: dict[str, list[tuple[str, str]]] = defaultdict(list)

@@ -46,7 +46,8 @@ View = Callable[..., HttpResponse]
 
 
 def ask_service(service: str, call: Callable[[], T], *, within: float = DEADLINE) -> T | str:
-    """Return the result of ``call()``; if it fails or takes too long, return a sentence that says so.
+    """Return the result of ``call()``. If it fails or takes too long, return a sentence that says
+    so.
 
     :param service: the service that ``call`` uses, such as ``"the directory"``; named in the
         sentence.
@@ -106,7 +107,7 @@ def require_group(request: HttpRequest, group: str) -> None:
 
 @dataclass(frozen=True)
 class Step:
-    """One breadcrumb of a page. The last breadcrumb has no URL."""
+    """One breadcrumb of a page. The last breadcrumb stands for the page itself, and has no URL."""
 
     title: str
     url: str = ""
@@ -115,10 +116,10 @@ class Step:
 class FleetAdmin(_ModelAdmin):
     """Base class of the admin pages about shards, ticket servers, operations and the topology.
 
-    Each subclass is registered for a model. The model only gives the pages their URLs and
-    permissions in the admin. No rows are edited: the pages replace all URLs of ``ModelAdmin``. To
-    look at the pages, a user needs the model's ``view`` or ``change`` permission. To change
-    something on a page, a user needs ``change``.
+    Each subclass is registered for a model, which only gives the pages their URLs and permissions
+    in the admin. The pages replace all URLs of ``ModelAdmin``, so no rows of the model can be
+    edited. To look at the pages, a user needs the model's ``view`` or ``change`` permission. To
+    change something on a page, a user needs ``change``.
     """
 
     def has_add_permission(self, request: HttpRequest) -> bool:
@@ -134,7 +135,7 @@ class FleetAdmin(_ModelAdmin):
         ]
 
     def routes(self) -> Iterable[tuple[str, View, str]]:
-        """Return ``(route, view, end of the URL name)`` for each page.
+        """Return a triple ``(route, view, end of the URL name)`` for each page.
 
         The first page has the URL name of the model's ``changelist``.
         """
@@ -203,9 +204,9 @@ class FleetAdmin(_ModelAdmin):
         ]
 
     def admin_of(self, request: HttpRequest, model: type[Model]) -> FleetAdmin | None:
-        """Return the model admin with the pages about ``model``, such as the pages of ``OperationRun``.
+        """Return the model admin that shows the fleet pages of ``model``, such as ``OperationRun``.
 
-        Return None if the site has no pages for ``model``, or if the user may not look at them.
+        Return None if the site has no such pages, or if the user may not look at them.
         """
         if not self.admin_site.is_registered(model):
             return None
@@ -228,8 +229,8 @@ class FleetAdmin(_ModelAdmin):
             if not model_admin.has_view_permission(request):
                 continue
             name = f"admin:{model._meta.app_label}_{model._meta.model_name}_changelist"
-            # Skip a model whose model admin has no changelist: the project may have written such a
-            # model admin.
+            # Skip a model whose model admin has no changelist URL. The project may have written
+            # such a model admin.
             with suppress(NoReverseMatch):
                 yield model, options, reverse(name, current_app=self.admin_site.name)
 
@@ -260,9 +261,9 @@ class FleetAdmin(_ModelAdmin):
         confirmation.
 
         :param back: the URL to which the page's "no" leads.
-        :param expected: a text that stands for the present state of what will be changed. If the
-            state has changed since the user was asked, the page asks again. By default, the state
-            is not compared.
+        :param expected: a text that changes whenever the user should be asked again, such as the
+            version of the topology that will be replaced. If the text in the confirmation is a
+            different one, the page asks again. By default, nothing is compared.
         """
         confirmed = request.POST.get("confirmed") == "yes"
         if confirmed and request.POST.get("expected", "") == expected:
@@ -298,8 +299,8 @@ class FleetAdmin(_ModelAdmin):
 
         :param back: the URL of the page to which the response redirects or links.
         :param above: the breadcrumbs of the response, as in :meth:`page`.
-        :param within: seconds to wait. The response then says that it is not known yet whether the
-            version was published.
+        :param within: seconds to wait. If ``change()`` takes longer, the response says that it is
+            not known whether the version was published.
         """
         try:
             return ask_one(SOURCE, change, within=within)

@@ -17,7 +17,7 @@ from sharded_orm.topology.transitions import KeyRouting
 
 #: A page describes at most this many ranges.
 _MAX_RANGES = 20
-#: The kinds of key routing with which the library chooses the shard of a new key, among the open
+#: The kinds of key routing for which the library chooses the shard of a new key: one of the open
 #: shards. With any other kind, the value of the key determines the shard.
 _CHOOSING = (KeyRouting.PLACED, KeyRouting.EMBEDDED)
 
@@ -27,8 +27,9 @@ class RangeOfPage:
     """A range of shards, as a page describes it.
 
     :param set_url: the URL of the view that changes the range.
-    :param chooses: whether the library chooses the shard of a new key, among the open shards. If
-        False, the value of a key determines its shard, even if the shard's range is closed.
+    :param chooses: True if the library chooses an open shard for each new key, so that no new key
+        gets into a closed range. False if the value of a key determines its shard, even if the
+        shard's range is closed.
     :param share: the percentage of all new keys that this range gets, with all its shards together.
     """
 

@@ -1,6 +1,7 @@
 """The admin pages of long operations, such as migrations.
 
-A run is one execution of an operation. The journal, tables in the global database, records all runs.
+A run is one execution of an operation. All runs are recorded in the journal, which consists of
+tables in the global database.
 """
 
 from __future__ import annotations
@@ -113,8 +114,8 @@ class RunAdmin(FleetAdmin):
             steps=[
                 {
                     "row": step,
-                    # Link only to the page of a shard that exists. The step may also be for a node,
-                    # or for a shard that no longer exists.
+                    # Make a link only if the shard of the step still exists. A step may also be for
+                    # a node, which has no such page.
                     "url": shards.url("shard", step.alias)
                     if shards and resolve(step.alias)
                     else "",
@@ -213,8 +214,8 @@ def _busy(run: journal.RunStatus) -> list[str]:
 
 
 def _commands(run: journal.RunStatus, counts: dict[str, int]) -> list[tuple[str, str]]:
-    """Return pairs of a sentence and a shell command: what an operator can do next about a run. The
-    sentence says when to use the command.
+    """Return what an operator can do next about a run, as pairs of a sentence and a shell command.
+    The sentence says when to use the command.
     """
     commands = []
     if run.kind == migration_run.KIND:

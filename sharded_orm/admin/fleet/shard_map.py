@@ -18,8 +18,8 @@ from sharded_orm.operations.runs.redaction import without_accounts
 from sharded_orm.operations.shards.fleet_status import FleetStatus, ShardStatus
 from sharded_orm.topology.model import Shard, ShardGroup, ShardRange, Topology
 
-#: The map draws each shard as a cell. If a group has more shards than this, a cell stands for
-#: several shards.
+#: A page of the map draws at most this many cells. A cell is one shard. If the ranges on the page
+#: have more shards than this, each cell is several neighbouring shards.
 CELLS: Final = 600
 #: The number of ranges on one page.
 RANGES: Final = 60
@@ -127,8 +127,8 @@ def ranges_by_node(topology: Topology, groups: Sequence[str]) -> list[RangeOnNod
 class Cell:
     """The rectangle of one shard, or of several neighbouring shards.
 
-    Coordinates are stored as text: a template would write numbers with a decimal comma in some
-    locales.
+    Coordinates are stored as text, because a template would write numbers with a decimal comma in
+    some locales.
     """
 
     label: str
@@ -184,7 +184,9 @@ class Lane:
 
 @dataclass
 class Legend:
-    """The number of shards in each state, for the legend of the shard map."""
+    """The numbers next to the states in the legend of the shard map: how many shards are in each
+    state.
+    """
 
     counts: Counter[str] = field(default_factory=Counter)
 
@@ -194,9 +196,9 @@ class Legend:
 
 @dataclass(frozen=True)
 class Drawing:
-    """All data of the shard map for its template.
+    """All data that the template of the shard map needs.
 
-    :param grouped: the largest number of shards in one cell.
+    :param grouped: how many shards a cell of the map has at most.
     :param unsized: the number of shards whose size is not known; 0 if the map does not show sizes.
     """
 
@@ -210,7 +212,7 @@ class Drawing:
 
 
 class Measure:
-    """The sizes of shards: as weights for the areas of cells, and as texts.
+    """The sizes of shards. The map draws them as the areas of cells, and shows them as texts.
 
     :param sizes: the known sizes, keyed by the alias of the shard.
     :param by: what the area of a cell shows: ``"bytes"``, ``"rows"``, or ``"same"`` for equal
@@ -303,9 +305,10 @@ def draw(
 def _replicas(
     ranges: Sequence[RangeOnNode], urls: Addresses, *, of_pairs: bool
 ) -> dict[str, list[tuple[str, str]]]:
-    """Return links to the ranges that have a replica, in lists keyed by the node of the replica.
+    """Return links to the ranges that have a replica.
 
-    A link is a pair: the name of the range, such as ``photos 0-7``, and the URL of its page.
+    The result maps a node to the links of all ranges whose replica is on this node. A link is a
+    pair: the name of the range, such as ``photos 0-7``, and the URL of its page.
 
     :param of_pairs: True for the ranges whose replica is the passive server of a pair; False for
         the ranges with ordinary replicas.

@@ -46,8 +46,8 @@ from sharded_orm.operations.shards.fleet_status import FleetStatus
 from sharded_orm.operations.shards.status import status
 from sharded_orm.topology.model import Shard, ShardGroup
 
-#: If the map shows more shards than this, it reads their sizes only if the URL asks for sizes. The
-#: reason is that a database server looks into every table to find sizes.
+#: If the map shows more shards than this, it reads their sizes only if the URL asks for sizes,
+#: because a database server looks into every table to find them.
 _MAX_SIZED = 1000
 #: The number of shards that the page of a range lists at a time.
 _PER_PAGE = 100
@@ -98,8 +98,9 @@ class ShardMapAdmin(RangePages, DirectoryPages):
         by = request.GET.get("size", "")
         if by not in ("bytes", "rows", "same"):
             by = "bytes" if len(shards) <= _MAX_SIZED else "same"
-        # If the page shows all shards, call status() without a list of shards. Then it also reports
-        # schemas that are named like shards, but do not belong on their node.
+        # If the page shows all shards, call status() without a list of shards. status() then looks
+        # at all schemas of the nodes, and also reports schemas that are named like shards, but do
+        # not belong on their node.
         whole = pages.num_pages == 1 and len(groups) == len(topology.groups)
         fleet = status(None if whole else shards, within=DEADLINE, sizes=False)
         sizes_by_alias = (
@@ -258,8 +259,8 @@ class ShardMapAdmin(RangePages, DirectoryPages):
     # ##### Links from the log of the admin #####
 
     def logged_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        """Redirect from an entry of the admin's log to the page of the shard, range or group that
-        the entry is about.
+        """Redirect to the page of the shard, range or group that an entry of the admin's log is
+        about.
         """
         name = unquote(object_id)
         if match := _RANGE.fullmatch(name):

@@ -21,9 +21,9 @@ _PAGES = {
 def register_fleet(site: AdminSite) -> None:
     """Add the pages about shards, ticket servers, operations and the topology to ``site``.
 
-    A second call changes nothing: existing registrations stay. ``django.contrib.admin.site`` has
-    the pages if ``sharded_orm`` is installed. To remove pages from a site, call
-    ``site.unregister()`` with the model of these pages, such as ``ShardMap``.
+    A second call changes nothing, because models that are already registered are skipped.
+    ``django.contrib.admin.site`` has the pages if ``sharded_orm`` is installed. To remove pages
+    from a site, call ``site.unregister()`` with the model of these pages, such as ``ShardMap``.
     """
     for model, model_admin in _PAGES.items():
         if not site.is_registered(model):

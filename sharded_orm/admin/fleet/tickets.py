@@ -75,9 +75,9 @@ def _status() -> TicketStatus | str:
     servers = len(runtime.config().tickets)
     if not servers:
         return ""
-    # Seconds to wait for one ticket server. The servers are queried one after the other, so each
-    # gets an equal part of four fifths of the page's deadline. The last fifth is left for the other
-    # work of the page.
+    # Seconds to wait for one ticket server. The servers are queried one after the other. Together
+    # they get four fifths of the page's deadline, and each gets an equal part of that. The last
+    # fifth is left for the other work of the page.
     patience = 0.8 * DEADLINE / servers
     return ask_service("one of the ticket servers", lambda: tickets.status(patience=patience))
 

@@ -36,8 +36,8 @@ from sharded_orm.topology.sources.base import Process, Revision
 _HISTORY = 50
 #: A version number in a URL has at most this many digits, so it fits into 64 bits.
 _DIGITS = 18
-#: A text for users who may not look into all shard groups. It replaces texts that may name a group
-#: which such users must not see.
+#: What the page shows, to users who may not look into all shard groups, in place of a text that may
+#: name a group which they must not see.
 _WITHHELD = "It is told to those who may look into all groups."
 
 
@@ -169,8 +169,8 @@ class TopologyAdmin(FleetAdmin):
         first, back = self.url("changelist"), self.url("change", version)
         step = Step(f"Version {version}", back)
         began = time.monotonic()
-        # Show what the rollback will replace: the topology that the source has now. This process
-        # may still use an older topology.
+        # The rollback will replace the topology that the source has now, so show the differences
+        # from that topology. This process may still use an older one.
         documents = _read_versions(lambda: (topology.held(), _revision(version)), DEADLINE)
         if isinstance(documents, str):
             return self.refuse(request, documents, first)
@@ -225,9 +225,9 @@ def _revision(version: int) -> Document:
 def _read_versions(read: Callable[[], T], within: float) -> T | str:
     """Return the result of ``read()``, which reads versions of the topology from the source.
 
-    Return a sentence instead if ``read()`` fails or takes too long, or if the source no longer has
-    one of the versions. In the last case, ``read()`` raises ``LookupError``, which
-    :func:`ask_service` does not catch.
+    If ``read()`` fails or takes too long, return a sentence that says so. Do the same if ``read()``
+    raises ``LookupError``, because the source no longer has one of the versions:
+    :func:`ask_service` does not catch this error.
     """
     try:
         return ask_service(SOURCE, read, within=within)
@@ -256,7 +256,9 @@ def _comment(request: HttpRequest, revision: Revision) -> str:
 
 def _by_version(processes: Any) -> list[dict[str, Any]] | None:
     """Return the processes grouped by the version of the topology that they use, newest version
-    first; None if the source did not answer, or keeps no list of processes.
+    first.
+
+    Return None if the source did not answer, or keeps no list of processes.
     """
     if not isinstance(processes, list):
         return None

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 #: The width of the picture in SVG units. The browser scales the picture to the page.
 WIDTH = 1000.0
-#: Heights in SVG units: of the largest range of shards, of the smallest ranges (which would
-#: otherwise be too flat), and of one row if a range is drawn as equal boxes.
+#: Three heights in SVG units. The first is the height of the largest range of shards. The second is
+#: the least height of a range, so that small ranges are not too flat. The third is the greatest
+#: height of a row of boxes, if a range is drawn as equal boxes.
 _TALLEST, _SMALLEST, _ROW = 190.0, 34.0, 28.0
 #: The smallest area of a rectangle, as a fraction of the average area. Users could not see or click
 #: smaller rectangles.
@@ -49,8 +50,8 @@ def strips(weights: Sequence[float], part: float) -> tuple[list[Box], float]:
     of ``weights``, and a small change of a weight does not make rectangles jump. Rectangles of very
     small weights are enlarged, so that users can see and click them.
 
-    :param part: how large the drawn range of shards is in comparison with the largest range of the
-        map: from 0 to 1. The total height is in proportion to it, but has a minimum.
+    :param part: the size of the drawn range, divided by the size of the largest range of the map;
+        from 0 to 1. The total height is in proportion to it, but has a minimum.
     """
     height = max(_SMALLEST, _TALLEST * part)
     total = sum(weights)
@@ -72,7 +73,7 @@ def strips(weights: Sequence[float], part: float) -> tuple[list[Box], float]:
 def _rows(areas: Sequence[float]) -> list[list[float]]:
     """Split ``areas`` into rows of rectangles.
 
-    A row ends where the next rectangle would make the rectangles of that row longer and thinner.
+    A row ends if one more rectangle would make the rectangles in it longer and thinner.
     """
     rows: list[list[float]] = [[]]
     for area in areas:
@@ -82,7 +83,7 @@ def _rows(areas: Sequence[float]) -> list[list[float]]:
         else:
             row.append(area)
     if len(rows) > 1 and _aspect_ratio(rows[-2] + rows[-1]) < _aspect_ratio(rows[-1]):
-        # The last row has too few rectangles, which are long and thin: join the last two rows.
+        # The last row has so few rectangles that they are long and thin. So join the last two rows.
         rows[-2:] = [rows[-2] + rows[-1]]
     return rows
 

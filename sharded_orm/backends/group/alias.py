@@ -2,9 +2,9 @@
 
 Django iterates over the aliases of groups, but not over those of shards. So if Django does
 something to all connections, the group's connection object does it to the connections of the
-group's shards. Examples are closing connections, clearing query logs, ``ATOMIC_REQUESTS``, the
-transactions of test cases, forbidding connections in test cases, and creating test databases. The
-cost does not depend on the number of shards.
+group's shards. For example, Django closes connections, clears query logs, begins the transactions
+of ``ATOMIC_REQUESTS`` and of test cases, forbids connections in test cases, and creates test
+databases. The cost does not depend on the number of shards.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class GroupAliasMixin(GroupTransactions):
     group.
     """
 
-    # True while ensure_connection() runs. Django's test cases replace
-    # BaseDatabaseWrapper.ensure_connection() to forbid connections. So connect() must not go around
-    # it: unless ensure_connection() has called it, connect() calls ensure_connection().
+    # True while ensure_connection() runs. Django's test cases forbid connections by replacing
+    # BaseDatabaseWrapper.ensure_connection(), so that method must be called before each connection.
+    # If connect() was not called by ensure_connection(), it therefore calls ensure_connection().
     _connecting = False
     _connection: GroupConnection | None = None
 
@@ -53,8 +53,8 @@ class GroupAliasMixin(GroupTransactions):
         bound = features_of(engine).max_idle_aliases
         if bound is not None and limit is not None:
             limit = min(limit, bound)
-        # While tests run, set no limit. Otherwise a connection object could be dropped that a test
-        # has patched, or whose queries a test captures.
+        # Set no limit while tests run. With a limit, a connection object could be dropped although
+        # a test has patched it, or captures its queries.
         self.shards = ShardConnections(None if settings_dict["GROUP"] in test_databases else limit)
         super().__init__(settings_dict, alias)
         self.queries_log = GroupQueryLog(self.queries_limit)
@@ -71,17 +71,17 @@ class GroupAliasMixin(GroupTransactions):
 
     @property
     def server(self) -> BaseDatabaseWrapper:
-        """A connection object of one node of the group, for queries about the server.
+        """A connection object for queries about the server. It belongs to one node of the group.
 
-        It connects at its first query: to the node, not to the database of a shard.
+        At its first query, it connects to the node, but not to the database of a shard.
         """
         if self._seen_generation != relocation.generation:
             self._refresh_server()
         return self._server
 
     def _refresh_server(self) -> None:
-        """If the new topology (the map of shards to nodes) has other settings for the group,
-        replace the connection object that ``server`` returns.
+        """Replace the connection object that ``server`` returns, if the new topology (the map of
+        shards to nodes) has other settings for the group.
         """
         generation = relocation.generation
         settings: dict[str, Any] | None = connections.settings.get(self.alias)
@@ -101,16 +101,17 @@ class GroupAliasMixin(GroupTransactions):
     def connection(self, value: GroupConnection | None) -> None:
         self._connection = value
         if value is None and self.levels:
-            # The connection is set to None. Django does this when it closes the connection. But if
-            # the connection is closed inside a transaction, Django does it only at the end of the
-            # transaction. So end the transactions of the group's shards, too.
+            # Django sets the connection to None when it closes it, or, inside an atomic block, at
+            # the end of the block. If a transaction of the group is still open, it is lost. So end
+            # the transactions of the group's shards, too.
             self.abandon_levels()
 
     def connect(self) -> None:
-        """Make the group count as connected: set the attributes that Django's connect() sets. Opens
-        no database session, because a group has none.
+        """Make the group count as connected, by setting the attributes that Django's connect()
+        sets.
 
-        Called for every statement on every shard, so it must be cheap.
+        Opens no database session, because a group has none. Called for every statement on every
+        shard, so it must be cheap.
         """
         if self._seen_generation != relocation.generation:
             self._refresh_server()
@@ -160,17 +161,17 @@ class GroupAliasMixin(GroupTransactions):
 
     def close_if_unusable_or_obsolete(self) -> None:
         if self.connection is not None and not self.autocommit:
-            # Autocommit is off: an atomic block is open, or the user has called
-            # set_autocommit(False). A transaction may be open. Close the connection, and lose the
-            # transaction, as Django does.
+            # Autocommit is off, because an atomic block is open, or because the user has called
+            # set_autocommit(False). So a transaction may be open. Close the connection, and lose
+            # the transaction, as Django does.
             self.close()
             return
         self.shards.close_obsolete()
 
     def is_in_memory_db(self) -> bool:
-        # LiveServerTestCase calls this method, because it shares connections to in-memory databases
-        # between threads. SQLite shards are files even in tests, so each thread can have a
-        # connection of its own.
+        # LiveServerTestCase calls this method to find the connections to in-memory databases,
+        # because its threads have to share these. SQLite shards are files even in tests, so each
+        # thread can have a connection of its own.
         return False
 
     # ##### SQL: refused #####
@@ -191,7 +192,8 @@ class GroupAliasMixin(GroupTransactions):
 
     @property
     def mysql_server_data(self) -> Any:
-        # The features of a MySQL backend read this attribute. With other backends, nobody reads it.
+        # Django's MySQL backend reads this attribute in its features. Other backends do not read
+        # it.
         server: Any = self.server
         return server.mysql_server_data
 

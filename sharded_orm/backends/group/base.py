@@ -1,5 +1,5 @@
-"""The ``ENGINE`` of the alias of a whole shard group. Django looks for ``DatabaseWrapper`` in this
-module.
+"""The module that ``ENGINE`` names for the alias of a whole shard group. Django looks for
+``DatabaseWrapper`` in it.
 """
 
 from __future__ import annotations

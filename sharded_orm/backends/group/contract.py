@@ -1,5 +1,5 @@
-"""Protocols that say what the connection object of a shard group and those of its shards use of
-each other.
+"""Protocols that say which attributes and methods the connection object of a shard group and the
+connection objects of its shards use of each other.
 
 In each thread, a group's alias has one connection object, and so has each shard that the thread
 uses. The connection objects of the shards are called the group's members.
@@ -16,7 +16,9 @@ from sharded_orm.topology.model import Shard
 
 
 class GroupMember(Protocol):
-    """What the connection object of a group uses of the connection object of one of its shards."""
+    """The attributes and methods of a shard's connection object that the connection object of its
+    group uses.
+    """
 
     alias: str
     connection: Any
@@ -33,12 +35,12 @@ class GroupMember(Protocol):
     #: The alias by which this object looks up its current settings in the topology (the map of
     #: shards to nodes).
     topology_alias: str
-    #: True if this object was used since the group last searched for connections to close. The
-    #: group then has to look only at the objects that were used.
+    #: True if this object was used since the group last searched for connections to close. In such
+    #: a search, the group has to look only at the objects for which this is True.
     is_active: bool
 
     # Private attributes, declared here because other modules of sharded_orm.backends.group use
-    # them. No other package may.
+    # them. Modules of other packages may not.
     _generation: int | None
     _in_atomic_block: bool
     _mirrored: list[Atomic]
@@ -51,15 +53,15 @@ class GroupMember(Protocol):
 
     @property
     def has_failed(self) -> bool:
-        """Whether a statement of the transaction has failed in such a way that its earlier
-        statements are lost, too. Either the database has rolled them back already, or it would
-        answer COMMIT by a rollback.
+        """Whether a statement of the transaction has failed in such a way that the earlier
+        statements of the transaction are lost. Either the database has rolled them back already, or
+        it would answer COMMIT by a rollback.
         """
 
     @property
     def has_lost_session(self) -> bool:
         """Whether it is already known that the session of the transaction is lost. COMMIT would
-        then raise an error without a round trip to the server.
+        then raise an error at once, and send nothing to the server.
         """
 
     @property
@@ -72,14 +74,14 @@ class GroupMember(Protocol):
         """
 
     def check_deferred_constraints(self) -> None:
-        """Make the database check now the constraints that it would check at COMMIT.
+        """Make the database check now those constraints that it would otherwise check at COMMIT.
 
         :raises django.db.IntegrityError: the transaction violates a constraint.
         """
 
     def announce_commit(self) -> None:
-        """Tell the cache that the writes of the transaction are about to be committed, so that it
-        gives out no old rows.
+        """Tell the cache that the transaction is about to commit its writes, so that the cache
+        gives out no old versions of the written rows.
         """
 
     def leave_group_levels(self, depth: int, *, commit: bool) -> None:
@@ -89,21 +91,21 @@ class GroupMember(Protocol):
         The group's transaction has levels: the outermost block, and a savepoint for each block
         inside it. The shard has opened an atomic block of its own for each level.
 
-        :param depth: index, in the group's ``levels``, of the outermost level to end. The levels
-            inside it are ended first.
+        :param depth: an index in the group's ``levels``. The blocks of this level and of all levels
+            inside it are ended, the innermost first.
         :param commit: True to commit the transaction or release the savepoints; False to roll them
             back.
         """
 
     def is_idle(self) -> bool:
-        """Whether the connection can be closed now without any loss.
+        """Whether nothing is lost if the connection is closed now.
 
         True if it has no unread results, no session state, and no session leased from a pool.
         """
 
     def is_evictable(self) -> bool:
-        """Whether this connection object can be closed and dropped now, and replaced by a new one
-        at the next use, without anyone noticing.
+        """Whether this connection object can be closed and dropped now without anyone noticing. At
+        the next use of the alias, a new object takes its place.
 
         False, for example, if it has a transaction, session state or unread results, or if a test
         captures its queries.
@@ -112,12 +114,12 @@ class GroupMember(Protocol):
     def holds_session(self) -> bool:
         """Whether a transaction or session state would be lost if this connection were closed now.
 
-        Unread results do not count.
+        Unread results would also be lost, but are not considered here.
         """
 
     def forget_server(self) -> None:
-        """Forget everything that is remembered about the server, such as its version. The next
-        connection may be to another server.
+        """Forget everything that is remembered about the server, such as its version, because the
+        next connection may be to another server.
         """
 
     def take_settings(self, settings_dict: dict[str, Any], generation: int) -> None:
@@ -136,7 +138,9 @@ class GroupMember(Protocol):
 
 
 class Members(Protocol):
-    """The connection objects of a group's shards in one thread, as these objects use them."""
+    """The collection of the connection objects of a group's shards in one thread. This protocol has
+    the methods of the collection that the connection objects themselves call.
+    """
 
     wrappers: OrderedDict[str, Any]
 
@@ -147,8 +151,8 @@ class Members(Protocol):
         """Drop ``wrapper`` from the thread's connections. Callers that refer to it may still use it."""
 
     def record_connect(self, wrapper: Any) -> None:
-        """Record that ``wrapper`` has connected. Its connection will be closed after the time
-        ``wrapper.close_at``, a value of ``time.monotonic()``.
+        """Record that ``wrapper`` has connected, so that its connection is closed when
+        ``time.monotonic()`` has reached ``wrapper.close_at``.
         """
 
     def record_use(self, wrapper: Any) -> None:
@@ -163,10 +167,10 @@ class GroupCoordinator(Protocol):
     """
 
     def join(self, member: Any) -> None:
-        """Take the transaction of one more shard into the group's transaction.
+        """Make the transaction of one more shard a part of the group's transaction.
 
-        Called before the first statement of the shard's transaction is sent. If this raises an
-        error, the whole transaction is rolled back.
+        Called before the first statement of the shard's transaction is sent. If this method raises
+        an error, the whole transaction is rolled back.
 
         :param member: the shard's connection object.
         """
@@ -174,15 +178,17 @@ class GroupCoordinator(Protocol):
     def commit(self, members: Any) -> None:
         """Commit the transactions of ``members`` on all shards or on none.
 
-        If this raises an error, the caller rolls back the transactions that are still open, and raises
-        the error.
+        If this method raises an error, the caller rolls back the transactions that are still open,
+        and raises the error again.
 
         :param members: the connection objects of all shards in the transaction.
         """
 
 
 class GroupAlias(Protocol):
-    """What the connection object of a shard uses of the connection object of its group."""
+    """The attributes and methods of a group's connection object that the connection objects of its
+    shards use.
+    """
 
     alias: str
     levels: list[Any]
@@ -190,7 +196,8 @@ class GroupAlias(Protocol):
     queries_log: Any
     execute_wrappers: list[Any]
     coordinator: GroupCoordinator | None
-    #: The connection objects of the shards that take part in the group's transaction, by alias.
+    #: Maps the alias of each shard that takes part in the group's transaction to its connection
+    #: object.
     participants: dict[str, Any]
 
     @property
@@ -204,8 +211,9 @@ class GroupAlias(Protocol):
         """Return the options ``durable`` and ``_from_testcase`` of the atomic block that opened
         ``level``.
 
-        A shard that joins the transaction passes them on to its own block. Both are False if no
-        atomic block opened the level, but for example ``transaction.savepoint()``.
+        A shard that joins the group's transaction opens a block of its own with the same options.
+        Both options are False if ``level`` was not opened by an atomic block, but for example by
+        ``transaction.savepoint()``.
 
         :param level: an open block of the group's transaction: the outermost one, or a savepoint.
         """
@@ -217,8 +225,8 @@ class GroupAlias(Protocol):
         """Record that the shard of ``wrapper`` no longer takes part in the group's transaction."""
 
     def record_broken(self, alias: str, broken: bool) -> None:
-        """Record whether the transaction of the shard ``alias`` must be rolled back. If so, the
-        whole group's transaction must be rolled back.
+        """Record whether the transaction of the shard ``alias`` must be rolled back. If one shard's
+        transaction must be, the whole group's transaction must be rolled back.
         """
 
     def record_transaction(self, alias: str, is_open: bool) -> None:
@@ -227,17 +235,17 @@ class GroupAlias(Protocol):
         """
 
     def add_hook(self, wrapper: Any, hook: Any) -> None:
-        """Run a function later that the user has registered with ``on_commit`` on a shard.
+        """Register a function that the user has passed to ``on_commit`` on a shard.
 
-        The group runs it after its outermost block, when the last shard has committed.
+        The group calls the function after its outermost block, when the last shard has committed.
 
         :param wrapper: the shard's connection object.
         :param hook: the function's entry in the shard's ``run_on_commit``.
         """
 
     def forget_hooks(self, sid: object) -> None:
-        """Drop the ``on_commit`` functions that were registered inside a savepoint of a shard,
-        because the shard has rolled back to this savepoint.
+        """Drop ``on_commit`` functions, because a shard has rolled back to a savepoint. These are
+        the functions that were registered on the shard inside the savepoint.
 
         :param sid: a pair (the shard's alias, the savepoint's id).
         """

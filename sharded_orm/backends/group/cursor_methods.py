@@ -12,8 +12,8 @@ from typing import Any
 
 from sharded_orm.method_origin import module_of
 
-# The module of the decorator with which Django wraps ensure_connection(). So a method of this
-# module may be Django's own, too.
+# Django wraps ensure_connection() by a decorator of this module. So a method that seems to come
+# from this module is accepted as Django's own.
 _GUARDS = "django.utils.asyncio"
 
 # The methods of a connection object that Django calls, directly or not, to open a cursor.
@@ -21,12 +21,12 @@ _METHODS = (
     "cursor", "_cursor", "create_cursor", "make_cursor", "_prepare_cursor", "ensure_connection",
     "validate_thread_sharing", "close_if_health_check_failed", "validate_no_broken_transaction", "queries_logged",
 )  # fmt: skip
-# Those of the methods that ShardConnectionMixin overrides. Its methods call the inherited ones,
-# which must be Django's own, too.
+# The methods in _METHODS that ShardConnectionMixin overrides. The mixin's methods call Django's, so
+# Django's must be looked at separately: another package may have replaced them.
 _INHERITED = ("_cursor", "queries_logged")
-# The last result for each class of connection objects: a tuple with all the methods, and then
-# whether all of them are Django's or this package's. The result is used as long as the class has
-# the same methods.
+# A cache of are_djangos(). It maps each class of connection objects to a tuple: the methods that
+# were examined, followed by the result (True or False). The result is valid as long as the class
+# still has exactly these methods.
 _examined: dict[Any, tuple[Any, ...]] = {}
 _UNKNOWN = (*[None] * (len(_METHODS) + len(_INHERITED)), False)
 
@@ -47,11 +47,12 @@ def open_cursor(wrapper: Any, name: str | None) -> Any:
 
 
 def opens_as_django(wrapper: Any, inherited: Any) -> bool:
-    """Whether Django's methods would do nothing but open a cursor, so that :func:`open_cursor` can
-    replace them.
+    """Whether :func:`open_cursor` can be called in place of Django's methods, because these would
+    do nothing but open a cursor.
 
-    They would do more if there is no connection yet, if it has to be tested, if it belongs to
-    another thread, or if another package has replaced one of the methods.
+    Django's methods do more if there is no connection yet, if the connection has to be tested, or
+    if it belongs to another thread. They must also be called if another package has replaced one of
+    them.
 
     :param inherited: see :func:`are_djangos`.
     """

@@ -55,10 +55,10 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
     _unlogged = False
     # True if this object was used since the group last searched for connections to close.
     is_active = False
-    #: Which moves of keys were known shortly before the open transaction took its snapshot (the
-    #: state of the rows that it sees), by its first statement. None if nothing was known.
+    #: The moves of keys that were known shortly before the first statement of the open transaction,
+    #: which takes its snapshot (the state of the rows that it sees). None if nothing was known.
     known_at_snapshot: Any = None
-    #: Whether a transaction was begun, but its first statement was not sent yet.
+    #: True from the begin of a transaction until its first statement, which takes the snapshot.
     awaits_snapshot = False
     #: True while this object looks up its shard's current node, after a statement has failed.
     looks_for_place = False
@@ -416,10 +416,10 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
     def _drop_levels(self, depth: int) -> None:
         """Close the connection, and forget the blocks that this shard has opened for its group.
 
-        Called if blocks are not nested: a block of the group ends, but a block that the user has
-        opened inside it, on this shard alone, is still open. To end the innermost block of the
-        shard would end the user's block, and might commit it. The user's block ends later, by
-        itself.
+        Called if blocks are not nested: a block of the group ends before a block that the user has
+        opened inside it, on this shard alone. The user's block is then the innermost one of the
+        shard. Ending the innermost block would end the user's block, and might commit it. So the
+        connection is closed instead, which rolls back.
 
         :param depth: index, in ``_mirrored``, of the outermost block to forget.
         """
@@ -451,7 +451,7 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
     def in_two_phase(self) -> bool:
         """Whether the open transaction is part of a block with ``two_phase=True``.
 
-        Such a transaction may be committed after its session has ended.
+        Such a transaction can be committed even after its session has ended.
         """
         return self.group_wrapper is not None and self.group_wrapper.coordinator is not None
 
@@ -488,7 +488,7 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
             return
         if self.run_on_commit:
             # Django calls this method inside set_autocommit(), before that method tells the group
-            # that the transaction has ended. So tell the group here: the functions may ask.
+            # that the transaction has ended. The on_commit functions may ask, so tell it here.
             self._record_transaction()
         super().run_and_clear_commit_hooks()
 

@@ -123,10 +123,9 @@ def is_missing_table(error: BaseException) -> bool:
 
 
 class PlaceWait:
-    """Makes one statement wait that has failed because its shard is moving, until the shard is
-    usable again.
+    """Lets one statement wait while its shard is moving, until it can be sent again.
 
-    Either the statement found no table, or it was a write that the passive side of a pair refused.
+    The statement has failed: it found no table, or the passive side of a pair refused its write.
 
     :param wrapper: a connection object of the shard, or of another shard on the same node.
     :param current: a function that returns the shard's connection settings in the present topology;
@@ -149,17 +148,18 @@ class PlaceWait:
         may_repeat: bool = True,
         is_fenced: bool = False,
     ) -> Mapping[str, Any] | None:
-        """Wait until the statement may run again, and return the connection settings with which to
-        run it.
+        """Wait until the failed statement can be sent again, and return the connection settings to
+        send it with.
 
-        Return None if the shard does not move: then the table is missing for another reason. Costs
-        one load of the topology and one query, both repeated while the shard moves. If the active
-        side of a pair changes, a query first waits for the end of that change.
+        Return None if the shard does not move, so that the table is missing for another reason.
+        Costs one load of the topology and one query, both repeated while the shard moves. If the
+        active side of a pair changes, a query first waits for the end of that change.
 
         :param place: the settings with which the statement was sent last.
         :param may_wait: False in a transaction, which cannot go on with another node.
-        :param nothing_done: False if a part of the statement may have been executed.
-        :param may_repeat: False if the error has ended the transaction of the statement.
+        :param nothing_done: False if the server may have executed a part of the statement.
+        :param may_repeat: False if the error has ended the statement's transaction, so that the
+            statement cannot be sent again in it.
         :param is_fenced: True if the passive side of a pair of servers has refused the statement.
         :raises ShardMoved: the shard has moved and the statement cannot follow it, or the move
             takes longer than ``MOVE_WAIT``.
@@ -173,9 +173,9 @@ class PlaceWait:
             settings = self._current()
             has_moved = settings is not None and not relocation.same_place(place, settings)
             if not (has_moved or is_fenced or has_hidden_tables(self._wrapper, place)):
-                # Now the shard is on the same node as before, and its tables have their real names.
-                # But perhaps they got these names only after the statement had failed. So let the
-                # statement run once more. If it fails again, the table does not exist.
+                # The shard is not moving (any more): it is on the same node, and its tables have
+                # their usual names. But perhaps they got these names only after the statement had
+                # failed. So send it once more. If it fails again, the table does not exist.
                 if not may_repeat:
                     if rows_move(self._wrapper.shard.group):
                         raise self._cannot_follow(nothing_done=nothing_done)
@@ -201,11 +201,10 @@ class PlaceWait:
                 return place
 
     def _wait_for_switch(self, patience: float) -> None:
-        """Wait until the pair of servers has changed its active side. A single query waits for
-        that.
+        """Wait, by a single query, until the pair of servers has changed its active side.
 
-        Without it, the statement would be sent again and again, and refused each time, which costs
-        the servers processor time.
+        Without this query, the refused write would be sent again and again until the change is
+        over, which costs the servers processor time.
         """
         left = patience if self._deadline is None else self._deadline - time.monotonic()
         seconds = min(_SWITCH_WAIT, max(0.0, left))
@@ -283,10 +282,12 @@ def has_hidden_tables(wrapper: Any, place: Mapping[str, Any]) -> bool:
 
 
 def refuse_hidden_tables(wrapper: Any) -> None:
-    """Check that tables may be created on a shard: that it is not moving. One query.
+    """Raise an error if the shard is moving. Called before a migration. One query.
 
-    :raises ShardMoved: the shard is moving. While it moves, its tables are renamed, so a migration
-        would find no tables and create them again.
+    While a shard moves, its tables are renamed. A migration would not find them, and would create
+    them again.
+
+    :raises ShardMoved: the shard is moving.
     """
     if NAMES in wrapper.introspection.table_names():
         raise ShardMoved(
@@ -326,8 +327,8 @@ class ShardCursor(CursorWrapper):
             try:
                 if ignored:  # Django passes further arguments, and execute() does not.
                     return super()._execute(sql, params, *ignored)  # type: ignore[misc]  # missing in Django's type stubs
-                # Do what CursorWrapper._execute does. It enters a context manager for each
-                # statement; this code handles the error only if there is one, which is faster.
+                # Do the same as CursorWrapper._execute(), but faster: without its context manager
+                # for errors. If there is an error, the code below converts it.
                 db.validate_no_broken_transaction()
                 cursor = self.cursor
                 try:
@@ -384,7 +385,7 @@ class ShardCursor(CursorWrapper):
         return self.cursor.close() if _are_looked_up("close") else self._djangos("close")()
 
     def _djangos(self, name: str) -> Any:
-        """Return the method ``name`` that the cursor would have in Django, without this class."""
+        """Return the method ``name`` of Django's cursor class, which this class overrides."""
         method = getattr(super(), name, None)
         return self.__getattr__(name) if method is None else method
 
@@ -431,8 +432,8 @@ _EXECUTE, _WRAP, _SEND, _LOOK_UP, _ENTER, _EXIT, _INIT = (
     CursorWrapper.execute, CursorWrapper._execute_with_wrappers, CursorWrapper._execute,  # type: ignore[attr-defined]  # missing in Django's type stubs
     CursorWrapper.__getattr__, CursorWrapper.__enter__, CursorWrapper.__exit__, CursorWrapper.__init__,
 )  # fmt: skip
-# False if another package had replaced one of the methods before this module was imported. Then
-# this module does not know Django's own methods.
+# Whether the methods above are Django's own. False if another package had replaced one of them
+# before this module was imported.
 _ARE_KNOWN = all(
     module_of(method) == utils.__name__
     for method in (_EXECUTE, _WRAP, _SEND, _LOOK_UP, _ENTER, _EXIT, _INIT)
@@ -443,8 +444,8 @@ _OF_CURSORS = CursorWrapper.__dict__
 def sends_as_django(cursor_class: Any) -> bool:
     """Whether a cursor of this class sends statements by Django's own methods.
 
-    Packages that trace statements replace these methods of ``CursorWrapper``. Then the replaced
-    methods must be called, and not passed over.
+    False if another package has replaced these methods, for example to trace statements. Then the
+    methods of that package must be called.
     """
     return (
         _ARE_KNOWN
@@ -455,11 +456,11 @@ def sends_as_django(cursor_class: Any) -> bool:
 
 
 def _are_looked_up(name: str) -> bool:
-    """Whether Django finds the method ``name`` of a cursor only by looking it up in the driver's
+    """Whether Django's cursor has no method ``name`` of its own, and so calls that of the driver's
     cursor.
 
-    Packages that trace statements replace that look-up, or add a method of this name to a class of
-    cursors. Then theirs must be called.
+    False if another package has changed that, for example to trace statements: it has added a
+    method ``name``, or replaced ``__getattr__``. Then the code of that package must be called.
     """
     return (
         _ARE_KNOWN
@@ -469,11 +470,11 @@ def _are_looked_up(name: str) -> bool:
 
 
 def cursors_only_send() -> bool:
-    """Whether Django's methods would do nothing else, when a shard's cursor is used in a ``with``
-    statement, than send a statement and fetch its rows.
+    """Whether a shard's cursor does nothing but send a statement and fetch its rows, because no
+    other package has replaced methods of Django's cursors.
 
-    If True, the caller may send the statement without a cursor. But a cursor also calls
-    ``execute_wrappers`` and logs queries, which this function does not look at.
+    If True, the statement can be sent without a cursor, which is faster. The caller has to test by
+    itself that there are no ``execute_wrappers`` and that queries are not logged.
     """
     return (
         _ARE_KNOWN

@@ -76,10 +76,11 @@ class GroupIntrospection(BaseDatabaseIntrospection):
 
 @cache
 def _refusing_conditions(compiler: type[SQLCompiler]) -> type[SQLCompiler]:
-    """Return a subclass of ``compiler`` that does not execute a query without a model.
+    """Return a subclass of ``compiler`` that refuses a query without a model.
 
-    ``Q.check()`` sends such a query, for ``validate()`` of a constraint. It catches the errors of databases,
-    which :exc:`GroupAliasError` is one of, and takes the condition for true.
+    ``Q.check()`` sends such a query when a model validates its constraints. On a group's alias, the
+    query would fail with :exc:`GroupAliasError`. But ``Q.check()`` ignores database errors, of
+    which this is one, and would then take the condition as fulfilled. So raise another error.
     """
 
     def execute_sql(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -96,8 +97,8 @@ def _refusing_conditions(compiler: type[SQLCompiler]) -> type[SQLCompiler]:
 class GroupOperations(BaseDatabaseOperations):
     """The ``ops`` of a group's alias.
 
-    In tests, a flush of the alias gives each shard the rows again that it had after its migrations.
-    Outside of tests, a flush is refused.
+    In tests, a flush of the alias restores, on each shard, the rows that existed after the
+    migrations. Outside of tests, a flush is refused.
     """
 
     def compiler(self, compiler_name: str) -> type[SQLCompiler]:

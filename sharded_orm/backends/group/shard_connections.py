@@ -56,10 +56,9 @@ class ShardConnections:
         """Make ``wrapper`` the thread's connection object of its alias. Does nothing if the alias
         already has another one.
 
-        If there are too many wrappers, idle ones are evicted: closed and dropped. A caller may
-        still have an evicted wrapper and use it. It is then added again, unless its alias has got
-        another wrapper meanwhile. In that case it stays outside, like the result of
-        ``connection.copy()``.
+        If there are too many wrappers, idle ones are evicted: closed and dropped. A caller that has
+        kept a reference to an evicted wrapper can go on using it. The wrapper is then added again,
+        unless its alias has got another wrapper meanwhile.
         """
         alias = wrapper.alias
         current = thread_wrapper(alias)
@@ -71,8 +70,10 @@ class ShardConnections:
             self._evict(self.limit, keep=wrapper)
 
     def record_connect(self, wrapper: GroupMember) -> None:
-        """Record that ``wrapper`` has connected. Its connection will be closed after the time
-        ``wrapper.close_at``, a value of ``time.monotonic()``.
+        """Record that ``wrapper`` has connected.
+
+        :meth:`close_obsolete` will close the connection when ``time.monotonic()`` has reached
+        ``wrapper.close_at``, and the connection is idle.
         """
         if wrapper.close_at is not None and wrapper.close_at < self._next_expiry:
             self._next_expiry = wrapper.close_at
@@ -106,10 +107,9 @@ class ShardConnections:
     def close_obsolete(self) -> None:
         """Close connections that are broken or too old.
 
-        Tests each wrapper that was used since the last call, by its method
-        ``close_if_unusable_or_obsolete()``. The other wrappers are searched, from time to time,
-        only for connections that are too old. So the usual cost does not depend on how many
-        wrappers are kept.
+        Calls ``close_if_unusable_or_obsolete()`` of each wrapper that was used since the last call
+        of this method. A wrapper that was not used can only have become too old. This is tested
+        only from time to time, so the usual cost does not depend on how many wrappers are kept.
         """
         active, self.active = self.active, {}
         for wrapper in active.values():

@@ -33,13 +33,14 @@ class Level:
     """An open block of a group's transaction: the outermost block (``sid`` is None), or a savepoint."""
 
     sid: str | None = None
-    # Whether some shards have released this savepoint, and then another shard has failed to release
-    # it. If so, the group cannot roll back to the savepoint any more.
+    # True if some shards have released this savepoint before another shard failed to release it.
+    # The group cannot roll back to the savepoint any more, because it is gone on the first shards.
     half_released: bool = False
 
 
 class GroupTransactions(BaseDatabaseWrapper):
-    """Base class of a group's connection object: knows the group's open transaction, and ends it.
+    """Base class of a group's connection object: keeps track of the group's open transaction, and
+    commits it or rolls it back.
 
     ``levels`` lists the open blocks of the transaction, outermost first. ``participants`` maps the
     alias of each shard in the transaction to its connection object. Invariant: a participant has
@@ -65,11 +66,11 @@ class GroupTransactions(BaseDatabaseWrapper):
         # Aliases of the shards in the group's transaction that must be rolled back. If there are
         # any, the whole transaction must be rolled back.
         self._broken = set()
-        # Aliases of the shards that have an open transaction: as a part of the group's, or a
-        # transaction of their own.
+        # Aliases of the shards that have an open transaction: a part of the group's transaction, or
+        # one that was begun on the shard alone.
         self._in_transaction = set()
-        # If a commit fails on one shard after others have committed: the on_commit functions that
-        # were registered on the committed shards. They run when autocommit is switched on again.
+        # If a commit fails on one shard after others have committed, this keeps the on_commit
+        # functions of the committed shards. They run when autocommit is switched on again.
         self._orphaned_hooks = []
 
     # ##### Reports from shards #####
@@ -115,10 +116,10 @@ class GroupTransactions(BaseDatabaseWrapper):
         A shard that joins the transaction passes them on to its own block. Both are False if no
         atomic block opened the level, but for example ``transaction.savepoint()``.
         """
-        # Find the block by the index of its savepoint. savepoint_ids has an entry for each atomic
-        # block but the outermost one, and the entry of a block without a savepoint is None. If the
-        # user has switched autocommit off by hand, no block belongs to the outermost level: then
-        # savepoint_ids has an entry for each block.
+        # Find the block by the index of its savepoint in savepoint_ids. Usually savepoint_ids has
+        # an entry for each atomic block but the outermost one, so the indexes differ by 1. (The
+        # entry of a block without a savepoint is None.) But if the user has switched autocommit off
+        # by hand, even the outermost block is a savepoint, so each block has an entry.
         offset = len(self.atomic_blocks) - len(self.savepoint_ids)
         index = offset - 1 if level.sid is None else offset + self._savepoint_index(level.sid)
         if 0 <= index < len(self.atomic_blocks):
@@ -179,9 +180,9 @@ class GroupTransactions(BaseDatabaseWrapper):
     def _savepoint_rollback(self, sid: str) -> None:
         self.validate_no_broken_transaction()
         depth = self._depth_of(sid)
-        # After a rollback to the group's savepoint, the savepoint still exists, and only the blocks
-        # inside it have ended. On each shard, however, the savepoint ends. The shard opens a new
-        # one when it is used again.
+        # As in one database, the group's savepoint still exists after a rollback to it; only the
+        # blocks inside it have ended. So levels[depth] stays. The savepoints of the shards,
+        # however, end here. Each shard makes a new one when it is used again.
         half_released = any(level.half_released for level in self.levels[depth:])
         self._roll_back_to(depth)
         del self.levels[depth + 1 :]
@@ -271,12 +272,13 @@ class GroupTransactions(BaseDatabaseWrapper):
         """
         for wrapper in participants:
             if wrapper.commits_with_group and wrapper.has_lost_session:
-                # Let the shard commit first whose session is lost: this raises an error, without a
-                # round trip to the server. So nothing is committed on the other shards.
+                # The session of this shard is known to be lost, so its commit raises an error,
+                # without a round trip. Do it first, so that nothing is committed on other shards.
                 wrapper.leave_group_levels(0, commit=True)
         readers = [wrapper for wrapper in participants if wrapper.reads_as_autocommit()]
         writers = [wrapper for wrapper in participants if wrapper not in readers]
-        # A session that the server has closed is the first to commit, and fails: nothing is stored then.
+        # If the server has closed the session of a shard, its commit will fail. So let such a shard
+        # commit before the others: then nothing is stored on any shard.
         writers.sort(key=lambda wrapper: not wrapper.seems_lost)
         for wrapper in [wrapper for wrapper in writers if wrapper.commits_with_group][1:]:
             # Check constraints on all writers but the first one before any of them commits. A
@@ -294,12 +296,13 @@ class GroupTransactions(BaseDatabaseWrapper):
             committed.add(wrapper.alias)
 
     def _refuse_failed(self, participants: list[GroupMember]) -> None:
-        """Raise an error if a statement has failed on one shard so that its transaction is lost,
-        while other shards would commit.
+        """Raise an error if the transaction of one shard is lost, because a statement in it has
+        failed, while other shards would commit.
 
-        The program has caught the error of that statement. The server has already rolled back the
-        shard's transaction, or would answer its COMMIT by a rollback, without an error. In one
-        database, all writes would be lost then. So no shard may commit.
+        This happens if the program catches the error of the statement and goes on. The server has
+        already rolled back the shard's transaction, or will answer its COMMIT by a rollback,
+        without an error. In one database, all writes of the block would be lost. So no shard must
+        commit.
         """
         writers = [w for w in participants if w.commits_with_group and not w.reads_as_autocommit()]
         failed = [w.alias for w in writers if w.has_failed]

@@ -22,8 +22,8 @@ class ServerDown(Exception):
     """A cache server has given no valid answer in time. Or it was not called, because an earlier
     call has just failed.
 
-    The library handles this error. Readers query the database instead. For writers, the setting
-    ``ON_CACHE_FAILURE`` decides.
+    The library handles this error. Readers query the database instead. Whether a writer commits or
+    rolls back is decided by the setting ``ON_CACHE_FAILURE``.
     """
 
 
@@ -139,8 +139,8 @@ class CacheServer(ABC):
         A lease that has become void is ignored. If the call fails, the lease ends after
         :data:`LEASE_SECONDS`. This method may return before the server has answered.
 
-        :param objects: maps the name of each object to what :meth:`read` has returned for it, with
-            the lease of :meth:`lease`.
+        :param objects: maps the name of each object to the entry that :meth:`read` has returned for
+            it. The entry contains the lease that :meth:`lease` has returned.
         """
 
     @abstractmethod

@@ -24,7 +24,7 @@ from sharded_orm.cache.stores.base import (
 
 @dataclass(slots=True)
 class _Item:
-    # The bytes of the entry. Empty bytes are a placeholder for a missing entry: a reader has the
+    # The bytes of the entry. Empty bytes mean that the entry is missing, and that a reader has the
     # lease (the permission) to store it.
     value: bytes
     version: int
@@ -115,8 +115,8 @@ class LocalServer(CacheServer):
         return [entry.lease for entry in entries]
 
     def release(self, objects: Mapping[str, FoundEntry]) -> None:
-        # Only the lease of a missing object keeps other readers from storing the object, so only
-        # such leases are given back. If the object has a value, its lease is just a version number.
+        # Give back only the leases of missing objects: these keep other readers from storing the
+        # object. The lease of an object that was found is just the object's version number.
         leases = {name: lease for name, (value, lease) in objects.items() if value is None}
         if not leases:
             return

@@ -105,9 +105,9 @@ class Connection:
         """
         if self._owed is not None:
             self._settle(deadline)
-        # Most exchanges need only one send() and one recv(). For these two calls the timeout that
-        # the socket has already is enough. A short packet needs only one send(), because the send
-        # buffer of the socket is empty now.
+        # First try one send() and one recv(), which are enough for most exchanges, with the timeout
+        # that the socket has already. It is the whole timeout of the connection. Only recv() can
+        # use it up, because a short packet fits into the send buffer, which is empty now.
         sent = self._socket.send(packet)
         if sent < len(packet):
             self._send(memoryview(packet)[sent:], deadline)
@@ -131,8 +131,8 @@ class Connection:
         """
         if self._owed is not None:
             self._settle(deadline)
-        # Do not set the timeout of the socket before this send(): as in ask(), the timeout that the
-        # socket has already is enough for one call.
+        # Call send() with the timeout that the socket has already, as in ask(). Usually this single
+        # call is enough.
         sent = self._socket.send(packet)
         if sent < len(packet):
             self._send(memoryview(packet)[sent:], deadline)

@@ -91,8 +91,8 @@ class ShardSQLPanel(SQLPanel):
 class _Statement(NormalCursorMixin, CursorWrapper):  # type: ignore[misc]  # the two bases declare callproc() with different types, and the panel calls neither
     """The toolbar's cursor, used for one statement.
 
-    Of the toolbar's methods, this package calls only ``_record()``. It runs a statement, measures
-    it, and makes the description that the panel shows.
+    The panel calls only the toolbar's method ``_record()``, which runs a statement, measures it,
+    and makes the description that the panel shows.
 
     :param context: the context that Django passes to an ``execute_wrapper``.
     """

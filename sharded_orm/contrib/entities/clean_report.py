@@ -1,4 +1,4 @@
-"""The report of a cleaner: the index rows of entities that it has repaired, and its problems."""
+"""The report of a cleaner: which index rows the cleaner has repaired, and which problems it had."""
 
 from __future__ import annotations
 

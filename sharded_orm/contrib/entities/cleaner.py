@@ -6,8 +6,9 @@ the same transaction. The cleaner looks for marked entities, the newest first, w
 index rows, and removes the marks. From time to time it also compares all entities with all index
 rows, marked or not (:mod:`.whole_pass`).
 
-Any number of cleaners may run. If two cleaners work on one shard, they do no harm, but they do the
-same work twice. So a cleaner that finds much work on a shard takes a lease of the shard.
+Any number of cleaners can run at the same time. If two cleaners work on one shard, they do no harm,
+but do the same work twice. So a cleaner that finds much work on a shard takes a lease of the shard,
+which keeps other cleaners away.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def clean_marked(
     :param only: the only store to clean; None for all stores.
     :param min_age: entities that were marked less than this number of seconds ago are skipped:
         their writers are probably still writing the index rows.
-    :param stopping: returns True if the cleaner is to stop after its batch.
+    :param stopping: returns True if the cleaner is to stop after the current batch.
     """
     for store in list(stores.values()) if only is None else [only]:
         if stopping():
@@ -145,7 +146,8 @@ def clean_batch(
             continue
         settlement = compare(index, of_all_shards)
         settle(index, settlement)
-        # settle() may have inserted a row at risk, too: if others had removed it in the meantime.
+        # Note all rows that settle() may have inserted. Rows at risk are among them, because
+        # settle() inserts such a row again if another process has removed it in the meantime.
         for rows in (*settlement.missing.values(), *settlement.at_risk.values()):
             for row in rows:
                 written[row.entity_id].append((index, row))
@@ -167,9 +169,10 @@ def clean_batch(
 def take_off_marks(store: DataStore, alias: str, entities: Sequence[StoredEntity]) -> list[UUID]:
     """Remove the marks of ``entities``, whose index rows are correct now.
 
-    An entity keeps its mark if others have changed it since it was read, or have marked it again
-    because they wrote an index row late. Return the ids of these entities. If an entity is deleted,
-    its row in the table of entities is deleted as well, because no index row refers to it any more.
+    An entity keeps its mark if another process has changed it since it was read. It also keeps the
+    mark if another process has written an index row late, and has therefore marked the entity
+    again. Return the ids of the entities that keep their marks. If an entity is deleted, no index
+    row refers to it any more, so delete its row in the table of entities.
 
     Costs one statement, and one more if there are deleted or changed entities or many version
     numbers.
@@ -183,8 +186,9 @@ def take_off_marks(store: DataStore, alias: str, entities: Sequence[StoredEntity
                 pks[entity.version].append(entity.pk)
                 if entity.pending.end:
                     ends.add(entity.pending.end)
-        # The mark must stay if another process has added a late row to the column ``pending`` since
-        # the entity was read. Such a text has a new random end, so comparing the ends is enough.
+        # The mark must stay if another process has added a late row to the text in the column
+        # ``pending`` since the entity was read. Each late row gives the text a new random end, so
+        # it is enough to compare the ends of the texts.
         same_text = Q(pending=None) | Q(ends_with(ends)) if ends else Q(pending=None)
         for versions in batched(pks, VERSIONS):
             of_versions = Q()
@@ -206,8 +210,8 @@ def take_off_marks(store: DataStore, alias: str, entities: Sequence[StoredEntity
 def clean_once(report: CleanReport, stopping: Callable[[], bool]) -> None:
     """Repair the index rows of all entities, marked or not.
 
-    First clean the marked entities. Then compare all entities with their index rows, which marks
-    those with missing rows. Finally clean the marked entities again.
+    First clean the marked entities. Then compare all entities with their index rows, and mark the
+    entities whose index rows are missing. Finally clean the marked entities again.
     """
     clean_marked(report, min_age=0, stopping=stopping)
     # Forget the errors so far: the last step cleans the same entities once more, and reports the
@@ -297,11 +301,11 @@ class ContinuousCleaner:
         self._failed: list[WholePart] = []
 
     def round(self) -> CleanReport:
-        """Clean marked entities; then compare other entities until the interval is over.
+        """Clean the marked entities, then continue the pass over all entities, marked or not, until
+        the interval is over.
 
-        The second part continues the pass over all entities, marked or not. This pass makes at
-        least one step in each round, even if no time remains. Otherwise it would never end if there
-        are always many marked entities.
+        The pass makes at least one step in each round, even if no time remains. Otherwise it would
+        never end if there are always many marked entities.
 
         :returns: the work that was done since the last call.
         """
@@ -328,8 +332,8 @@ class ContinuousCleaner:
         to try them again. Otherwise there are none.
         """
         now = time.monotonic()
-        # Begin a new pass on time, even if some parts of the last one still fail. Otherwise a shard
-        # that never answers would keep the other shards from being cleaned.
+        # Begin a new pass on time, even if some parts of the last pass still fail. Otherwise a
+        # shard that never answers would keep the other shards from being cleaned.
         self._is_whole = now >= self._next_whole
         if self._is_whole:
             return whole_parts()

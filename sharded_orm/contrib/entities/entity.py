@@ -59,8 +59,8 @@ class Entity(dict[str, Any]):
         self.version = 0
         #: The time when the entity was stored last.
         self.updated: datetime | None = None
-        #: A number that grows with the time at which entities were stored first, so that they can
-        #: be sorted by it. None until the entity is stored.
+        #: A number that begins with the time when the entity was stored first. To sort entities by
+        #: this time, sort them by the number. None until the entity is stored.
         self.added_id: int | None = None
         # The declared properties as they were stored last. put() compares them with the present
         # ones, to find the index rows that change.

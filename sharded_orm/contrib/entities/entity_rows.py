@@ -1,6 +1,7 @@
 """Reads rows of entities by their ids and shard keys.
 
-Where possible, the queries have a form that is compiled only once.
+Where possible, the queries have a form whose SQL Django compiles only once in a process, and which
+is then kept for later queries (see docs/explanation/read-plans.md).
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ def entity_rows(
 
     Costs a round trip to each node (a database server).
 
-    In a store with ``shard_on``, the result may have too many rows: the query asks for any of the
-    ids together with any of the shard keys. The caller must drop rows that have the id of one
-    entity and the shard key of another.
+    In a store with ``shard_on``, the result may have too many rows, because the query has two
+    separate conditions, such as ``id IN (1, 2) AND user_id IN (7, 8)``. Even if the entity 1 is
+    wanted only with the shard key 7, a row with the id 1 and the shard key 8 is returned as well.
+    The caller must drop such rows.
 
     :param keys: maps the id of each entity to its shard key; at least one.
     """

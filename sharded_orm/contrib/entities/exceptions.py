@@ -66,7 +66,7 @@ class EntityDamaged(EntityError, DataError):
 
 
 class IndexNotServed(EntityError, RuntimeError):
-    """Reads may not use an index: it may lack rows of old entities, or it is being dropped."""
+    """An index cannot be read, because it may lack rows of old entities, or is being dropped."""
 
 
 class InvalidIndexQuery(EntityError, RuntimeError):

@@ -198,8 +198,8 @@ class Index:
         index_states.require_served(self)
         entities: list[Entity] = []
         damaged: list[EntityDamaged] = []
-        # The ids of the entities in the page so far. An entity that is changed between two queries
-        # of the index may have a matching row in the results of both.
+        # The ids of the entities in the page so far, so that no entity is in the page twice. If an
+        # entity is changed between two queries of the index, both may return a row of it.
         ids: set[Any] = set()
         for row, state in self._states(equal, position, limit):
             if len(entities) == limit:

@@ -23,11 +23,10 @@ from sharded_orm.models.moves.scatter import MovingKeys
 from sharded_orm.operations.relations import batched
 from sharded_orm.routing.directory import is_digest
 
-#: Seconds after which every process has read the new state of an index.
+#: When the state of an index changes, every process has read the new state after this many seconds.
 LEARNED_AFTER = REMEMBERED + 1
-#: A build checks the index until no rows are missing, and gives up after this number of checks. The
-#: first check finds missing rows only if a process that does not know the index has stored an
-#: entity.
+#: A build checks the index until no rows are missing, and gives up after this number of checks. A
+#: row is missing if an entity was stored by a process whose code does not declare the index yet.
 MAX_PASSES = 5
 #: The largest number of shard keys in one query.
 KEYS = 100

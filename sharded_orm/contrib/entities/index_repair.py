@@ -25,8 +25,8 @@ class Settlement:
 
     :param missing: maps the alias of a shard to the rows to be inserted there.
     :param at_risk: maps the alias of a shard to rows that are correct, but have a lower version
-        than their entity. A cleaner that has read an earlier version of the entity could still
-        remove them, so their version is raised to that of the entity.
+        number than their entity. Another cleaner that has read an earlier version of the entity
+        could remove them. To prevent this, their version number is raised to that of the entity.
     :param left_over: maps the alias of a shard to the rows to be removed there.
     :param failures: maps the id of each entity whose rows could not be read or written to the
         error.
@@ -41,9 +41,10 @@ class Settlement:
 def compare(index: Index, entities: Sequence[StoredEntity]) -> Settlement:
     """Compare ``entities`` with the rows of ``index`` on all shards that may have such rows.
 
-    The rows are read after the entities. If a row has a higher version than the entity that was
-    read, the entity was written again in between, and the row is left alone. Costs a query of each
-    shard that may have rows.
+    Return the differences. The entities were read earlier than the rows. If a row has a higher
+    version than its entity, the entity was written again in between, so the row is left as it is.
+
+    Costs a query of each shard that may have rows.
     """
     settlement = Settlement()
     at = index.names.index(index.shard_on)
@@ -78,9 +79,10 @@ def compare(index: Index, entities: Sequence[StoredEntity]) -> Settlement:
 
 
 def settle(index: Index, settlement: Settlement) -> None:
-    """Write and remove the rows in ``settlement``. Rows that fail are added to its failures.
+    """Write and remove the rows in ``settlement``.
 
-    If a shard does not answer, the others are still repaired.
+    Raise no error if this fails for a row, or if a shard does not answer. Record the error in
+    ``settlement.failures``, and go on with the next row or shard.
     """
     for rows in settlement.missing.values():
         if index.unique:
@@ -130,7 +132,7 @@ def _each(rows: Iterable[IndexRow], settlement: Settlement, work: Any) -> None:
 
 
 def is_outage(exc: Exception) -> bool:
-    """Whether an error would hit every other row as well.
+    """Whether an error concerns a whole server or table, so that all other rows would fail, too.
 
     True if the server does not answer, a table is missing, or a lock was not free in time. False if
     the error is about one row, such as a value that another entity has.

@@ -1,10 +1,12 @@
 """Reads and writes rows of indexes.
 
-A row has values of properties, the id of the entity, and a version number. Only the version ever
-changes: each write of the entity that needs the row sets it to the version of the entity. A process
-removes a row only up to a version that it names. For example, a cleaner has read version 3 of an
-entity, which does not need the row. It cannot remove the row after version 4, which needs it, has
-set the row's version to 4.
+A row has values of properties, the id of the entity, and a version number. Only the version number
+ever changes: when a new version of the entity needs the row, the row gets the number of this
+version.
+
+The number protects a row from a process that has read an older version of the entity. For example,
+a cleaner has read version 3, which does not need the row. So it removes the row only if the row's
+number is 3 or lower. If version 4 needs the row, the row has the number 4, and stays.
 """
 
 from __future__ import annotations
@@ -118,8 +120,8 @@ def insert_missing(index: Index, rows: Sequence[IndexRow]) -> None:
 
     :raises django.db.Error: a shard does not answer, or a key has no shard. Some rows may be inserted.
     """
-    # If a shard key moves to another shard in the meantime, call _insert_missing() again. The
-    # second call does not change rows that the first one has inserted.
+    # repeated() calls _insert_missing() again if a shard key has moved to another shard in the
+    # meantime. The second call does not change rows that the first one has inserted.
     repeated(index.group, partial(_insert_missing, index, rows))
 
 
@@ -168,13 +170,12 @@ def remove(index: Index, values: tuple[Any, ...], entity_id: UUID, *, up_to: int
 
 
 def remove_rows(index: Index, rows: Iterable[IndexRow]) -> int:
-    """Remove ``rows``, except those whose version has grown since they were read.
-
-    Return the number of removed rows.
+    """Remove ``rows``, except those whose version has grown since they were read. Return the number
+    of removed rows.
 
     Costs one statement for 100 rows.
 
-    :param rows: all on one shard.
+    :param rows: all of them must be on one shard.
     """
     removed = 0
     for batch in batched(rows, ROWS):
@@ -184,14 +185,14 @@ def remove_rows(index: Index, rows: Iterable[IndexRow]) -> int:
 
 
 def raise_versions(index: Index, rows: Sequence[IndexRow]) -> bool:
-    """Set the versions of stored rows to those in ``rows``, where they are lower.
+    """Give each stored row the version that it has in ``rows``, if the stored version is lower.
 
-    Return True if this was done for all rows. Return False if a row is not stored, or has this
-    version or a higher one.
+    Return True if all of ``rows`` were stored with a lower version. Return False if at least one of
+    them is not stored, or is stored with the same or a higher version.
 
     Costs one statement for 100 rows of the same version.
 
-    :param rows: all on one shard.
+    :param rows: all of them must be on one shard.
     """
     raised = 0
     rows_by_version: dict[int, list[IndexRow]] = defaultdict(list)
@@ -308,9 +309,10 @@ def rows_from(index: Index, rows: Any) -> list[IndexRow]:
 
 
 def remove_all(index: Index, alias: str, rows: Sequence[IndexRow]) -> int:
-    """Remove all rows that the entities of ``rows`` have on a shard, whatever their versions are.
+    """Remove all index rows of the entities in ``rows`` from a shard, whatever versions the rows
+    have. Used when an index is dropped.
 
-    Used when an index is dropped. One statement.
+    Costs one statement.
     """
     manager: Any = index.model._default_manager
     with unbound():

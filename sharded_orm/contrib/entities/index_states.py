@@ -1,7 +1,7 @@
 """The state of each index: whether processes write its rows, and whether they read them.
 
-A process remembers a state for :data:`REMEMBERED` seconds. A caller that needs all processes to
-know a new state waits for that time.
+A process remembers a state for :data:`REMEMBERED` seconds. So after a change, a caller waits for
+that time if it must be sure that all processes use the new state.
 """
 
 from __future__ import annotations
@@ -49,18 +49,19 @@ def state_of(index: Index) -> str:
 def read_state(index: Index) -> str:
     """Return the state of ``index`` as it is now. Costs one query to the global database.
 
-    The query runs outside of the caller's transaction, which might see an older state.
+    The query runs on a separate connection. On the caller's connection, an open transaction might
+    see only the state that was stored when the transaction began.
     """
     asked_at = time.monotonic()
     connection, is_current = _connections.get(DEFAULT_DB_ALIAS)
     states = IndexState.objects.filter(index=index.label).values_list("state", "declaration")
     rows = list(states.query.get_compiler(connection=connection).results_iter())
     state, declaration = rows[0] if rows else (WRITTEN, "")
-    # The stored declaration is empty if the index was built by a version of this library that did
+    # An empty declaration counts as unchanged. It was stored by a version of this library that did
     # not store declarations yet.
     if state == SERVED and declaration not in ("", index.declaration):
-        # The index has changed since it was built. Its rows may be missing or on other shards, so
-        # reads may not use it, but writers write it.
+        # The declaration of the index has changed since it was built. Its rows may be missing or on
+        # other shards, so writers write rows, but reads do not use the index.
         state = WRITTEN
     if is_current:
         _remembered[index.label] = (state, asked_at)
@@ -81,9 +82,9 @@ def is_written(index: Index) -> bool:
 
 
 def require_served(index: Index) -> None:
-    """Raise an error unless reads may use ``index``.
+    """Raise an error if reads cannot rely on ``index``, for example because it is not built yet.
 
-    :raises IndexNotServed: reads may not use it.
+    :raises IndexNotServed: the state of the index is not :data:`SERVED`.
     """
     state = state_of(index)
     if state != SERVED:
@@ -95,8 +96,8 @@ def require_served(index: Index) -> None:
 
 def set_state(index: Index, state: str) -> None:
     """Store the state of ``index``. Other processes learn of it within :data:`REMEMBERED` seconds."""
-    # Do not use update_or_create(), which reads before it writes: on SQLite, the write then fails
-    # if another connection writes.
+    # Do not use update_or_create(), which reads before it writes. On SQLite, the write then fails
+    # if another connection has written in between.
     IndexState(
         index=index.label, state=state, since=timezone.now(), declaration=index.declaration
     ).save(using=DEFAULT_DB_ALIAS)
@@ -107,7 +108,8 @@ def before_migrate(*, using: str, plan: Iterable[tuple[Migration, bool]], **kwar
     """Stop reads of indexes whose tables are about to be created.
 
     The new table of an index is empty, so it lacks the rows of the entities that are stored
-    already. Reads may use the index only after it was built. A receiver of ``pre_migrate``.
+    already. Reads use the index again after ``entities index build`` has written these rows. A
+    receiver of ``pre_migrate``.
     """
     from sharded_orm.contrib.entities.store import stores
 
@@ -119,7 +121,7 @@ def before_migrate(*, using: str, plan: Iterable[tuple[Migration, bool]], **kwar
     }
     for store in stores.values():
         # If the table of the entities is created as well, for example on a new shard, it has no
-        # entities yet. So no index row is missing, and reads may go on.
+        # entities yet. So no index row is missing, and reads can continue to use the index.
         if store.model._meta.label_lower not in created:
             for index in store.indexes:
                 # The migration plan of each database contains all migrations. But a migration
@@ -131,7 +133,8 @@ def before_migrate(*, using: str, plan: Iterable[tuple[Migration, bool]], **kwar
 
 
 def after_migrate(*, using: str, **kwargs: Any) -> None:
-    """Let reads use all indexes of a test database, which is new and has no old entities.
+    """In a test database, let reads use all indexes. A test database begins without entities, so no
+    index row can be missing.
 
     A receiver of ``post_migrate``, which Django also sends after a flush.
     """
@@ -144,7 +147,9 @@ def after_migrate(*, using: str, **kwargs: Any) -> None:
 
 
 def withdraw(index: Index) -> None:
-    """Record that reads may not use ``index`` until it is built again."""
+    """Change the state of ``index``, if reads use it, so that they do not use it until it is built
+    again.
+    """
     states = IndexState.objects.using(DEFAULT_DB_ALIAS)
     states.filter(index=index.label, state=SERVED).update(state=WRITTEN, since=timezone.now())
     _remembered.pop(index.label, None)

@@ -25,7 +25,8 @@ def mark(rows: Sequence[tuple[Index, IndexRow]]) -> None:
     """Mark an entity again, so that a cleaner removes those of ``rows`` that are stale.
 
     If the entity was deleted and a cleaner has removed its row, there is nothing to mark. The stale
-    index rows then stay until the cleaner's pass over all index rows. Costs one statement.
+    index rows then stay until the cleaner compares all index rows with their entities. Costs one
+    statement.
 
     :param rows: pairs (index, row of the entity in this index), at least one.
     """

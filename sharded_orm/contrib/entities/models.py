@@ -24,8 +24,8 @@ class IndexState(models.Model):
     #: One of the states in :mod:`~sharded_orm.contrib.entities.index_states`.
     state: models.CharField[str, str] = ExactCharField(max_length=16)
     since: models.DateTimeField[datetime, datetime] = models.DateTimeField()
-    #: A hash of how the code declared the index when this state was stored: the value of
-    #: :attr:`~sharded_orm.contrib.entities.index.Index.declaration`.
+    #: The value of :attr:`~sharded_orm.contrib.entities.index.Index.declaration` when this state
+    #: was stored. It is a hash of the index's declaration in the code.
     declaration: models.CharField[str, str] = ExactCharField(max_length=64, default="")
 
     class Meta:

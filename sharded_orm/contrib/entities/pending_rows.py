@@ -24,11 +24,13 @@ if TYPE_CHECKING:
     from sharded_orm.contrib.entities.index import Index
 
 
-#: The length of the last line of a text to which late rows were appended. The line is random. So if
-#: the end of a text has not changed since it was read, no late rows were appended.
+#: Late rows are appended to a text as lines, followed by a line of random characters. This is the
+#: length of that last line. If these last characters of a text have not changed since it was read,
+#: no late rows were appended.
 _END = 26
-#: Writers add nothing to a text that has this many characters. MariaDB would replace a text that is
-#: larger than ``max_allowed_packet`` by NULL, and the rows in it would be forgotten.
+#: Writers add nothing to a text that has this many characters, but raise ``FormerRowsFull``.
+#: MariaDB would replace a text that is larger than ``max_allowed_packet`` by NULL, and the rows in
+#: it would be forgotten.
 MOST = 500_000
 
 
@@ -40,12 +42,13 @@ class PendingRows:
     """
 
     def __init__(self, text: str | None = None) -> None:
-        #: The end of the text. It is random, and changes, whenever late rows are appended.
+        #: The last characters of the text. Whenever late rows are appended, the text ends with new
+        #: random characters, so a cleaner can see that rows were appended.
         self.end = text[-_END:] if text else ""
         self._rows = [(name, plain) for name, plain in _lines(text)] if text else []
 
     def of(self, index: Index) -> set[tuple[Any, ...]]:
-        """Return the listed rows of ``index``, each as the tuple of its values."""
+        """Return the rows of ``index`` in this list, each as the tuple of its values."""
         rows = set()
         for name, plain in self._rows:
             if name == index.name:
@@ -59,8 +62,8 @@ class PendingRows:
 def _lines(text: str) -> Iterator[Any]:
     at = 0
     if text.startswith("{"):
-        # Before version 0.1.0, the text was one JSON object: lists of values by the name of the
-        # index. Since then, writers have appended lines to this object.
+        # Before version 0.1.0, the text was one JSON object, which maps the name of each index to a
+        # list of rows. Since then, writers have appended lines to such an old text.
         rows, at = json.JSONDecoder().raw_decode(text)
         for name, of_index in rows.items():
             yield from ([name, plain] for plain in of_index)
@@ -70,7 +73,9 @@ def _lines(text: str) -> Iterator[Any]:
 def ends_with(ends: Iterable[str]) -> In:
     """Return the condition that the column ``pending`` ends with one of ``ends``.
 
-    Only the ends are compared, because the whole texts may be too long for one statement.
+    With it, a cleaner removes the marks only of entities to which no late rows were appended since
+    it has read them. Only the ends are compared, because the whole texts may be too long for one
+    statement.
 
     :param ends: ends of texts, as in :attr:`PendingRows.end`.
     """

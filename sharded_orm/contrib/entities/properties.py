@@ -1,7 +1,7 @@
 """Converts the properties of entities between Python, the stored body, and columns of indexes.
 
-The body of an entity has all its properties: as JSON (never a pickle), compressed by zlib. The
-checksum of zlib reveals damage.
+The body of an entity has all its properties as JSON (never a pickle), compressed by zlib. The
+checksum of zlib reveals a damaged body.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def decode(fields: Mapping[str, Any], body: bytes) -> dict[str, Any]:
 
 
 def _to_json(value: Any) -> Any:
-    """Return the value of a declared property as a JSON type: a UUID or a date as text.
+    """Return the value of a declared property as a JSON type, for example a UUID or a date as text.
 
     The method ``to_python()`` of the property's field converts it back.
     """

@@ -1,9 +1,9 @@
 """Unique indexes: no two entities have the same values, even if they are on different shards.
 
-Whoever has the row of a unique index has its values. So the row must exist before the entity is
-committed, and as long as the entity has the values. A writer first inserts the row, as a
-reservation. Then it writes the entity, and verifies in the same transaction that the row still
-exists.
+A unique index has at most one row with given values, and the row names the entity that has these
+values. So the row must exist before the entity is committed, and as long as the entity has the
+values. A writer first inserts the row, as a reservation. Then it writes the entity, and verifies in
+the same transaction that the row still exists.
 
 A row is removed only by a process that has locked its entity, and has found that the entity does
 not have the values. No transaction can give the values to the entity while it is locked.
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from sharded_orm.contrib.entities.index import Index
     from sharded_orm.contrib.entities.store import DataStore
 
-#: The number of attempts to reserve values, if others take and release them at the same time. Also
-#: the number of attempts to run a transaction that ends in a deadlock.
+#: How often a process tries to reserve values, if other processes take and release them at the same
+#: time. A transaction that ends in a deadlock is also tried so many times.
 ATTEMPTS = 5
 R = TypeVar("R")
 
@@ -49,8 +49,9 @@ R = TypeVar("R")
 def reserve(index: Index, row: IndexRow) -> None:
     """Insert ``row`` into a unique index, unless another entity has its values.
 
-    The row is committed at once, unless the caller is in a transaction on the row's shard. Costs
-    one statement, and about six more if another entity seems to have the values.
+    The row is committed at once, unless the caller is in a transaction on the row's shard. Then it
+    is committed with this transaction. Costs one statement, and about six more if another entity
+    seems to have the values.
 
     :raises UniqueValueTaken: another entity has the values.
     """
@@ -135,15 +136,15 @@ def _confirm(index: Index, row: IndexRow) -> bool:
     """Return whether the reserved ``row`` still exists. One statement.
 
     The caller has locked the entity, so nobody else can begin to remove the row before the caller's
-    transaction ends. But a removal that began before may not be committed yet. So lock the row as
-    well: this waits for the end of such a removal.
+    transaction ends. But a removal that began before may not be committed yet. So this also locks
+    the row, which waits until such a removal is committed or rolled back.
     """
     rows = same_rows(index, row.values, row.entity_id)
     if _locks_rows(_alias_of_row(index, row)):
         return bool(rows.update(version=F("version")))
-    # SQLite has no row locks: a lock would be on the whole shard. Two writers, each with a
-    # transaction on the shard that the other one needs, would run into a deadlock. So only read the
-    # row.
+    # Only read the row on SQLite, which has no row locks. A lock would be on the whole shard, and
+    # two writers would run into a deadlock if each had a transaction on the shard that the other
+    # one needs.
     return bool(rows.exists())
 
 
@@ -153,9 +154,9 @@ def take_away(index: Index, row: IndexRow) -> bool:
     Another writer may have reserved the values for the entity just now. It will notice that the row
     is missing, and reserve them again.
 
-    :returns: True if the entity does not have the values. False if it has them, or if the row must
-        stay for another reason: the body of the entity is damaged, or the caller has a transaction
-        open on one of the two shards, which may be rolled back.
+    :returns: True if the entity does not have the values. False if it has them, or if this cannot
+        be decided now, because the body of the entity is damaged, or because the caller has an open
+        transaction, which may be rolled back, on the shard of the entity or of the row.
     """
     return _repeated(index.store.group, partial(_take_away, index, row))
 
@@ -165,10 +166,10 @@ def _take_away(index: Index, row: IndexRow) -> bool:
     if _commits_apart(alias_of_entity, alias):
         return False
     if not _locks_rows(alias) and _commits_apart(alias, alias_of_entity):
-        # Keep the row. It is on another shard than the entity, and the caller's transaction there
-        # would commit its removal later. This database has no row locks. Until that commit, a
-        # writer that verifies its reservation would still find the row, and the row would vanish
-        # afterwards.
+        # Keep the row, because the caller has a transaction open on the shard of the row, which is
+        # not the entity's shard, and the removal would be committed only with it. This database has
+        # no row locks. So until that commit, a writer that verifies its reservation would still
+        # find the row, and the row would vanish afterwards.
         return False
     with unbound(), index.store.locked_values(row.entity_id, row.key) as state:
         if isinstance(state, EntityDamaged):
@@ -182,9 +183,9 @@ def _take_away(index: Index, row: IndexRow) -> bool:
 def _repeated(group: str, work: Callable[[], R]) -> R:
     """Return the result of ``work``. Call ``work`` again if its transaction was rolled back.
 
-    Another process may have caused the rollback: by a deadlock (on MariaDB, if two writers reserve
-    one value), or by a move of a key or a shard. If the caller is in a transaction on ``group``,
-    the error is raised instead.
+    For example, a transaction is rolled back after a deadlock (on MariaDB, if two writers reserve
+    one value), or because another process moves its key or shard. If the caller is in a transaction
+    on ``group``, the error is raised instead.
 
     :param work: the function to call. A second call must do no harm, even if a part of the first
         one was committed.
@@ -214,10 +215,12 @@ def _locks_rows(alias: str) -> bool:
 
 
 def _commits_apart(alias: str, other: str) -> bool:
-    """Whether the caller has a transaction on ``alias`` that commits separately from ``other``."""
+    """Whether the caller has an open transaction on the shard ``alias`` that is committed
+    separately from writes on the shard ``other``.
+    """
     connection: Any = connections[alias]
-    # Read ``atomic_blocks`` before ``get_autocommit()``: reading it makes the connection join an
-    # open transaction of its shard group.
+    # Read ``atomic_blocks`` before ``get_autocommit()``, because the connection joins an open
+    # transaction of its shard group when the attribute is read.
     blocks = connection.atomic_blocks
     if not blocks and connection.get_autocommit():
         return False

@@ -23,10 +23,10 @@ from sharded_orm.exceptions import ShardedOrmError
 class StoreStatus:
     """The status of an entity store (a :class:`DataStore`).
 
-    :param backlog: number of marked entities. No cleaner has checked their index rows since they
-        were marked.
+    :param backlog: number of marked entities. A writer marks an entity whose index rows it changes,
+        and a cleaner removes the mark when it has checked the rows.
     :param lag: the age of the oldest mark in seconds; 0 if there is none.
-    :param problems: the shards that do not answer, with the reasons.
+    :param problems: sentences about shards that do not answer, with the reasons.
     """
 
     name: str

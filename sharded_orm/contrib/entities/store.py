@@ -73,8 +73,8 @@ class DataStore:
     :param module: the name of the module that declares the store; by default, the calling module.
     :raises InvalidStore: the declaration cannot work.
 
-    Thread-safe. Methods that write may be called inside of transactions: index rows follow after
-    the commit.
+    Thread-safe. Methods that write may be called inside of a transaction. The index rows are then
+    written after its commit.
     """
 
     def __init__(
@@ -262,7 +262,7 @@ class DataStore:
         - two more if all this takes longer than 0.2 seconds
 
         If an error is raised, nothing is written. If the caller's transaction is rolled back later,
-        ``entity`` still counts as stored: read it again.
+        ``entity`` still has the state of a stored entity, so read it again.
         """
         cleaned = clean(self.fields, entity)
         body = self._body(entity, cleaned)
@@ -406,8 +406,8 @@ class DataStore:
     def edit(self, id: UUID | str, **key: Any) -> Iterator[Entity]:
         """Return a context manager that yields an entity to be changed, and stores it at the end.
 
-        The entity's row is locked until the end of the block, so nobody else can change the entity
-        in between. If the block raises an error, nothing is written.
+        The entity's row is locked until the end of the block, so no other writer can change the
+        entity in between. If the block raises an error, nothing is written.
 
         :param key: the property ``shard_on`` with its value, such as ``user_id=7``; nothing if the
             store has no ``shard_on``.
@@ -452,8 +452,8 @@ class DataStore:
     def _locked(
         self, id: UUID, key: Mapping[str, Any]
     ) -> Iterator[tuple[Entity | EntityDamaged, Any]]:
-        """Return a context manager that locks an entity, and yields the entity and a queryset of
-        its row.
+        """Return a context manager that locks an entity in its block. It yields a pair: the entity,
+        and a queryset of its row.
         """
         condition = {"id": id, self.key_name: self._key(id, key)}
         block = sharded_orm.atomic(self.model, **{self.key_name: condition[self.key_name]})
@@ -484,9 +484,9 @@ class DataStore:
         with transaction.atomic(using=alias):
             row = rows.first() if connections[alias].features.has_select_for_update else None
             if row is None:
-                # Lock the entity by inserting a row with the same id: the INSERT waits for an open
-                # transaction that has inserted the entity. A SELECT would not wait: PostgreSQL does
-                # not see that entity yet, and SQLite has no row locks.
+                # Lock the entity by inserting a row with the same id. The INSERT waits for an open
+                # transaction that has inserted the entity. A SELECT would not wait, because
+                # PostgreSQL does not see that entity yet, and SQLite has no row locks.
                 placeholder = self._row(id, stored, version=0, body=b"", updated=timezone.now())
                 try:
                     with transaction.atomic(using=alias):

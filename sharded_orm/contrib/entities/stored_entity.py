@@ -21,7 +21,7 @@ BATCH = 900
 
 @dataclass(frozen=True)
 class StoredEntity:
-    """What a cleaner needs of an entity to compute its index rows, as it was read from a shard.
+    """The part of an entity that a cleaner reads from a shard in order to compute its index rows.
 
     :param key: the shard key of the entity.
     :param stored: the declared properties of the entity; empty if it was deleted.
@@ -85,8 +85,8 @@ def entity_batches(
 ) -> Iterator[list[StoredEntity]]:
     """Yield the entities of a query in batches, the oldest first.
 
-    Entities that are added after the call are left out: their writers write the index rows, and a
-    caller that is slower than the writers would never finish.
+    Entities that are added after the call are left out. Their writers write the index rows, and a
+    caller that reads more slowly than entities are added would never finish.
     """
     with unbound():
         newest = rows.order_by("-added_id").values_list("added_id", flat=True).first()

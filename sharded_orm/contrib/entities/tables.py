@@ -33,8 +33,9 @@ def entity_model(store: DataStore) -> type[ShardedModel]:
     # their keys. Numbers that each shard counts by itself would repeat on other shards.
     columns: dict[str, Any] = {
         "added_id": TimestampedIDField(primary_key=True),
-        # If the store is sharded by a property, a constraint below makes the pair of property and
-        # id unique instead. The index of the constraint also serves queries by property and id.
+        # The id alone is unique only if the store is sharded by it. If the store is sharded by a
+        # property, a constraint below makes the pair of property and id unique. Its index also
+        # serves queries by property and id.
         "id": models.UUIDField(unique=store.shard_on is None),
         "updated": models.DateTimeField(),
         "version": models.BigIntegerField(),
@@ -84,8 +85,9 @@ def index_model(index: Index) -> type[ShardedModel]:
     if len({*index.descending[index.names.index(index.shard_on) + 1 :]}) > 1:
         # Some properties are sorted in ascending order, and others in descending order. The primary
         # key can only be read forwards or backwards as a whole, so the table needs one more
-        # database index. Properties up to the shard key do not matter: each query names values for
-        # them, so all its rows have the same values there.
+        # database index. Only the order of the properties after the shard key matters. For the
+        # properties before it, and for the shard key, each query names one value, so there is
+        # nothing to sort.
         ordered = [
             f"-{name}" if descends else name
             for name, descends in zip(index.names, index.descending, strict=True)

@@ -1,8 +1,8 @@
 """Compares all entities with all index rows, and repairs the rows.
 
 Usually a cleaner only looks at marked entities. But index rows may also be wrong without a mark,
-for example if a writer has written them very late, or if somebody has changed them by SQL. This
-pass over everything finds such rows.
+for example if a writer has written them very late, or if somebody has changed them by SQL. The pass
+in this module, over all entities and index rows, finds such rows.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ LEASE = "entities clean"
 class WholePart:
     """A part of the cleaner's pass over all entities and index rows.
 
-    A part is the entities of a store, or the rows of an index, on one shard.
+    A part consists of all entities of a store on one shard, or of all rows of an index on one
+    shard.
 
     :param index: the index whose rows are compared; None for the entities of the store.
     """
@@ -43,8 +44,8 @@ class WholePart:
     alias: str
 
     def clean(self, report: CleanReport) -> Iterator[int]:
-        """Repair this part: mark entities that lack index rows, or remove stale index rows. Yields
-        after each batch.
+        """Repair this part. For a part of entities, mark those that lack index rows. For a part of
+        index rows, remove stale ones. Yields after each batch.
         """
         if self.index is None:
             written = [index for index in self.store.indexes if index_states.is_written(index)]
@@ -60,8 +61,8 @@ class WholePart:
 
 
 def whole_parts() -> list[WholePart]:
-    """Return the parts of the cleaner's pass over all stores: for each store, its entities, then
-    the rows of its indexes.
+    """Return the parts of the cleaner's pass over all stores. For each store, the list has the
+    parts with its entities, and then those with the rows of its indexes.
     """
     parts = []
     for store in stores.values():
@@ -76,7 +77,7 @@ def whole_parts() -> list[WholePart]:
 def clean_whole(
     parts: Sequence[WholePart], report: CleanReport, stopping: Callable[[], bool]
 ) -> Generator[None, None, list[WholePart]]:
-    """Repair ``parts``: the entities of stores, and the rows of indexes. Yield after each batch.
+    """Compare and repair the entities and index rows of ``parts``. Yield after each batch.
 
     If an entity lacks index rows, it is marked, so that the next cleaning of marked entities writes
     the rows. If an index row does not match its entity, the row is removed. A part on which another
@@ -115,9 +116,7 @@ def index_row_batches(index: Index, alias: str) -> Iterator[list[IndexRow]]:
 
 
 def stale_rows(index: Index, rows: Sequence[IndexRow]) -> list[IndexRow]:
-    """Return those of ``rows`` that are stale: their entity was deleted, or its properties have
-    changed.
-    """
+    """Return those of ``rows`` whose entity was deleted, or has other properties now."""
     states = index.store.load({row.entity_id: row.key for row in rows})
     stale = []
     for row in rows:
@@ -152,8 +151,8 @@ def mark_lacking(
         for entity in entities:
             if entity.id in lacking:
                 with unbound():
-                    # Do not mark an entity that was changed since it was read. It may need other
-                    # index rows now; a write that changes index rows marks the entity itself.
+                    # Do not mark an entity that was changed since it was read. If it needs other
+                    # index rows now, the writer has marked it.
                     row = store.row_of(entity.pk, entity.key).filter(version=entity.version)
                     marked += row.filter(marked_at=None).update(marked_at=timezone.now())
         yield marked

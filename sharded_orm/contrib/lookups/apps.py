@@ -9,7 +9,7 @@ class LookupsConfig(AppConfig):
     label = "sharded_orm_lookups"
     verbose_name = "Lookups"
     default_auto_field = "django.db.models.BigAutoField"
-    #: The attributes that this app adds to those that ``ShardMeta`` of a model may have.
+    #: The attributes of ``ShardMeta`` that exist only if this app is installed.
     shard_meta_names = frozenset({"lookups"})
 
     def ready(self) -> None:

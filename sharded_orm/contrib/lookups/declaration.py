@@ -36,7 +36,9 @@ _CONVERSIONS = (
 
 @dataclass(frozen=True)
 class ModelLookup:
-    """A lookup of one model: rows are found by the value of ``field``, without their shard key."""
+    """A lookup of one model, by which a query finds rows from the value of ``field``, without their
+    shard key.
+    """
 
     model: Any
     field: Any
@@ -114,7 +116,7 @@ class ModelLookup:
         """Return the text that the lookup stores for ``value``.
 
         :param value: a value of the field, prepared for the database.
-        :raises LookupRefused: the value is too long, or of a type that the column may change.
+        :raises LookupRefused: the value is too long, or it is no plain integer, text or UUID.
         """
         return _text(self.field, value, f"{self.model.__name__}.{self.field.name}", MAX_VALUE)
 
@@ -132,8 +134,9 @@ class ModelLookup:
     def slot(self, pk: Any, key_text: str) -> str:
         """Return the text that tells apart the entries of several rows with the same value.
 
-        It is a digest of the primary key and the shard key of the row. In a unique lookup it is
-        empty, because a value has only one entry there.
+        For example, two rows can have the same city in a lookup by city. The text is a digest of
+        the primary key and the shard key of the row. In a unique lookup it is empty, because a
+        value has only one entry there.
         """
         if self.unique:
             return ""
@@ -219,14 +222,16 @@ def plain_value(lookup_field: Any, value: Any) -> Any:
 def declared(model: Any) -> list[Lookup]:
     """Return the :class:`Lookup` objects in the model's ``ShardMeta.lookups``.
 
-    They may be wrong, for example name a field that does not exist: system checks report that.
+    They may be wrong. For example, the system checks report a lookup of a field that does not
+    exist, but this function returns it.
     """
     names = getattr(getattr(model, "ShardMeta", None), "lookups", None) or ()
     return [Lookup(each) if isinstance(each, str) else each for each in names]
 
 
 def lookups_of(model: Any) -> tuple[ModelLookup, ...]:
-    """Return the lookups by fields of the model's own table; empty if it has none. Sends no query.
+    """Return the lookups by fields of the model's own table, as opposed to a parent's table. The
+    tuple is empty if there are none. Sends no query.
 
     :param model: a model, perhaps a proxy or the historical model of a migration.
     """
@@ -259,7 +264,9 @@ def lookups_by_name() -> dict[str, ModelLookup]:
 
 
 def own_field(model: Any, lookup: Any) -> Any:
-    """Return the field of the model's own table that ``lookup`` names; None if there is none."""
+    """Return the field that ``lookup`` names; None if the model's own table has no such field, for
+    example because the field is in a parent's table.
+    """
     try:
         field = model._meta.get_field(lookup.field)
     except (AttributeError, FieldDoesNotExist):

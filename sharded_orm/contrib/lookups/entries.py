@@ -31,8 +31,8 @@ from sharded_orm.contrib.lookups.entry_statements import EntryStatements
 from sharded_orm.contrib.lookups.exceptions import LookupRefused
 from sharded_orm.contrib.lookups.models import LookupEntry
 
-#: ``BATCH`` is the most entries that one statement writes; ``MAX_VALUES`` is the most values that
-#: one query looks for. They are low because old versions of SQLite accept only 999 parameters.
+#: One statement writes at most ``BATCH`` entries, and one query looks for at most ``MAX_VALUES``
+#: values. The limits are low because old versions of SQLite accept only 999 parameters.
 BATCH, MAX_VALUES = 100, 500
 #: If a value has fewer entries than this, Python removes repeated shard keys from the result. The
 #: query then needs no DISTINCT, which would take a fifth of its time.
@@ -59,7 +59,7 @@ GLOBAL_TABLE: Final = EntryTable(DEFAULT_DB_ALIAS, LookupEntry._meta.db_table)
 
 
 class Place(NamedTuple):
-    """What identifies an entry: its lookup, its value, and the slot.
+    """The columns that identify an entry: the name of its lookup, its value, and its slot.
 
     The slot tells apart the entries of several rows with the same value. See
     :class:`.tables.EntryColumns`.
@@ -82,7 +82,9 @@ class StoredEntry(NamedTuple):
 
 
 def writer_text(session: Any) -> str:
-    """Return the text by which entries name the database session that has written them.
+    """Return the text that is stored in an entry to name the database session that has written it.
+
+    With the text, others can ask the database whether the session still exists.
 
     The text is empty if the database, such as SQLite, does not number its sessions.
     """
@@ -165,12 +167,13 @@ def refuse_own_lock(table: EntryTable) -> None:
 
 
 def blocking_transaction(alias: str) -> Any:
-    """Return this thread's connection if its open transaction may block all other writers.
+    """Return this thread's connection if it has an open transaction that may block all other
+    writers.
 
     This can only happen on a database with one writer at a time, such as SQLite. Return None for
     other databases, or if no transaction is open.
 
-    A transaction that has not written yet holds no lock, but its connection is returned as well.
+    The connection is also returned if its transaction has not written yet, and so holds no lock.
     Otherwise the same code would fail or not, depending on what the program has written before.
     """
     if not _has_one_writer(alias) or is_in_test_case(alias):
@@ -197,8 +200,8 @@ def add(
     Costs one statement per table and :data:`BATCH` entries, and one more query if some of the
     entries exist already.
 
-    :param places: the identities of the entries.
-    :param keys: the shard key for each of ``places``.
+    :param places: the columns that identify each entry.
+    :param keys: the shard key that each entry stores, in the order of ``places``.
     :param token: the random name of the statement that writes the rows.
     :param writer: the text for the database session of this statement.
     :param is_open: whether the transaction of this statement may still be open.
@@ -230,8 +233,8 @@ def take(
 ) -> bool:
     """Take over an existing entry for a row that a statement writes. Return whether this was done.
 
-    For example, the entry is left over from a row that was deleted. It gets a new shard key, token
-    and writer.
+    For example, the entry is left over from a row that was deleted, and now a new row has its
+    value. The entry gets a new shard key, token and writer.
 
     :param key: the shard key of the new row.
     :param token: the random name of the statement that writes the row.
@@ -248,7 +251,7 @@ def take(
 
 
 def mark(places: Iterable[Place], token: str, writer: str) -> None:
-    """Mark entries of old values, which rows lose by an UPDATE or DELETE.
+    """Mark the entries of values that rows lose by an UPDATE or DELETE.
 
     The entries get the ``token`` of the statement, by which they are found and removed after the
     commit. Until then they stay, because the transaction may be rolled back.
@@ -281,7 +284,7 @@ def remove_places(table: EntryTable, places: Sequence[Place], token: str) -> Non
 
     Costs one statement per lookup and :data:`BATCH` entries.
 
-    :param places: the identities of the entries.
+    :param places: the columns that identify each entry.
     :param token: the token that the entries must still have: the name of the statement that wrote
         them last.
     """
@@ -294,7 +297,8 @@ def remove_places(table: EntryTable, places: Sequence[Place], token: str) -> Non
 
 
 def close(table: EntryTable, tokens: Sequence[str]) -> None:
-    """Record in the entries of some statements that their transactions have ended.
+    """Record that the transactions of some statements have ended, in the entries that these
+    statements have written.
 
     :param tokens: the tokens of the statements. Each entry holds the token of the statement that
         has written it.
@@ -321,7 +325,8 @@ def of_tokens(table: EntryTable, tokens: Sequence[str]) -> Iterator[StoredEntry]
 def renew(table: EntryTable, tokens: Sequence[str]) -> None:
     """Set the time of the entries of some statements to now, because their transactions still run.
 
-    On some databases, others may take over the entries of a transaction that seems too old.
+    Without this, other transactions would take over the entries after some minutes, on a database
+    that cannot report whether a transaction still runs.
 
     :param tokens: the tokens of the statements. Each entry holds the token of the statement that
         has written it.
@@ -346,7 +351,7 @@ def keys_of_values(lookup: str, values: Sequence[str]) -> list[str] | None:
     Costs one query, or two for one value with many entries.
 
     :param values: at most :data:`MAX_VALUES`.
-    :returns: None if the entries of these values are in several tables.
+    :returns: the keys as texts; None if the entries of these values are in several tables.
     """
     if not values:
         return []
@@ -398,8 +403,8 @@ def remove_lookup(lookup: str, tables: Iterable[EntryTable]) -> int:
 
 
 def outside_transactions(run: Callable[[], R]) -> R:
-    """Return the result of ``run``, called in a separate thread, outside of this thread's
-    transactions.
+    """Return the result of ``run``, which is called in a separate thread. There it uses other
+    connections, outside of this thread's transactions.
     """
     results: list[R] = []
     errors: list[BaseException] = []

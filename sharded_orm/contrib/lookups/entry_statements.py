@@ -32,8 +32,8 @@ class EntryStatements:
         self._table = ops.quote_name(table)
         self._columns = ", ".join(quoted.values())
         self._row = " AND ".join(f"{quoted[name]} = %s" for name in COLUMNS[:3])
-        # To see whether an entry has changed, compare the time as well as the token: a transaction
-        # that is open for long renews its entries, which changes only the time.
+        # To see whether an entry has changed, compare the time as well as the token. A transaction
+        # that is open for long renews its entries, which changes the time but not the token.
         self._unchanged = f"{self._row} AND {quoted['token']} = %s AND {quoted['written_at']} = %s"
         self._insert = (
             ops.insert_statement(on_conflict=OnConflict.IGNORE),

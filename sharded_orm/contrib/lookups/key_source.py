@@ -38,13 +38,15 @@ class EntryKeySource:
     Implements :class:`~sharded_orm.models.sharding.key_sources.KeySource`. Costs one query, two for
     one value with many entries, or none if the column has no lookup.
 
-    Finds nothing (None) for more than 500 values, or if the entries are on several shards. This
-    would take several queries. A row could change its value between two of them, and be missed.
+    Returns None for more than 500 values, or if the entries are on several shards, because one
+    query cannot read the entries then. Between two queries, a row could change its value, and be
+    missed by both.
     """
 
     def __init__(self) -> None:
         # The shard keys that values of unique lookups had when this process last read them. A key
-        # may be out of date, so each caller verifies it, see sharded_orm.models.querysets.guesses.
+        # may be out of date, so each caller verifies it. How is explained in
+        # sharded_orm.models.querysets.guesses.
         self._remembered: dict[tuple[str, str], Any] = {}
 
     def keys(self, model: Any, field: Any, values: Sequence[Any]) -> Sequence[Any] | None:
@@ -68,8 +70,8 @@ class EntryKeySource:
         keys = [lookup.key_of_text(text) for text in key_texts]
         if lookup.unique and len(texts) == len(keys) == 1:
             if len(self._remembered) >= MAX_REMEMBERED:
-                # Use no lock here: another thread could hold it during a fork, and it would then
-                # stay locked in the child.
+                # Do not protect the dict by a lock. Another thread could hold the lock during a
+                # fork, and it would then stay locked in the child.
                 self._remembered.clear()
             self._remembered[lookup.name, texts[0]] = keys[0]
         return keys

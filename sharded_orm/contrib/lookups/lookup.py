@@ -13,9 +13,9 @@ class Lookup:
         means the same as ``Lookup(name)``.
     :param unique: whether no two rows may have the same value, even if they are on different
         shards. Any number of rows may have NULL.
-    :param table: the label ``"app.Model"`` of the model whose table stores the lookup. It derives
-        from :class:`~sharded_orm.contrib.lookups.tables.LookupTable`. None (the default) means the
-        table of the global database.
+    :param table: the label ``"app.Model"`` of the model whose table stores the lookup. The model
+        derives from :class:`~sharded_orm.contrib.lookups.tables.LookupTable`. None (the default)
+        means the table of the global database.
     """
 
     field: str

@@ -2,8 +2,8 @@
 
 If an entry and a row differ, the row counts as right, and the entry is repaired (FriendFeed, FF4).
 
-All functions may run while the site writes. They may be killed at any point, and run again. No step
-removes an entry that a row needs. Entries that no row needs may stay, and do no harm.
+All functions can run while the site writes rows. A function that was killed can be called again. No
+step removes an entry that a row needs. Entries that no row needs may stay, and do no harm.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ _EXAMPLES = 10
 
 @dataclass
 class LookupDifferences:
-    """The differences between the entries of a lookup and the rows: how many, and examples."""
+    """The differences between the entries of a lookup and the rows: the number of each kind, with a
+    few examples.
+    """
 
     lookup: str
     rows: int = 0
@@ -103,9 +105,9 @@ def statuses() -> list[LookupStatus]:
 def build(lookup: ModelLookup) -> LookupDifferences:
     """Write an entry for each existing row, and then let queries use the lookup.
 
-    First deploy the declaration of the lookup to every process that writes the model. Other
-    processes write rows without entries. If an entry cannot be written, queries do not use the
-    lookup. Reads each row once.
+    First deploy the declaration of the lookup to every process that writes the model, because a
+    process without it writes rows without entries. If an entry cannot be written, queries do not
+    use the lookup. Reads each row once.
 
     :raises LookupRefused: a column treats different texts as equal, or queries rely on entries of
         this lookup in a table that is not the declared table.
@@ -136,8 +138,8 @@ def check(lookup: ModelLookup, *, repair: bool = False) -> LookupDifferences:
 def drop(name: str) -> int:
     """Remove the entries of a lookup that no process uses any more, and return their number.
 
-    The entries are in the table with which the lookup was used last. The declaration may name a
-    different table now. The call may be repeated after an error.
+    The entries are in the table that the lookup had when queries used it last. Its declaration may
+    name a different table now. The call may be repeated after an error.
     """
     table = states.withdraw(name)
     tables = entries.tables_of(name) if table is None else entries.tables_of_model(table)
@@ -214,10 +216,10 @@ def _compare_rows(lookup: ModelLookup, differences: LookupDifferences, *, repair
 
 
 def _moves_of(lookup: ModelLookup, since: int | None) -> MoveList | None:
-    """Return the moves of shard keys from one shard to another that matter for a comparison.
+    """Return the moves of shard keys from one shard to another, during which rows may be missed.
 
-    These are the moves that are running, and those that have ended after the move with the number
-    ``since``. Return None if the keys of the group can never move.
+    The list has the moves that are running, and those that have ended after the move with the
+    number ``since``. Return None if the keys of the group can never move.
     """
     strategy = runtime.strategy(lookup.options.group)
     if not isinstance(strategy, DirectoryStrategy) or not strategy.moves_keys:
@@ -230,8 +232,8 @@ def _compare_moved_rows(
 ) -> None:
     """Compare rows and entries of the shard keys that have moved since ``before`` was read.
 
-    The comparison reads one shard after the other. It misses the rows of a key that moves from a
-    shard that was not read yet to one that was read already. So these rows are compared afterwards.
+    The comparison reads one shard after the other. If a key moves meanwhile, from a shard that was
+    not read yet to one that was read already, its rows are missed. So they are compared afterwards.
     """
     group, done = lookup.options.group, set[Any]()
     moves: MoveList | None = before
@@ -250,7 +252,7 @@ def _rows_at_home(
 ) -> list[Sequence[Any]]:
     """Return those of ``rows`` whose shard key is assigned to the shard ``number``.
 
-    Other rows are old copies: they stay on a shard for a while after their key has moved away.
+    The other rows are old copies, which stay on a shard for a while after their key has moved away.
     """
     prepared = [lookup.key.get_prep_value(row[1]) for row in rows]
     numbers = runtime.strategy(lookup.options.group).locate_many(prepared)
@@ -281,7 +283,7 @@ def _compare_batch(
         entry = stored.get(place)
         what = f"{lookup.field.name}={place.value!r} of the row pk={row[0]!r}, key {key!r}"
         if lookup.unique and (place in first or _is_of_other_row(lookup, row, entry, key)):
-            # The row may have lost the value since it was read. Then it is no duplicate.
+            # If the row has lost the value since it was read, it is no duplicate.
             if not _still_has(lookup, alias, row):
                 continue
             differences.duplicates += 1
@@ -308,7 +310,6 @@ def _compare_batch(
 
 
 def _is_of_other_row(lookup: ModelLookup, row: Any, entry: StoredEntry | None, key: str) -> bool:
-    """Whether the entry of a unique value belongs to a row other than ``row``."""
     if entry is None:
         return False
     if entry.key != key:
@@ -379,8 +380,9 @@ def _compare_entries_in(
         for entry in _without_row(lookup, [entry for _, entry in batch]):
             if not is_transaction_over(lookup, entry):
                 continue
-            # Look for the row again. The transaction of the entry may have committed it after the
-            # first query. It has ended now, so it cannot commit the row after this query.
+            # Look for the row again, because the entry's transaction may have committed it after
+            # the first query. That transaction has ended now, so it cannot commit the row after
+            # this second query.
             if not has_row(lookup, entry):
                 differences.surplus += 1
                 differences.example(

@@ -1,7 +1,7 @@
 """Reserves values in lookups for rows that a transaction writes.
 
 A reservation is an entry that is committed before the row. So each committed row has its entry, and
-two transactions cannot both get the same value of a unique lookup.
+only one of two transactions can get the same value of a unique lookup.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ def reserve(
     :param connection: the connection object of the rows' shard.
     :param watcher: the record of the transaction.
     :param change: the record of the statement that writes the rows.
-    :param rows: maps the identity of each entry to a pair (lookup, text of the row's shard key).
+    :param rows: maps the columns that identify each entry to a pair (lookup, text of the row's
+        shard key).
     :raises LookupValueTaken: another row has the value of a unique lookup, or an open transaction
         may write such a row.
     :raises LookupRefused: the table in the lookup's declaration was changed, and queries still rely
@@ -69,8 +70,8 @@ def reserve(
     change.has_fresh, change.places = True, places
     keys = [rows[place][1] for place in places]
     stored = entries.add(places, keys, change.fresh, watcher.writer)
-    # ``stored`` has the positions of entries that existed already. For each, the loop below checks
-    # whether this change may take the entry over.
+    # ``stored`` has the positions of entries that existed already. For each of them, the loop below
+    # decides whether this statement can take the entry over.
     inserted = set(places).difference(places[number] for number in stored)
     change.tokens_by_place.update(dict.fromkeys(inserted, change.fresh))
     for number in stored:
@@ -113,8 +114,8 @@ def _refuse_values_of_rows_without_entries(
 def _values_of_rows(connection: Any, lookup: ModelLookup, values: Sequence[str]) -> set[str]:
     """Return those of ``values`` that other rows have already, on any shard.
 
-    The open transaction of this connection has written one row for each value. These rows do not
-    count, so a value is returned only if two rows on this shard have it, or one on another shard.
+    The open transaction of this connection has written one new row for each value, on this shard.
+    So a value is returned if two rows on this shard have it, or one row on another shard.
     """
     conditions = {
         f"{lookup.field.attname}__in": [lookup.field.to_python(value) for value in values]
@@ -144,8 +145,8 @@ def _values_of_rows(connection: Any, lookup: ModelLookup, values: Sequence[str])
 
 def _take_over(change: EntryChange, watcher: TransactionEntries, place: Place, key: str) -> None:
     # Take over the existing entry without looking for its owner. In a lookup that is not unique,
-    # each entry belongs to one row, so it must be an older entry of this row: the row had the value
-    # before.
+    # the slot of an entry identifies its row. So it is an older entry of this row, which has had
+    # the value before.
     for _ in range(ATTEMPTS):
         if entries.take(place, key, change.taken, watcher.writer):
             change.tokens_by_place[place] = change.taken
@@ -181,8 +182,9 @@ def _take_over_if_free(
                 return
             continue
         if watcher.owns(entry.token):
-            # This transaction has written the entry itself, and has since deleted the row or undone
-            # its INSERT by a rollback to a savepoint.
+            # The entry is from an earlier statement of this transaction, which has since deleted
+            # the row or undone its INSERT by a rollback to a savepoint. So the value is probably
+            # free again.
             if entry.key != key:
                 raise value_taken(
                     lookup,
@@ -196,8 +198,9 @@ def _take_over_if_free(
                 raise value_taken(
                     lookup, place, "a row has it, or an open transaction may give it to one"
                 )
-            # Look for a row only now, when it is certain that the entry's transaction has ended.
-            # Before its end, it could have committed a row with the value after this query.
+            # Look for a row only now, when it is certain that the entry's transaction has ended. If
+            # that transaction were still open, it could commit a row with the value after this
+            # query.
             if has_row(lookup, entry):
                 raise value_taken(lookup, place, f"a row of {lookup.key.name}={entry.key!r} has it")
         if entries.take(place, key, change.taken, watcher.writer, entry):
@@ -209,7 +212,7 @@ def _take_over_if_free(
 def value_taken(lookup: ModelLookup, place: Place, why: str) -> LookupValueTaken:
     """Return the error that says that a value of a unique lookup is taken.
 
-    :param why: a clause that says which row or transaction has the value.
+    :param why: the part of the message that says which row or transaction has the value.
     """
     return LookupValueTaken(
         f"{lookup.model.__name__}.{lookup.field.name}={place.value!r} is unique over all shards, and"

@@ -1,8 +1,8 @@
 """Writes the entries of lookups whenever the ORM writes rows.
 
 For example, an UPDATE changes an email address from A to B. The entry of B is committed before the
-row, and the entry of A is removed after the row is committed. So each committed row has its entries
-at any time.
+row, and the entry of A is removed after the row is committed. So there is no moment at which a
+committed row lacks an entry.
 """
 
 from __future__ import annotations
@@ -70,9 +70,10 @@ class RowFollower:
         self._lookups = lookups
 
     def concerns(self, query: Any) -> bool:
-        """Whether the statement may change entries of lookups.
+        """Whether the statement may change which entries its rows need.
 
-        False for an ``update()`` that sets only fields without lookups.
+        False for an ``update()`` that sets neither the primary key, nor the shard key, nor a field
+        with a lookup.
         """
         if not isinstance(query, UpdateQuery) or any(each.problem for each in self._lookups):
             return True
@@ -82,7 +83,7 @@ class RowFollower:
         return any(field.name in names for field, _, _ in values)
 
     def needs_transaction(self, compiler: Any) -> bool:
-        """Whether the statement needs a transaction, and is sent before its entries are written.
+        """Whether the statement must be sent in a transaction, before its entries are written.
 
         False for an INSERT of rows with known primary keys, if all its entries are of unique
         lookups. Then the entries can be written first, and the INSERT is sent in autocommit, which
@@ -95,9 +96,10 @@ class RowFollower:
         pk = query.get_meta().pk.attname
         if any(getattr(obj, pk) is None for obj in query.objs):
             return True
-        # If a lookup is not unique, send the INSERT first, in a transaction. It waits for another
-        # transaction that deletes an earlier row with the same primary key. If both rows have the
-        # same value, they have the same entry, and the other transaction could remove it.
+        # If a lookup is not unique, send the INSERT first, in a transaction. Another transaction
+        # may be deleting an earlier row with the same primary key and value, which has the same
+        # entry. The INSERT waits for its end. Without this wait, the other transaction could
+        # remove the entry of the new row.
         return any(
             lookup.problem is not None
             or not is_known_to_be_served(lookup)
@@ -247,8 +249,8 @@ class RowFollower:
                     f"update() would change a field with a lookup in more than {MAX_UPDATED} rows of"
                     f" {query.model.__name__} on {compiler.connection.alias!r}. Update fewer at a time."
                 )
-            # Accept a statement that sets the shard key to its present value: in migrations, save()
-            # writes all columns, changed or not.
+            # Accept a statement that sets the shard key to its present value, because in
+            # migrations, save() writes all columns, changed or not.
             if new_key is not None and any(new_key(row.pk) != row.key for row in rows):
                 raise self._fixed(query)
             result = _execute_on(query, rows, execute)
@@ -323,8 +325,9 @@ def _select(query: Any, connection: Any, names: list[str], limit: int | None) ->
     select.clear_select_clause()
     joins = any(select.alias_refcount[a] for a in select.alias_map if a != select.base_table)
     if select.group_by is not None or joins:
-        # A subquery finds the primary keys, and the outer query locks the rows. With FOR UPDATE, the
-        # query itself would also lock rows of joined tables, and databases refuse it with aggregates.
+        # Let a subquery find the primary keys, and lock the rows in an outer query. With FOR
+        # UPDATE, a query with joins would also lock rows of the joined tables, and databases refuse
+        # it for a query with aggregates.
         inner = select
         inner.add_fields([query.get_meta().pk.attname])
         select = Query(query.model)
@@ -339,9 +342,9 @@ def _select(query: Any, connection: Any, names: list[str], limit: int | None) ->
 def _execute_on(query: Any, rows: Sequence[FollowedRow], execute: Callable[[], Any]) -> int:
     """Run an UPDATE or DELETE for the locked ``rows`` only. Return the number of changed rows.
 
-    The conditions of the statement are replaced by the primary keys of ``rows``. Since the rows
-    were read, the conditions may have come to match other rows, for which no entries would be
-    written. One statement per :data:`MAX_UPDATED` rows.
+    The conditions of the statement are replaced by the primary keys of ``rows``. Otherwise the
+    statement could also change a row that matches the conditions only since the rows were read, and
+    no entries would be written for that row. One statement per :data:`MAX_UPDATED` rows.
     """
     number = 0
     for alias in query.alias_map:

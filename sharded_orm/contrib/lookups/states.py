@@ -1,7 +1,7 @@
 """Records which lookups are "served".
 
-Queries may use a served lookup to find rows, because all rows have their entries. A new lookup is
-served after it was built.
+Queries use a served lookup to find rows, because all rows have their entries. A lookup is served
+from the moment when ``manage.py lookups build`` has written the entries of all rows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _served: set[tuple[str, bool, str | None]] = set()
 
 
 def is_served(lookup: ModelLookup) -> bool:
-    """Whether queries may rely on ``lookup`` as it is declared now.
+    """Whether queries can rely on ``lookup`` as it is declared now.
 
     Costs one query to the global database, until the answer is yes, which the process remembers.
 
@@ -46,12 +46,15 @@ def is_served(lookup: ModelLookup) -> bool:
 
 
 def is_known_to_be_served(lookup: ModelLookup) -> bool:
-    """Whether this process knows already that queries may rely on ``lookup``. Sends no query."""
+    """Whether this process has read before that ``lookup`` is served, so that queries can use it.
+
+    Sends no query. So the answer may be False although the lookup is served.
+    """
     return _declaration(lookup) in _served
 
 
 def refuse_other_table(lookups: Iterable[ModelLookup]) -> None:
-    """Raise an error if the entries of a lookup are still in another table than the declared one.
+    """Raise an error if queries still rely on entries in another table than the declared one.
 
     Other processes may still run with an older declaration. Their queries read the other table, and
     would not find the entries that this process writes to the new one. One query for each lookup.
@@ -84,9 +87,9 @@ def _declaration(lookup: ModelLookup) -> tuple[str, bool, str | None]:
 
 
 def serve(lookup: ModelLookup) -> None:
-    """Record that ``lookup`` is served: queries may use it, because all rows have their entries."""
-    # Do not use update_or_create(), which reads before it writes: on SQLite, the write fails if
-    # another connection writes in between.
+    """Record that ``lookup`` is served, so that queries use it. Each row must have its entry."""
+    # Do not use update_or_create(), which reads before it writes. On SQLite, the write then fails
+    # if another connection has written in between.
     LookupState(
         lookup=lookup.name,
         served_since=now(),
@@ -98,7 +101,8 @@ def serve(lookup: ModelLookup) -> None:
 def withdraw(name: str) -> str | None:
     """Record that the lookup ``name`` is not served any more.
 
-    Processes that have read before that it is served do not notice this.
+    A process that has read earlier that the lookup is served does not notice this: it never asks
+    again.
 
     :returns: the table with which the lookup was served last: the label of a model, or "" for the
         table of the global database. None if it was never served.

@@ -1,6 +1,6 @@
 """The columns of the entries of lookups.
 
-Also the base class of a project's table that holds entries on shards (Pinterest, P11).
+Also the base class for a model of the project whose table holds entries on shards (Pinterest, P11).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from sharded_orm.models.fields import ExactCharField
 
 
 class EntryColumns(models.Model):
-    """An entry of a lookup: the shard key of a row that has a certain value, or may get it.
+    """An entry of a lookup, which says that a row with a certain value has a certain shard key.
 
     Each committed row has its entry. There may also be entries without a row: if the row is not
     committed yet, if it was deleted, or if the writer has died before it stored the row.
@@ -54,7 +54,7 @@ class LookupTable(ShardedModel, EntryColumns):
                 group = "emails"
 
     The group has the strategy ``"modulo"``: the md5 of a value determines the shard of its entries.
-    The rows to which the entries lead are in a different group. Only the lookups write to the
+    The rows that are found by the entries are in a different group. Only the lookups write to the
     table.
     """
 

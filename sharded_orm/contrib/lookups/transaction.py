@@ -1,7 +1,8 @@
 """Keeps track of the entries of lookups that one transaction on a shard has written.
 
-Entries are committed at once, before the transaction itself. So at its end, some must be removed:
-after a rollback, the entries of the new values; after a commit, those of the old values.
+Entries are committed at once, before the transaction itself. So at its end, some entries must be
+removed. After a rollback, these are the entries of the new values. After a commit, they are those
+of the values that rows have lost.
 
 Each statement that writes rows is one :class:`EntryChange`. It has three tokens (random names),
 which it writes into entries to find them again: one for its new entries, one for existing entries
@@ -32,11 +33,12 @@ from sharded_orm.contrib.lookups.exceptions import LookupExpired, LookupRefused
 logger = logging.getLogger("sharded_orm.lookups")
 
 #: Some databases, such as SQLite, cannot report whether the session that has written an entry still
-#: exists. There, its transaction counts as ended after this number of seconds.
+#: exists. On these databases, the transaction of an entry counts as ended this number of seconds
+#: after the entry was written.
 QUARANTINE = 600.0
-#: After a commit, the entries must be closed: they must say that their transaction has ended. A
-#: process waits for this number of seconds, and closes the entries of many transactions together,
-#: when it writes entries the next time.
+#: After a commit, the entries must be closed, which means to record in them that their transaction
+#: has ended. A process waits for this number of seconds, and closes the entries of many
+#: transactions together, when it writes entries the next time.
 CLOSE_AFTER = 5.0
 #: If a database does not answer, the entries there cannot be closed. For each table of entries, a
 #: process then remembers at most this many statements whose entries it still has to close. It gives
@@ -65,9 +67,9 @@ class EndedChanges:
     """Statements whose transactions have ended, and whose lookup entries must be closed.
 
     To close an entry means to record in it that its transaction has ended. This is done later, by
-    one SQL statement for the entries of many statements. If the process dies before, it does no
-    harm: others see that its database sessions have ended, and so its transactions as well.
-    Thread-safe.
+    one SQL statement for the entries of many statements. It does no harm if the process dies before
+    that. Other processes see that its database sessions have ended, and know that its transactions
+    have ended with them. Thread-safe.
     """
 
     def __init__(self) -> None:
@@ -112,9 +114,10 @@ class EndedChanges:
         with self._lock:
             changes.failures += 1
             is_first, is_last = changes.failures == 1, changes.failures >= CLOSE_ATTEMPTS
-            # After the last attempt, give up all changes. Before, give up only the oldest ones, if
-            # more than MAX_WAITING wait. Their entries are never closed. Other processes then take
-            # the transactions for open, until the database session that wrote the entries ends.
+            # If this was the last attempt, give up all changes. Otherwise give up only the oldest
+            # ones, if more than MAX_WAITING wait. The entries of these changes are never closed.
+            # Other processes take their transactions for open, until the database session that
+            # wrote the entries ends.
             given_up = list(changes.tokens)[: None if is_last else -MAX_WAITING]
             for token in given_up:
                 del changes.tokens[token]
@@ -156,8 +159,8 @@ def in_each_table(
 ) -> list[tuple[EntryTable, str]]:
     """Call ``run`` once for each table, with the tokens that belong to it.
 
-    An error is logged and not raised. The transactions have ended already, and the caller would
-    think that its transaction has failed.
+    An error is logged and not raised, because the transactions have ended already. The program
+    would take an error for a failure of its transaction.
 
     :param tokens: pairs (table, token of a statement).
     :returns: the pairs of those tables for which ``run`` has failed.
@@ -183,9 +186,9 @@ ended_changes = EndedChanges()
 
 
 def _forget_changes_of_parent() -> None:
-    # A child process begins without changes. It gets a new lock, because a thread of the parent may
-    # have held the old lock at the fork. The object itself stays, because other modules have
-    # imported it.
+    # After a fork, the child process begins without changes, because the parent closes their
+    # entries. It gets a new lock, because a thread of the parent may have held the old lock at the
+    # fork. The object itself stays, because other modules have imported it.
     ended_changes.__init__()  # type: ignore[misc]  # a subclass could have another signature; there is none
 
 
@@ -202,9 +205,9 @@ class EntryChange(StatementChange):
         token = uuid4().hex[1:]
         self.fresh, self.taken, self.old = token + "f", token + "t", token + "o"
         self.has_fresh = self.has_taken = self.has_old = False
-        #: The identities of the entries for the values that the statement writes.
+        #: The columns that identify the entries for the values that the statement writes.
         self.places: Collection[Place] = ()
-        #: Maps the identity of each entry that the change has written to the token that it wrote.
+        #: Maps each entry that the statement has written to the token that it wrote into the entry.
         self.tokens_by_place: dict[Place, str] = {}
         #: Whether the statement was sent to the database. Only used in autocommit, where the
         #: entries are written before the statement is sent.
@@ -215,8 +218,9 @@ class EntryChange(StatementChange):
     def note_tables(self, places: Iterable[Place]) -> None:
         """Record in which tables entries are about to be written.
 
-        :param places: the identities of the entries.
-        :raises LookupRefused: the write would wait forever, for a transaction of this thread.
+        :param places: the columns that identify each entry.
+        :raises LookupRefused: this thread has a transaction open for which the write would wait
+            forever.
         """
         tables = {entries.table_of(place.lookup, place.value) for place in places}
         for table in tables:
@@ -233,8 +237,8 @@ class EntryChange(StatementChange):
     def surplus(self, stands: bool) -> list[str]:
         """Return the tokens of the entries that no row needs after the end of the transaction.
 
-        After a commit these are the entries of the old values; after a rollback, those of the new
-        values.
+        After a commit, these are the entries of the values that rows have lost. After a rollback,
+        they are the entries of the values that rows would have got.
 
         :param stands: whether the statement is committed; otherwise it was rolled back.
         """
@@ -243,7 +247,8 @@ class EntryChange(StatementChange):
         return [self.fresh] if self.has_fresh else []
 
     def rest(self, stands: bool) -> list[str]:
-        """Return the tokens of the entries that stay after the transaction.
+        """Return the tokens of the entries that stay after the transaction, because rows may need
+        them.
 
         :param stands: whether the statement is committed; otherwise it was rolled back.
         """
@@ -319,9 +324,9 @@ class TransactionEntries(StatementWatcher[EntryChange]):
     def _failed(self, change: EntryChange, exc: BaseException) -> None:
         """Decide what to do with the entries of a statement in autocommit that has failed.
 
-        If the rows were not written, remove the entries of the new values. If the statement is over
-        but its effect is not known, close the entries. If it may still be running, keep the
-        entries.
+        If the rows were not written, remove the entries of the new values. If the statement has
+        ended, but it is not known whether it has written the rows, close the entries (record that
+        their transaction has ended). If it may still be running, leave the entries as they are.
 
         :param exc: the error of the statement.
         """
@@ -329,16 +334,17 @@ class TransactionEntries(StatementWatcher[EntryChange]):
         is_undone = (
             not change.tables or not change.is_sent or isinstance(exc, IntegrityError | DataError)
         )
-        # If the database may still be running the statement after the error, the connection object
-        # has dropped its session. So if it has a session, the statement has ended.
+        # After an error, the database may still be running the statement, for example if the
+        # connection was lost. Then the connection object has no session any more. So if it has one,
+        # the statement has ended.
         is_over = is_undone or bool(self._connection.session_id().connection)
         if is_undone or (is_over and isinstance(exc.__cause__, self._connection.Database.Error)):
             self.ended(False)
         elif is_over and self._is_committed_at_once:
-            # The error is not from the database: Python has raised it, before the statement was
-            # sent or after it was answered. The rows may be stored or not, so do not remove the
-            # entries, but close them (record that their transaction has ended). The next writer of
-            # a value then looks for a row with this value.
+            # The error is not from the database. Python has raised it, before the statement was
+            # sent or after the database has answered. The rows may be stored or not, so do not
+            # remove the entries, but close them (record that their transaction has ended). The next
+            # writer of a value then looks for a row with this value.
             ended_changes.add(in_each_table(entries.close, change.in_tables(change.tokens())))
         else:
             self.ended(None)
@@ -346,7 +352,7 @@ class TransactionEntries(StatementWatcher[EntryChange]):
     # -- The end of the transaction ---------------------------------------------------------
 
     def before_commit(self) -> None:
-        """Refuse a commit after which a row would be without its entry.
+        """Refuse the commit if a row would be stored without its entry.
 
         :raises LookupRefused: the transaction contains a statement whose entries could not be
             written.
@@ -362,7 +368,8 @@ class TransactionEntries(StatementWatcher[EntryChange]):
             self._renew()
 
     def _renew(self) -> None:
-        """Make sure before a late commit that no other transaction has taken this one's entries.
+        """Make sure, before the commit of a long transaction, that no other one has taken its
+        entries.
 
         After :data:`QUARANTINE` seconds, others may take over an entry, because its transaction
         seems to have died. So first set the time of all entries to now, so that they cannot be
@@ -388,12 +395,12 @@ class TransactionEntries(StatementWatcher[EntryChange]):
 
     def ended(self, committed: bool | None) -> None:
         if committed is None or (self._may_be_committed and not committed):
-            # It is not known whether the rows are committed. So keep all entries: entries without
-            # rows do no harm, but rows without entries are not found.
+            # It is not known whether the rows are committed. So keep all entries. Entries without
+            # rows do no harm, but rows without entries would not be found.
             return
         if not self._is_committed_at_once:
-            # Nothing needs to be removed: the entries were written in the test's transaction, which
-            # Django's TestCase rolls back.
+            # Nothing needs to be removed, because the entries were written in the transaction of a
+            # test, which Django's TestCase rolls back.
             return
         ends = [(change, bool(committed) and not change.is_undone) for change in self._changes]
         surplus = (p for change, stands in ends for p in change.in_tables(change.surplus(stands)))
@@ -405,8 +412,8 @@ class TransactionEntries(StatementWatcher[EntryChange]):
                 entries.remove_places(table, needless[table, token], token)
 
         in_each_table(remove_needless, needless)
-        # After a rollback, close at once the entries that stay. Others may want to use their
-        # values, and cannot as long as the transaction seems to be open.
+        # Close the entries that stay after a rollback at once. As long as this transaction seems to
+        # be open, no other transaction can use their values.
         undone = (change for change, stands in ends if not stands)
         rest = (pair for change in undone for pair in change.in_tables(change.rest(False)))
         left += in_each_table(entries.close, rest)
@@ -419,17 +426,17 @@ class TransactionEntries(StatementWatcher[EntryChange]):
 def _needless(
     ends: Sequence[tuple[EntryChange, bool]],
 ) -> Mapping[tuple[EntryTable, str], list[Place]]:
-    """Find entries that no row needs, but that cannot be removed by their token alone.
+    """Find entries that no row needs, but that share their token with entries that must stay.
 
-    Usually the entries that no row needs all have the token of one change, and are removed by it.
-    This is not possible if a transaction has written an entry several times. For example, one
-    statement inserts a row, a second one deletes it together with older rows, and the transaction
-    is rolled back. All these entries have the token of the second statement now, but those of the
-    older rows must stay.
+    Usually all entries with the same token are needed or not needed together, and are removed by
+    the token. This is not possible if a transaction has written an entry several times. For
+    example, one statement inserts a row, a second one deletes it together with older rows, and the
+    transaction is rolled back. All these entries have the token of the second statement now. The
+    entry of the inserted row must be removed, but those of the older rows must stay.
 
     :param ends: pairs (change, whether it is committed) of all changes of the transaction, in their
         order.
-    :returns: maps (table, token) to the identities of the entries to be removed.
+    :returns: maps (table, token) to the places of the entries to be removed.
     """
     writes: defaultdict[Place, list[tuple[EntryChange, bool, str]]] = defaultdict(list)
     needless: defaultdict[tuple[EntryTable, str], list[Place]] = defaultdict(list)
@@ -440,8 +447,8 @@ def _needless(
             writes[place].append((change, stands, token))
     for place, of_place in writes.items():
         change, stands, token = of_place[0]
-        # If the first change that wrote the entry did not insert it, the entry existed before the
-        # transaction, and an older row may need it.
+        # If the first statement that wrote the entry did not insert it, the entry existed before
+        # the transaction. Then an older row may need it.
         is_needed = token != change.fresh
         for change, stands, token in of_place:
             if stands:

@@ -17,7 +17,7 @@ class MirrorsConfig(AppConfig):
     #: The tables of this app are on each shard: the outbox (writes of sources that must be
     #: delivered to mirrors), and the versions of the rows of mirrors.
     tables_on_shards = True
-    #: The attributes that this app adds to those that ``ShardMeta`` of a model may have.
+    #: The attributes of ``ShardMeta`` that exist only if this app is installed.
     shard_meta_names = frozenset({"mirror_of", "condition", "fields", "verify_reads"})
 
     def fields_of_sharded_model(self, name: str, attrs: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,8 +24,8 @@ class Backlog:
         process and shard may be included that were delivered already.
     :param lag: age in seconds of the oldest row that a relay will still try to deliver; 0.0 if
         there is none.
-    :param dead: sentences about dead letters: rows that could not be delivered, and that relays do
-        not try any more.
+    :param dead: sentences about dead letters, which are rows that could not be delivered, and that
+        relays do not try any more.
     :param problems: sentences about shards that did not answer.
     """
 

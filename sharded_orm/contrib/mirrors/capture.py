@@ -36,8 +36,8 @@ def follower_of(model: Any) -> OutboxFollower | None:
     meta = getattr(model, "_meta", None)
     if meta is None:
         return None
-    # A historical model of a migration belongs to other apps. Handle its writes like those of the
-    # current model.
+    # The historical model of a migration is not in the registry of installed apps. Handle its
+    # writes like those of the current model.
     if meta.apps is not apps:
         try:
             model = apps.get_model(meta.label)
@@ -189,8 +189,9 @@ class SourceWrite:
         """Lock and return the stored rows with the primary keys ``pks``.
 
         Used after an INSERT with ignore_conflicts, because the database does not report which rows
-        it has inserted. A row that is stored may have been inserted by another transaction. A row
-        may also be missing, because another column than the primary key was in conflict.
+        it has inserted. Some of the returned rows may be from another transaction, which does no
+        harm, because rows may be delivered twice. A row is missing if it was in conflict in another
+        column than the primary key.
         """
         source = self._source
         mirror_keys = self._fields(source.mirror_keys)
@@ -247,9 +248,9 @@ class SourceWrite:
         select.clear_ordering(force=True)
         select.clear_select_clause()
         if select.group_by is not None or len(select.alias_map) > 1:
-            # With joins or a GROUP BY, FOR UPDATE would also lock rows of other tables, or be
-            # refused. So let a subquery select the primary keys, and lock the rows in an outer
-            # query.
+            # Let a subquery select the primary keys, and lock the rows in an outer query. With FOR
+            # UPDATE, a query with joins would also lock rows of other tables, and databases refuse
+            # it for a query with GROUP BY.
             inner = select
             inner.add_fields([fields[0].attname])
             inner.distinct = False
@@ -270,8 +271,9 @@ class SourceWrite:
     def _execute_on(self, pks: Sequence[Any], execute: Callable[[], Any]) -> Any:
         """Run the statement for the rows that were read, and for no other rows.
 
-        Primary keys are added to its conditions. Otherwise it might change a row that has come to
-        match the conditions since the read, because another transaction has changed it.
+        The primary keys of these rows are added to the conditions. Otherwise the statement might
+        also change a row that matches the conditions only since another transaction has changed it,
+        after the rows were read.
         """
         if not pks:
             return 0
@@ -287,9 +289,10 @@ class SourceWrite:
         return changed
 
     def _executed(self, execute: Callable[[], Any]) -> Any:
-        # The change is incomplete until its rows are in the outbox. A statement may take effect and
-        # raise an error nevertheless: the handler of a signal of the operating system can raise at
-        # any point. An incomplete change is never committed, so the outbox cannot lack its rows.
+        # The change is incomplete until its rows are in the outbox. A statement may take effect
+        # although an error is raised, because the handler of a signal of the operating system can
+        # raise at any point. A transaction with an incomplete change is never committed, so no
+        # change is committed without its outbox rows.
         self._change.is_complete = False
         with _rolled_back_on_error(self._connection):
             return execute()
@@ -302,7 +305,8 @@ def _stored_values(compiler: Any, field: Any, result: Any) -> list[Any]:
     :returns: one value per row, as a query would return it; None for a value that is not known.
     """
     objs = compiler.query.objs
-    # Convert the values: the caller may have assigned "7" instead of 7, or the text of a UUID.
+    # Convert the values, because the caller may have assigned "7" instead of 7, or the text of a
+    # UUID.
     values = [_plain(field, getattr(obj, field.attname)) for obj in objs]
     if None not in values:
         return values
@@ -349,7 +353,8 @@ def _keys_before_and_after(
 
 
 def _plain(field: Any, value: Any) -> Any:
-    """Return the value that a query will return after ``value`` was written to ``field``.
+    """Return the form of ``value`` that a query returns after it was written to ``field``, such as
+    7 for "7".
 
     Return None if only the database knows it, for example because ``value`` is an expression. If a
     shard key of a mirror is not known for this reason, the delivery reads the row.

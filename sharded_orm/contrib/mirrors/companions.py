@@ -41,7 +41,8 @@ class Companion(Protocol):
         """Return the label of the model with this label or class name; None if there is none."""
 
     def relay(self, stopping: Callable[[], bool]) -> CompanionReport:
-        """Bring the copies up to date: deliver the changes that writers have not delivered themselves.
+        """Deliver the changes that writers have not delivered themselves, so that all copies are up
+        to date.
 
         :param stopping: returns True if the work is to stop early.
         """

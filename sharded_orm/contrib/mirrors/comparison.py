@@ -19,11 +19,12 @@ from sharded_orm.contrib.mirrors.source_reads import aliases_of, is_same, values
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.sharding.bound_key import unbound
 
-#: The largest number of rows in a chunk: of the source and the mirror together, on all shards. It
-#: may be exceeded if there are very many shards, because of :data:`FROM_SHARD`.
+#: The largest number of rows in a chunk: of the source and the mirror together, on all shards. With
+#: very many shards, a chunk may be larger, because each shard contributes up to :data:`FROM_SHARD`
+#: rows in any case.
 CHUNK = 8000
-#: Each shard contributes at most ``CHUNK`` divided by the number of shards to a chunk, but never
-#: less than this number of rows.
+#: The limit for the rows of one shard in a chunk is ``CHUNK`` divided by the number of shards, but
+#: at least this number.
 FROM_SHARD = 50
 
 
@@ -91,10 +92,10 @@ class _Sides:
                 behind = self._range(rows.using(alias), after, None)
                 behind = behind.order_by("-pk" if self._newest_first else "pk")
                 pks += behind.values_list("pk", flat=True)[position : position + 1]
-        # Each shard proposes a primary key as the end of the chunk, and the nearest one is used.
-        # Python compares the proposals, and may sort text differently than the database. Then the
-        # end may not be the nearest, and the chunk be much larger. But no row is left out, because
-        # the next chunk begins where this one ends.
+        # Each shard proposes a primary key as the end of the chunk, and the one that is nearest to
+        # the beginning is used. Python may sort text differently than the database, so it may
+        # choose another one. Then the chunk is larger. But no row is left out, because the next
+        # chunk begins where this one ends.
         return (max if self._newest_first else min)(pks, default=None)
 
     def source_rows(self, after: Any, until: Any) -> Iterator[tuple[Any, ...]]:
@@ -135,8 +136,8 @@ def _compare_chunk(
 ) -> tuple[int, list[list[Suspect]]]:
     """Compare one chunk. Find the suspects: rows that seem to differ from their copies.
 
-    They may only seem so, because the source and the mirror are not read at the same moment. A copy
-    is also suspect if it is on another shard than the row of the source says.
+    A suspect need not be wrong, because the source and the mirror are not read at the same moment.
+    A copy is also suspect if it is not on the shard to which the source's row belongs.
 
     :returns: the number of compared rows, and batches of suspects. No batch has the same primary
         key twice.

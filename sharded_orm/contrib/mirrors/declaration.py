@@ -35,7 +35,7 @@ def text_of(field: Any, value: Any) -> str:
 
 
 def value_of(field: Any, text: str) -> Any:
-    """Return the primary key or shard key whose text is ``text``, as :func:`text_of` returns it."""
+    """Return the primary key or shard key that :func:`text_of` has turned into ``text``."""
     return target_field(field).to_python(text)
 
 
@@ -93,7 +93,7 @@ class Mirror:
 class Source:
     """A model that has mirrors.
 
-    :cvar what: a clause about such a model, for error messages.
+    :cvar what: the words with which error messages describe such a model.
     """
 
     model: type[Model]
@@ -130,8 +130,8 @@ class Source:
 
     @cached_property
     def keeps_values(self) -> bool:
-        """Whether a delivery may take the values of a new row from the instance that was inserted,
-        instead of reading the row.
+        """Whether a delivery can take the values of a new row from the instance that was inserted,
+        so that it need not read the row.
 
         False if a project's own field class may store another value than the attribute has, or if a
         value, such as a dict, can be changed in place before the commit.

@@ -1,11 +1,12 @@
 """Delivers written rows of a source to its mirrors.
 
-Each write of a source leaves a row in the outbox. A delivery takes its version from this outbox
-row. Then it reads the row of the source, and writes it to the mirrors with that version. So a
-mirror never stores an old state under a new version.
+Each write of a source leaves a row in the outbox. The id of the outbox row is a part of the
+version. A delivery first determines the version, then reads the row of the source, and writes it to
+the mirrors with that version. So a mirror never stores an old state under a new version.
 
-Rows may be delivered twice, late, or in a different order: a mirror ignores a version that is not
-higher than the one that it has stored. The delivery with the highest version has the last state.
+Rows may be delivered twice, late, or in a different order, because a mirror ignores a version that
+is not higher than the one that it has stored. The delivery with the highest version has the last
+state.
 """
 
 from __future__ import annotations
@@ -71,8 +72,8 @@ def rows_to_deliver(entries: Iterable[OutboxEntry]) -> list[RowToDeliver]:
 def deliver(rows: Sequence[RowToDeliver], mirrors: Sequence[Mirror]) -> dict[Any, Exception]:
     """Write the current state of ``rows`` to ``mirrors``. Must be called outside of a transaction.
 
-    May be called again with the same rows, even at the same time. If a shard does not answer, or
-    does not accept a row, the other rows are still delivered.
+    Several calls with the same rows do no harm, even at the same time. If a shard does not answer,
+    or does not accept a row, the other rows are still delivered.
 
     Costs for each mirror and 500 rows: a read of the source's shards, and a transaction on each
     shard that has or had the rows.
@@ -88,7 +89,7 @@ def deliver(rows: Sequence[RowToDeliver], mirrors: Sequence[Mirror]) -> dict[Any
 
 def _batches(rows: Sequence[RowToDeliver]) -> Iterator[list[RowToDeliver]]:
     """Yield all rows in batches. Rows with the same id are in different batches, because a delivery
-    keeps the states of its rows by id.
+    keeps its rows in a dict by id, which has only one row for each id.
     """
     by_pk: dict[Any, list[RowToDeliver]] = defaultdict(list)
     for row in rows:
@@ -102,8 +103,8 @@ def _batches(rows: Sequence[RowToDeliver]) -> Iterator[list[RowToDeliver]]:
 
 def _deliver_batch(mirror: Mirror, rows: Sequence[RowToDeliver]) -> dict[Any, Exception]:
     try:
-        # A key or a shard may move to another server during the delivery. Then the whole delivery
-        # is repeated. This does no harm, because rows may be delivered twice.
+        # If a key or a shard moves to another server during the delivery, the whole delivery is
+        # repeated. This does no harm, because rows may be delivered twice.
         return repeated(
             mirror.options.group,
             partial(_deliver_to, mirror, rows),
@@ -121,8 +122,8 @@ def _deliver_batch(mirror: Mirror, rows: Sequence[RowToDeliver]) -> dict[Any, Ex
 
 def _deliver_to(mirror: Mirror, rows: Sequence[RowToDeliver]) -> dict[Any, Exception]:
     # First ask for the shards of the keys, and then read the source. In the other order, a key
-    # could move in between: then the old state would be written to its new shard, which has stored
-    # no version that refuses it.
+    # could move in between. Then the old state would be written to the new shard of the key, which
+    # has stored no version that refuses it.
     attname = mirror.key.attname
     aliases = aliases_of(mirror, {key for row in rows for key in row.mirror_keys.get(attname, ())})
     states = read_source(mirror, rows)
@@ -168,8 +169,8 @@ def _write_on_shard(mirror: Mirror, alias: str, rows: Sequence[MirrorRow]) -> di
 
 
 def is_outage(exc: Exception) -> bool:
-    """Whether ``exc`` says nothing about the row itself: a server is down, or other processes hold
-    locks.
+    """Whether ``exc`` has a cause outside of the row, for example a server that is down, or locks
+    of other processes. The same write may then succeed later.
     """
     return isinstance(exc, OperationalError | InterfaceError | MirrorRaced)
 
@@ -196,8 +197,9 @@ def read_source(
     The values are in the order of :attr:`Mirror.names`. The dict lacks rows that the mirror is not
     to have, such as deleted rows and rows that do not match ``condition``.
 
-    If the mirror has no ``condition`` and the values of all rows' INSERTs are known, nothing is
-    read. In any case, the values are not older than the row's version.
+    If the mirror has no ``condition``, and all rows are new and have remembered the values of their
+    INSERT, these values are returned without a query. The values are never older than the version
+    of the row.
     """
     source = mirror.source
     if mirror.condition is None and all(row.inserted is not None for row in rows):

@@ -1,7 +1,7 @@
 """Verifies and repairs rows of a mirror that seem to differ from their source.
 
 Rows may be written meanwhile, so each suspect row is read again. If the write of a row is still in
-an outbox, the row does not count as different: a relay will deliver the write.
+an outbox, the row does not count as different, because a relay will deliver the write.
 """
 
 from __future__ import annotations
@@ -126,8 +126,8 @@ class Suspect:
 def settle(
     mirror: Mirror, suspects: list[Suspect], report: ComparisonReport, *, repair: bool
 ) -> None:
-    """Compare ``suspects``, rows that seemed to differ from their source, again. Add to ``report``
-    those that still differ.
+    """Compare ``suspects`` again, the rows that seemed to differ from their source. Add to
+    ``report`` those that still differ.
 
     :param repair: whether to repair them as well.
     """
@@ -170,8 +170,8 @@ def _look(
 ) -> tuple[dict[Any, Any], dict[Any, list[Finding]]]:
     """Compare each row of ``suspects`` with the source once.
 
-    :returns: two dicts, both by primary key. The first has the states of the source's rows. The
-        second has the findings (see :data:`Finding`) of the rows that differ.
+    :returns: a pair of dicts. The first maps primary keys to the states of the source's rows. The
+        second maps the primary keys of rows that differ to their findings (see :data:`Finding`).
     """
     wanted = source_rows(mirror, {s.pk: s.source_key for s in suspects})
     key = mirror.names.index(mirror.key.attname)
@@ -260,15 +260,15 @@ def _recorded(
 ) -> dict[Any, list[OutboxEntry]]:
     """Return a dict that maps primary keys to the outbox entries of ``suspects``.
 
-    Dead letters are left out: these are entries that relays have failed to deliver too often.
+    Dead letters, which are entries that relays have failed to deliver too often, are left out.
     """
     source = mirror.source
     texts = [text_of(source.pk, suspect.pk) for suspect in suspects]
     strategy = runtime.strategy(source.options.group)
     keys = {difference.source_key for found in findings.values() for difference, _, _ in found}
     if None in keys or strategy.moves_keys:
-        # Search the outboxes of all shards. The shard key of a source's row is not known, or the
-        # key may have moved to another shard after the row was written.
+        # Search the outboxes of all shards, because the shard key of a source's row is not known,
+        # or the key may have moved to another shard after the row was written.
         shards = list(runtime.group(source.options.group).shards())
     else:
         numbers = strategy.locate_many({source.key.get_prep_value(k) for k in keys})
@@ -289,8 +289,8 @@ def _recorded(
 def _is_pending(mirror: Mirror, entry: OutboxEntry, found: Sequence[Finding]) -> bool:
     """Whether ``entry`` has not been delivered yet to a shard on which the row differs.
 
-    An entry stays in the outbox for a while after its delivery. So it is compared by version: it
-    was delivered if the shard has stored its version or a higher one.
+    An entry stays in the outbox for a while after its delivery. So the versions are compared. The
+    entry was delivered if the shard has stored its version or a higher one.
 
     :param found: the differences of the entry's row.
     """
@@ -379,8 +379,8 @@ def _repair(
 def _record(source: Source, written: WrittenRow) -> tuple[str, OutboxEntry] | None:
     """Write a row into the outbox of its shard, as if the row had been saved.
 
-    First lock the row, as a save does: otherwise a writer whose outbox row has a lower id might
-    commit after this transaction.
+    First lock the row, as a save does. Otherwise a writer whose outbox row has a lower id might
+    commit after this transaction, and mirrors would ignore its change.
 
     :returns: the alias of the shard, and the outbox entry; None if there is no such row.
     """

@@ -26,7 +26,7 @@ class MirrorReadOnly(MirrorError, RuntimeError):
 class WriteNotFollowed(MirrorError, RuntimeError):
     """A write of a source was refused, because it is not known which rows it changes.
 
-    The mirrors could not repeat the write. Nothing was written.
+    Without these rows, the change could not be repeated in the mirrors. Nothing was written.
     """
 
 

@@ -35,8 +35,8 @@ def insert_outbox_row(alias: str, *values: Any) -> Callable[[], int]:
         if cursor.description is not None:
             number = int(cursor.fetchone()[0])
             return lambda: number
-        # Return a function and not the id: if the row is sent with the COMMIT, the cursor knows the
-        # id only after the COMMIT.
+        # Return a function instead of the id. If the row is sent in one packet with the COMMIT, the
+        # cursor knows the id only after the COMMIT.
         return lambda: int(cursor.cursor.lastrowid)
 
 
@@ -60,7 +60,7 @@ def _sql(connection: Any, model: type[models.Model]) -> str:
     """Return the SQL of an INSERT of one row, compiled by Django once for each class of
     connections.
 
-    All shards with the same database backend share it, because it does not name the schema.
+    All shards with the same database backend share the SQL, because it does not name the schema.
     """
     kind = (type(connection), model)
     sql = _compiled.get(kind)

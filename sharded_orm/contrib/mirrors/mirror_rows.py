@@ -26,9 +26,9 @@ from sharded_orm.contrib.mirrors.source_reads import aliases_of, rows_of_id
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 
 _writing: ContextVar[bool] = ContextVar("sharded_orm_writing_mirror", default=False)
-# If other processes write the same rows at the same time, a writer tries this many times. An
-# attempt fails if another process inserts the version of a row first. The next attempt locks this
-# version, so it rarely fails.
+# How often a writer tries to write rows that other processes write at the same time. An attempt
+# fails if another process inserts the version of a row first. The next attempt locks this version,
+# so it rarely fails.
 _ATTEMPTS = 5
 
 is_writing = _writing.get
@@ -61,8 +61,8 @@ class MirrorRow:
     :param source_key: the shard key of the row of the source; None if it is not known.
     :param values: the values in the order of :attr:`Mirror.attributes`; None if the row is to be
         removed from this shard.
-    :param is_new: whether the shard has probably never had the row. Writing it then takes fewer
-        statements.
+    :param is_new: whether the shard has probably never had the row. If so, fewer statements are
+        needed to write it.
     """
 
     pk: Any
@@ -176,8 +176,7 @@ def _write_locked(
 def _decided_by_source(
     mirror: Mirror, alias: str, row: MirrorRow, stored_key: str
 ) -> MirrorRow | None:
-    """Return the row to write if the shard has a version of the row from another shard key of the
-    source.
+    """Return the row to write if the version that the shard has stored is from another shard key.
 
     This happens if, for example, a row of the source was deleted under one shard key, and created
     with the same id under another. Each shard of the source numbers its writes by itself, so the
@@ -286,9 +285,9 @@ def _lock_versions(
     if connections[alias].features.has_select_for_update:
         versions = versions.select_for_update().order_by("row")
     else:
-        # This database has no row locks; it is SQLite, for example. Begin with a write that changes
-        # nothing: a transaction that begins with a read may fail at its first write, because
-        # another one has written meanwhile.
+        # This database, such as SQLite, has no row locks. Begin with a write that changes nothing.
+        # If a transaction began with a read, and another one wrote meanwhile, the first write would
+        # fail.
         versions.update(version=F("version"))
     return _by_row(versions)
 

@@ -14,7 +14,7 @@ class OutboxRow(models.Model):
     """Records that a row of a source was written, and that its mirrors may not have the change yet.
 
     The transaction of the write inserts this record on the shard of the source. The record has the
-    id of the row and not the new values: a delivery reads the row.
+    id of the row but not its new values, because a delivery reads the row.
 
     If a row is written several times, the last commit has the highest ``id``, because the database
     assigns the id while the write holds the lock of the row.
@@ -32,8 +32,9 @@ class OutboxRow(models.Model):
     #: shard keys of mirrors. For example, ``{"author_id": ["3", "7"]}`` says that the write may
     #: have changed ``author_id`` from 3 to 7.
     mirror_keys: models.TextField[str, str] = models.TextField(default="{}")
-    #: A number that grows each time the shard key moves to another shard. It is the upper part of a
-    #: version: after a move, the outbox of the new shard may have lower ids than the former one.
+    #: A number that grows each time the shard key moves to another shard. It is the upper part of
+    #: the version. So versions grow also after a move, although the outbox of the new shard may
+    #: have lower ids than the former one.
     epoch: models.BigIntegerField[int, int] = models.BigIntegerField(default=0)
     written_at: models.DateTimeField[datetime, datetime] = models.DateTimeField()
     #: The number of times that relays have failed to deliver the row. Outages do not count.

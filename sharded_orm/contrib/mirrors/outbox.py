@@ -35,7 +35,7 @@ class WrittenRow:
     :param key: the shard key of the row.
     :param mirror_keys: maps each attribute that is the shard key of a mirror to the values that the
         row may have had before the statement or has after it, such as ``{"author_id": {3, 7}}``.
-    :param epoch: the version of the placement of the shard key, which grows when the key moves.
+    :param epoch: a number that grows each time the shard key moves to another shard.
     :param is_new: whether the statement was an INSERT. Not stored in the outbox.
     :param inserted: maps attributes to the values that the INSERT has stored; None if they are not
         known. Not stored in the outbox.

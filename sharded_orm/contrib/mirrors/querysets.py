@@ -20,8 +20,8 @@ from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.sharding.type_variables import M
 
 # If rows of a page differ from the source, they are repaired, and the page is read and compared
-# again. After this many comparisons it is given up: then rows cannot be repaired, or other
-# processes write them all the time.
+# again. After this many comparisons, the rows that still differ are only corrected in memory. This
+# happens if a repair has no effect, or if other processes write the rows all the time.
 _LOOKS = 3
 # True while a deferred shard key is loaded in order to verify its row. The query that loads the key
 # is not verified itself, because that would need the key.
@@ -82,8 +82,8 @@ class MirrorQuerySet(ShardedQuerySet[M]):
             try:
                 mend(mirror, suspects)
             # The repair has failed, for example because a shard is down. The query must not fail
-            # for that reason: rows without a source are left out, and the others get the source's
-            # values.
+            # for that reason. So rows that the source lacks are left out, and other rows get the
+            # source's values in memory.
             except Exception:
                 self._leave_out(mirror, suspects, wanted)
                 return
@@ -93,7 +93,7 @@ class MirrorQuerySet(ShardedQuerySet[M]):
         """Find out for each None in a JSON field whether the database has the NULL of SQL or the
         null of JSON. Instances have None for both.
 
-        :returns: a dict by primary key, of dicts that map attributes to None or :data:`JSON_NULL`.
+        :returns: maps primary keys to dicts, which map attributes to None or :data:`JSON_NULL`.
             None if the page's query now finds other rows, because a value has changed meanwhile.
         """
         names = [mirror.attributes[position] for position in mirror.json_positions]
@@ -102,9 +102,9 @@ class MirrorQuerySet(ShardedQuerySet[M]):
         ):
             return {}
         with uncached():
-            # Run the query of the page again, and not a query for the primary keys of ``rows``. The
-            # page's query may have a condition on a null: then a row whose null has changed does
-            # not belong to the page any more.
+            # Run the query of the page again, and not a query for the primary keys of ``rows``. For
+            # example, if the page's query has the condition that a field is the null of JSON, a row
+            # in which the field is NULL now does not belong to the page any more.
             page = list(self._chain().values_list("pk", *are_null(names)))
         if [pk for pk, *_ in page] != [row.pk for row in rows]:
             return None
@@ -121,7 +121,7 @@ class MirrorQuerySet(ShardedQuerySet[M]):
     def _leave_out(
         self, mirror: Mirror, suspects: Sequence[Suspect], wanted: dict[Any, Any]
     ) -> None:
-        """Mend the page in memory, because the mirror cannot be repaired now.
+        """Correct the instances of the page, because the mirror cannot be repaired now.
 
         If the source lacks some of the rows, read the page again without them. Set the source's
         values in all rows.
@@ -164,7 +164,8 @@ def _wanted(mirror: Mirror, rows: Sequence[Any]) -> dict[Any, Any]:
     """
     if not rows:
         return {}
-    # Never None here: a system check requires this field of mirrors with verified reads.
+    # This is not None, because a system check requires this field of a mirror with
+    # ``verify_reads``.
     assert mirror.own_source_key is not None
     attname = mirror.own_source_key.attname
     with uncached():
@@ -179,8 +180,8 @@ def _differs(
     _, values = wanted[row.pk]
     key = mirror.options.key
     assert key is not None
-    # Load a deferred shard key, because it must be compared like the other values: if it has
-    # changed, the row belongs on another shard.
+    # Load a deferred shard key, because it must be compared like the other values. If it differs,
+    # the row belongs on another shard.
     _key_value(row, key.attname)
     loaded, known = row.__dict__, nulls.get(row.pk, {})
     stored = []
@@ -206,8 +207,8 @@ def _suspect(mirror: Mirror, row: Any) -> Suspect:
 
 
 def _key_value(row: Any, attname: str) -> Any:
-    """Return the value of a shard key. If it is deferred, load it without verifying the row: the
-    verification would need this value.
+    """Return the value of a shard key. If it is deferred, load it without verifying the row,
+    because the verification itself would need this value.
     """
     token = _loads_key.set(True)
     try:

@@ -1,8 +1,8 @@
 """The relay delivers writes of sources that the writers themselves could not deliver.
 
-Such writes are left in the outboxes of shards. Any number of relays may run, because a row may be
-delivered twice: an older version never overwrites a newer one. A relay takes a lease on the outbox
-of a shard only to save other relays the same work.
+Such writes are left in the outboxes of shards. Any number of relays may run at the same time. It
+does no harm if two of them deliver the same row, because an older version never overwrites a newer
+one. A relay takes a lease on the outbox of a shard only to save other relays the same work.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def relay(*, min_age: float = MIN_AGE, stopping: Callable[[], bool] = lambda: Fa
 
     A shard that does not answer, or on which another relay works, is left out.
 
-    :param min_age: rows that are younger than this number of seconds are skipped: their writers are
-        probably still delivering them.
+    :param min_age: rows that are younger than this number of seconds are skipped, because their
+        writers are probably still delivering them.
     :param stopping: returns True if the relay is to stop after the current batch.
     """
     report = RelayReport()
@@ -122,8 +122,8 @@ def deliver_batch(alias: str, batch: Iterable[OutboxRow], report: RelayReport) -
     for label, rows in by_source.items():
         source = source_of(label)
         if source is None:
-            # Keep the rows: this process may run old code, and newer code may know mirrors of the
-            # model.
+            # Keep the rows, because this process may run old code. A process with newer code may
+            # know mirrors of the model, and deliver the rows.
             report.failed += len(rows)
             report.problems.append(
                 f"{alias}: {len(rows)} rows of {label!r}, which has no mirrors in this process. If it has"

@@ -14,7 +14,7 @@ from sharded_orm.exceptions import ShardedOrmError
 logger = logging.getLogger("sharded_orm.mirrors")
 
 #: A thread removes delivered rows of a shard from the outbox when it has this many of them. A relay
-#: may come first: it finds that the rows were delivered, and removes them.
+#: that comes first finds that the rows were delivered, and removes them.
 REMOVED_AT_ONCE = 100
 
 _of_thread = threading.local()
@@ -34,7 +34,7 @@ class Delivered:
 
     def add(self, numbers: Iterable[int]) -> None:
         """Add the ids of delivered rows. If there are many, remove all of them from the outbox. A
-        database error is only logged: a relay removes the rows later.
+        database error is only logged, because a relay removes the rows later.
         """
         self._numbers += numbers
         if len(self._numbers) < REMOVED_AT_ONCE or connections[self._alias].in_atomic_block:

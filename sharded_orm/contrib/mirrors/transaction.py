@@ -34,10 +34,11 @@ class SourceChange(StatementChange):
     def __init__(self, source: Source) -> None:
         self.source = source
         self.rows: Sequence[WrittenRow] = ()
-        #: The function that :func:`record` has returned; None until the rows are in the outbox.
+        #: The function that :func:`record` has returned, which returns the outbox entries of the
+        #: rows; None until the rows are in the outbox.
         self.recorded: Recorded | None = None
-        #: A transaction may write to the outbox several times. This is the number of the time at
-        #: which these rows were written there, from 1 on; 0 until then.
+        #: A transaction may write to the outbox several times. For example, 2 means that these rows
+        #: were written at the second time. 0 means that they are not written yet.
         self.recording = 0
         self.is_delivered = False
 
@@ -59,8 +60,8 @@ class TransactionChanges(StatementWatcher[SourceChange]):
         #: The changes whose rows are not in the outbox yet.
         self._pending: list[SourceChange] = []
         # _recordings counts how often this transaction has written to the outbox. _recordings_at
-        # maps each savepoint to the count when it was set, to know which writes its rollback
-        # undoes.
+        # maps each savepoint to the count when it was set, so that a rollback to the savepoint
+        # knows which of these writes it undoes.
         self._recordings = 0
         self._recordings_at: dict[str, int] = {}
         # Whether the server may have undone earlier statements of this transaction because of an
@@ -97,15 +98,15 @@ class TransactionChanges(StatementWatcher[SourceChange]):
             if not change.is_undone and change.recorded is None:
                 change.recorded = record(change.source, self._connection.alias, change.rows)
                 change.recording = self._recordings
-        # Empty the list at the end, and not earlier: if record() raises an error that the program
-        # catches, the rows that are not recorded yet must stay in the list.
+        # Empty the list only after record() has succeeded. If record() raises an error that the
+        # program catches, the rows must stay in the list, because they are not recorded yet.
         self._pending = []
 
     def deliver_after_commit(self) -> None:
         """Deliver all changes as soon as the transaction is committed.
 
         So the program usually finds the mirrors up to date afterwards. If the mirrors cannot be
-        written, the program gets no error: a relay delivers the changes later.
+        written, the program gets no error, because a relay delivers the changes later.
         """
         connection = self._connection
         hooks = connection.run_on_commit
@@ -125,7 +126,8 @@ class TransactionChanges(StatementWatcher[SourceChange]):
         self._hook = None
         if not self._may_deliver:
             return
-        # In a TestCase nothing is committed, so before_commit() was not called to record the rows.
+        # Record the rows that are not in the outbox yet. In a TestCase nothing is committed, so
+        # before_commit() was not called.
         self._record()
         by_source: dict[int, tuple[Source, list[OutboxEntry]]] = {}
         for change in self._changes:
@@ -170,8 +172,9 @@ class TransactionChanges(StatementWatcher[SourceChange]):
             self._record()
 
     def may_commit(self) -> None:
-        # The next statement may commit implicitly. Record the rows before: if they were committed
-        # without a row in the outbox, no relay would find them.
+        # The next statement may commit the transaction implicitly, as DDL does on MariaDB. So
+        # record the rows first. If they were committed without a row in the outbox, no relay would
+        # find them.
         self._record()
 
     def savepoint(self, sid: str) -> None:
@@ -189,9 +192,9 @@ class TransactionChanges(StatementWatcher[SourceChange]):
         self._pending += gone
 
     def ended(self, committed: bool | None) -> None:
-        # Deliver only if the transaction was committed for certain. If it is unknown, it may be
-        # committed later, and a delivery now would write the old state to the mirrors. A relay sees
-        # the outbox row only after the commit, so it delivers the new state.
+        # Deliver only if the transaction was committed for certain. If this is unknown, the server
+        # may still commit it later, and a delivery now would write the old state to the mirrors. A
+        # relay sees the outbox row only after the commit, so it delivers the new state.
         self._may_deliver = committed is True
 
 

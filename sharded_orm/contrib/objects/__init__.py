@@ -40,8 +40,8 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    # Import a public name when it is used first (PEP 562): Django imports this package before models
-    # can be defined.
+    # Import a public name only when it is used first (PEP 562). Django imports this package before
+    # models can be defined, and the modules with these names define models.
     if name == "fields":
         return import_module(f"{__name__}.fields")
     if name in _MODULES:

@@ -34,7 +34,7 @@ class ObjectChangeList(ShardedChangeList):
     """The list of objects in the admin.
 
     Rows cannot be sorted by fields of the body. If the address of the list asks for such an order,
-    it is ignored. Objects whose bodies cannot be read are listed, too: their columns say "damaged",
+    it is ignored. Objects whose bodies cannot be read are also listed. Their columns say "damaged",
     and a note on the page has the error.
     """
 
@@ -58,7 +58,8 @@ class ObjectChangeList(ShardedChangeList):
     def _damage(self, row: Any) -> DamagedObject | None:
         """Return the error of an object whose body cannot be read; None if it can be read.
 
-        If a column shows a reference, the object to which it leads is read, too.
+        If a column of the list shows a reference, the object to which it leads is also read,
+        because it may be damaged as well.
         """
         if "data" in row.get_deferred_fields():
             return None
@@ -100,8 +101,8 @@ def _names_in_body(model: Any) -> set[str]:
 
 
 class DeletedFilter(admin.SimpleListFilter):
-    """The filter "deleted" of the list. With "yes", the list shows the deleted objects; without it,
-    only the others.
+    """The filter "deleted" of the list. With "yes", the list shows only deleted objects. Without a
+    choice, it shows only objects that are not deleted.
     """
 
     title = _lazy("deleted")
@@ -126,8 +127,8 @@ class DeletedFilter(admin.SimpleListFilter):
         }
 
     def queryset(self, request: HttpRequest, queryset: Any) -> Any:
-        # ObjectAdmin.get_queryset() applies the filter: it starts either with the deleted objects
-        # or with the others.
+        # Return the queryset unchanged. ObjectAdmin.get_queryset() has applied the filter, because
+        # it returns only the deleted objects or only the others.
         return queryset
 
 
@@ -136,8 +137,9 @@ class ObjectAdmin(ShardedModelAdmin):
     body.
 
     Deleting sets ``active`` to False. The filter "deleted" lists deleted objects, and the action
-    "restore" undeletes them. It needs the permission to change objects, and makes an entry in the
-    log of the admin. The list cannot be sorted, filtered, searched or edited by fields of the body.
+    "restore" undeletes them. The action needs the permission to change objects, and makes an entry
+    in the log of the admin. The list cannot be sorted, filtered, searched or edited by fields of
+    the body.
 
     Objects whose bodies cannot be read are listed with their errors, and can be deleted. A visitor
     who opens such an object is sent back to the list.

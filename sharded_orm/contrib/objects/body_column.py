@@ -25,8 +25,8 @@ _read_json = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # missi
 
 
 class BodyColumn(models.JSONField):
-    """The column with all fields of an object as JSON (Pinterest, P5). So a new field changes no
-    table.
+    """The column with all fields of an object as JSON (Pinterest, P5). Because the fields have no
+    columns, a new field needs no change of a table.
 
     The attribute of an instance is a dict. If the stored text is damaged, it is another type of
     value, and :func:`body_of` raises an error.
@@ -60,8 +60,8 @@ class BodyColumn(models.JSONField):
 
 
 def prepare_body(instance: Any, add: bool) -> None:
-    """Prepare the body of an object for the database: set defaults, move values to the new names of
-    fields, drop removed fields, and validate.
+    """Prepare the body of an object for the database. Defaults are set, values move to the new
+    names of renamed fields, removed fields are dropped, and values are validated.
 
     :param add: whether the object is new.
     :raises InvalidValue: a value is missing, cannot be JSON, or is refused by a validator of its
@@ -85,8 +85,8 @@ def check_body(instance: Any) -> None:
     """
     stored = copy.copy(instance)
     for field in stored.body_fields():
-        # Ignore invalid values, which full_clean() reports by field. Also ignore missing values:
-        # the program may still set them before the save.
+        # Ignore invalid values, because full_clean() reports them later, by field. Also ignore
+        # missing values, because the program may still set them before the save.
         with suppress(ValidationError):
             field.prepare(stored, stored._state.adding)
     for name in stored._object.removed:
@@ -95,7 +95,8 @@ def check_body(instance: Any) -> None:
 
 
 def body_of(instance: Any) -> dict[str, Any]:
-    """Return the body of an object, a dict. To change the dict is to change the object.
+    """Return the body of an object, a dict. A change of the dict changes the object, because the
+    dict is not copied.
 
     :raises DamagedObject: the stored body is no JSON object.
     """
@@ -111,8 +112,9 @@ def body_of(instance: Any) -> dict[str, Any]:
 def _check_size(instance: Any, body: dict[str, Any], limit: int) -> None:
     try:
         text = json.dumps(body, allow_nan=False)
-        # PostgreSQL cannot store single surrogates and NUL, so refuse them on all databases.
-        # encode() raises an error for a single surrogate.
+        # PostgreSQL cannot store single surrogates and NUL, so refuse them on all databases. A
+        # surrogate is written as ``\ud...`` in JSON, and encode() raises an error if it has no
+        # partner.
         if "\\ud" in text:
             json.dumps(body, ensure_ascii=False).encode()
         if "\\u0000" in text and _NUL.search(text):

@@ -55,8 +55,8 @@ class ObjectWriteRefused(ObjectError, RuntimeError):
     """A statement would write objects without comparing versions, or change the source or target of
     an entry.
 
-    An entry is a row of a mapping. It relates a source object to a target object. Its two objects
-    never change; to relate others, remove the entry and add a new one.
+    An entry is a row of a mapping. It relates a source object to a target object. These two never
+    change. To relate other objects, remove the entry and add a new one.
     """
 
 

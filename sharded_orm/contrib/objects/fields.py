@@ -1,7 +1,7 @@
 """The fields of objects: Django's own field classes, whose values are kept in the object's JSON.
 
 They take Django's arguments, such as ``null``, ``default``, ``max_length``, ``choices`` and
-``validators``. One argument is added: ``was``, the former names of the field.
+``validators``. The additional argument ``was`` has the former names of the field.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _OF_JSON = (str, int, float, dict, list, type(None))
 # The types whose values can be changed in place, without an assignment to the object's attribute.
 _MUTABLE = (dict, list)
 _NOTHING = object()
-# For some methods to_python() of Django, the types of values that the method returns unchanged. For
-# example, CharField.to_python() returns a str as it is. For such a value, the call can be left out.
+# Maps to_python() methods of Django to the types of values that the method returns unchanged. For
+# example, CharField.to_python() returns a str as it is, so the call can be left out.
 _KEPT: dict[Any, frozenset[type]] = {
     models.Field.to_python: frozenset({str, int, float, bool}),
     models.CharField.to_python: frozenset({str}),
@@ -115,12 +115,14 @@ class BodyField(_FieldBase):
         value = self.get_default()
         if self.has_default() and callable(self.default):
             # Store the default in the body, because the next call of a callable default may return
-            # another value. If it is a list or dict, changes in place must also reach the body.
+            # another value. If the default is a list or dict, the program may change it in place,
+            # and the change must reach the body.
             body[self.name] = self.to_json(value)
             return self.read(instance)
         if instance._state.adding:
             return value
-        # Convert the default as if it had been stored: for a DecimalField, it may be given as 0.
+        # Convert the default as if it had been stored. For example, the default of a DecimalField
+        # may be the integer 0, which must become a Decimal.
         return self._from_json(instance, self.to_json(value))
 
     def write(self, instance: Any, value: Any) -> None:
@@ -195,8 +197,8 @@ class BodyField(_FieldBase):
         """Prepare the field's value of an object for a save: set a default, use the new name,
         validate.
 
-        All values of a new object are validated. Of a stored object, only the changed ones are: so
-        an object that is older than a validator can still be saved.
+        All values of a new object are validated. Of a stored object, only the changed values are
+        validated. So an object can still be saved if a validator was added after it was stored.
 
         :raises InvalidValue: the value is missing, or a validator refuses it.
         """
@@ -228,7 +230,8 @@ def _is_same(present: Any, stored: Any) -> bool:
 
 
 def _text(value: Any) -> str | None:
-    # Compare values by their JSON texts: in Python, [1] == [True], but their JSON differs.
+    # Compare values by their JSON texts, because Python takes values such as [1] and [True] for
+    # equal, although their JSON differs.
     try:
         return json.dumps(value, default=repr)
     except (TypeError, ValueError):
@@ -263,8 +266,8 @@ class BodyAttribute:
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         if instance is None:
             return self
-        # Do not look into instance.__dict__: Python would first have to make this dict for each
-        # object, which takes time.
+        # Do not look into instance.__dict__, because Python would first have to make this dict for
+        # each object, which takes time.
         body = instance.data
         if type(body) is dict:
             value = body.get(self._name)
@@ -353,7 +356,8 @@ class Ref(BodyField, models.BigIntegerField):
     itself.
 
     The first read of ``pin.board`` costs one query, or one request to the cache. It raises
-    ``DoesNotExist`` if that object was deleted: no database enforces references between shards.
+    ``DoesNotExist`` if that object was deleted. This can happen because no database enforces
+    references between shards.
 
     :param to: the class of the object, its label, or ``"self"``.
     """
@@ -427,8 +431,9 @@ class ReferenceAttribute(BodyAttribute):
         pk = field.read(instance)
         if pk is None:
             return None
-        # The object is not kept in _state.fields_cache, where Django keeps related objects:
-        # sharded_orm assumes that objects in it are on the same shard.
+        # Do not keep the object in _state.fields_cache, where Django keeps related objects.
+        # sharded_orm assumes that all objects there are on the shard of this object, and a
+        # reference can lead to another shard.
         known = instance.__dict__.setdefault("_referred", {})
         if field.name not in known or known[field.name].pk != pk:
             known[field.name] = field.target.objects.get(pk)

@@ -77,7 +77,8 @@ class MappingBase(ShardedModelBase):
 def _with_paging_index(meta: Any, bases: tuple[type, ...]) -> Any:
     """Return the mapping's ``class Meta``, with the index that reads of pages use.
 
-    A project's ``class Meta`` need not derive from the base's, so it may lack the index.
+    The index is missing, and is added, if for example the project's ``class Meta`` does not derive
+    from that of the base class.
     """
     paging = next((base._paging for base in bases if hasattr(base, "_paging")), None)
     indexes = tuple(getattr(meta, "indexes", ()))
@@ -180,7 +181,7 @@ class MirrorMapping(MappingEntry):
 
         PinBoards.objects.page(pin)  # the boards of a pin
 
-    It is read-only: it follows each write of the mapping, as :doc:`mirrors
+    It is read-only. It repeats each write of the mapping, as :doc:`mirrors
     </howto/store-data-twice>` do, and needs the app ``sharded_orm.contrib.mirrors``.
     ``MappingMeta`` may set ``cache = True``, and must set ``group`` if ``target`` of the mapping is
     a text.

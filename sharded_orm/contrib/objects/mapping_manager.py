@@ -1,4 +1,4 @@
-"""The manager of mappings, tables that say which objects belong to an object."""
+"""The manager of mappings. A mapping is a table that says which objects belong to an object."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ _MOST = 1000
 
 
 class MappingQuerySet(ShardedQuerySet[M]):
-    """The queryset of mappings. Computes the primary keys of new entries, and checks what is
-    written.
+    """The queryset of mappings, whose rows are called entries.
+
+    It computes the primary key of each new entry, and checks the ids and positions that are stored.
     """
 
     def update(self, **kwargs: Any) -> int:
@@ -176,8 +177,8 @@ class MappingManager(_Manager):  # type: ignore[misc]  # the base class is Any f
         entries = self.uncached().filter(**{sides.near_column: near})
         sign, reached, passed = ("-", "lte", "gte") if newest_first else ("", "gte", "lte")
         if cursor is not None:
-            # filter() and exclude() are used instead of a Q object, because then the queryset has a
-            # plan: its SQL is compiled only once.
+            # Use filter() and exclude(), not a Q object: querysets with a Q object are compiled to
+            # SQL each time, and without one, only the first time.
             entries = entries.filter(**{f"sequence__{reached}": cursor.sequence}).exclude(
                 **{"sequence": cursor.sequence, f"{column}__{passed}": cursor.target}
             )
@@ -191,8 +192,8 @@ class MappingManager(_Manager):  # type: ignore[misc]  # the base class is Any f
         return self.filter(**self._key(source, target))
 
     def _key(self, source: Any, target: Any) -> dict[str, Any]:
-        """Return the conditions by which filter() finds the entry of two objects: shard key and
-        primary key.
+        """Return arguments of filter() that find the entry that says that ``target`` belongs to
+        ``source``. They are its shard key and its primary key.
         """
         sides = self.model._sides
         ids = {
@@ -204,11 +205,11 @@ class MappingManager(_Manager):  # type: ignore[misc]  # the base class is Any f
 
 
 def entry_id(source: int, target: int) -> UUID:
-    """Return the primary key of the entry of two objects: the bits of both ids, one after the
-    other.
+    """Return the primary key of the entry that says that ``target`` belongs to ``source``.
 
-    So two objects have at most one entry, and it is found by its primary key. The keys are unique
-    over all shards.
+    It consists of the 64 bits of ``source`` and the 64 bits of ``target``. So a target has at most
+    one entry under a source, and the entry can be found by its primary key. No two shards have
+    entries with the same primary key.
     """
     return UUID(int=source << 64 | target)
 

@@ -139,7 +139,8 @@ class ObjectLookupManager(_Manager):  # type: ignore[misc]  # the base class is 
     def _claimed(self, value: str, pk: int, former: int | None = None) -> int:
         """Let ``value`` lead to the id ``pk``, if it leads to no id yet or to ``former``.
 
-        :returns: the id to which the value leads afterwards, which may be that of another process.
+        :returns: the id to which the value leads afterwards. It is not ``pk`` if another process
+            was faster.
         """
         if former is not None and self.filter(pk=value, target_id=former).update(target_id=pk):
             return pk
@@ -191,8 +192,8 @@ class ObjectLookup(ShardedModel, metaclass=ObjectLookupBase):
         FacebookUsers.objects.find("4711")
 
     The strategy of the group is ``"modulo"``: the shard of a value is its md5 modulo the number of
-    shards. So all shards must exist from the start. A value is text. It is compared exactly, so
-    upper and lower case differ.
+    shards. With another number of shards, values would belong on other shards, so no shard can be
+    added later. A value is text. It is compared exactly: ``Ada`` and ``ada`` are two values.
     """
 
     target: ClassVar[Any]

@@ -29,12 +29,15 @@ _BATCH = 1000
 
 
 class Batch(dict[Any, Any]):
-    """A dict that maps ids to objects. Lookup tables return one that maps values to objects."""
+    """The dict that ``get_many()`` returns; it maps ids to objects.
+
+    ``find_many()`` of a lookup table returns a ``Batch``, too, which maps values to objects.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        #: Maps the ids (or values) of objects whose bodies cannot be read to the errors. These
-        #: objects are not in the dict itself. The errors are also logged.
+        #: If the body of an object cannot be read, the object is missing in the dict itself. This
+        #: attribute maps its id (or value) to the error. The error is also logged.
         self.damaged: dict[Any, DamagedObject] = {}
 
 
@@ -65,9 +68,9 @@ class ObjectQuerySet(ShardedQuerySet[M]):
     def purge(self) -> tuple[int, dict[str, int]]:
         """Delete the rows for good, shard by shard, as ``delete()`` of Django does.
 
-        An object that another process undeletes meanwhile is kept. Usually costs one DELETE per
-        shard. If signals of deletions have receivers, or other models refer to the objects, the
-        rows are first locked and read. If a row of any shard is protected (``PROTECT`` or
+        If another process undeletes an object before its row is deleted, the object is kept.
+        Usually costs one DELETE per shard. If signals of deletions have receivers, or other models
+        refer to the objects, the rows are first locked and read. If a row of any shard is protected (``PROTECT`` or
         ``RESTRICT``), an error is raised before anything is deleted on any shard.
         """
         is_fast = Collector(using=self._options.group, origin=self).can_fast_delete
@@ -88,8 +91,8 @@ class ObjectQuerySet(ShardedQuerySet[M]):
 
     def _purge_locked(self) -> Counter[str]:
         # QuerySet.delete() of Django reads the rows without a lock, and then deletes them by
-        # primary key, even if they have been undeleted in between. So lock the rows first, and
-        # delete only these.
+        # primary key. If another process undeletes an object in between, it would be deleted all
+        # the same. So lock the rows first, and delete only the locked ones.
         counts: Counter[str] = Counter()
         with transaction.atomic(using=self.db):
             if not connections[self.db].features.has_select_for_update:

@@ -59,8 +59,10 @@ class ObjectOptions:
         return ids if self._are_own(ids) else [self.check_id(name, value) for value in ids]
 
     def _are_own(self, values: list[Any]) -> bool:
-        """Whether all values are ids of this type. A quick test: ids that are texts give False,
-        too.
+        """Return True if all values are integers that are ids of this type.
+
+        This is a quick test for the usual case. For ids in another form, such as ``"42"``, it
+        returns False, and the caller checks each value by itself.
         """
         shift, mask = self._position_of_type
         return (

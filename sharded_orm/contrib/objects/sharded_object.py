@@ -73,8 +73,9 @@ class ObjectBase(ShardedModelBase):
 def _refuse_columns(name: str, cls: Any) -> None:
     """Raise an error if the class declares an ordinary column.
 
-    edit() takes over only the columns of ShardedObject from the locked row, and then saves all
-    columns. So it would overwrite an ordinary column with an old value.
+    An ordinary column is one that ShardedObject does not have. edit() reads the locked row again,
+    but only the columns of ShardedObject, and then saves all columns. So it would overwrite an
+    ordinary column with an old value.
     """
     if own := sorted({field.name for field in cls._meta.concrete_fields} - _COLUMNS):
         raise InvalidObjectType(
@@ -95,8 +96,10 @@ def _refuse_concrete_base(name: str, bases: tuple[type, ...]) -> None:
 def _refuse_ambiguous_names(
     name: str, bases: tuple[type, ...], attrs: dict[str, Any], options: ObjectOptions
 ) -> None:
-    """Raise an error if two fields use one name in the body, for example the ``was`` of a field and
-    the name of another. A save would drop one of the two values.
+    """Raise an error if two fields use the same name in the body.
+
+    For example, a field is named ``title``, and another has ``was="title"``, its former name. A
+    save would drop one of the two values.
     """
     own = {field.name: field for base in bases for field in _private_fields(base)} | attrs
     fields = {key: field for key, field in own.items() if isinstance(field, BodyField)}
@@ -207,8 +210,9 @@ class ShardedObject(ShardedModel, metaclass=ObjectBase):
             # Remember the time that was read, to compare it in the UPDATE. Model.save() replaces
             # self.ts by the present time, even if the UPDATE fails.
             self.__dict__.setdefault("_stored_ts", self.ts)
-        # A receiver of pre_save may call save() of the same object. Then the outer save() compares
-        # with the time that the inner save() has stored.
+        # A receiver of pre_save may call save() of the same object. This inner save() stores a new
+        # time, and leaves it in _stored_ts, because the UPDATE of the outer save() must compare the
+        # row with this time.
         is_inner = "_prepared" in self.__dict__
         self.__dict__["_prepared"] = True
         try:
@@ -229,16 +233,17 @@ class ShardedObject(ShardedModel, metaclass=ObjectBase):
         values: Any,
         *rest: Any,
     ) -> Any:
-        # Overrides Model._do_update(). The UPDATE has the version that was read as a condition
-        # (Pinterest, P6), and also the time. Comparing the version alone is not enough: after a
-        # rollback, the instance has a version that was never stored, and since then somebody else
-        # may have stored another change under the same number.
+        # Overrides Model._do_update(). The UPDATE changes the row only if the row still has the
+        # version that this instance has read (Pinterest, P6), and the time of the last change. The
+        # version alone is not enough. For example, save() stores version 5 and is rolled back, but
+        # the instance keeps the 5. If somebody else then stores another change as version 5, the
+        # next save() of this instance would overwrite it.
         stored = next((value for field, _, value in values if field.attname == "version"), None)
         if "version" in self.get_deferred_fields():
             raise self._read_partly()
         if stored != self.version + 1:
-            # The new version is not the old one plus 1, so this is not save() of a program.
-            # loaddata writes the row exactly as the fixture has it.
+            # save() always raises the version by 1. So the caller is loaddata, which stores the row
+            # exactly as the fixture has it.
             return super()._do_update(base_qs, using, pk_val, values, *rest)
         if self._state.adding:
             # The object is new and has an id already. Return that no row was updated, so that

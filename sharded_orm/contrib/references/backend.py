@@ -1,4 +1,4 @@
-"""Asks about the global database: does its backend report writes, and is a transaction open?"""
+"""Tells whether the backend of the global database reports writes, and has an open transaction."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def problem_of_backend() -> str | None:
     """
     connection = connections[DEFAULT_DB_ALIAS]
     engine = connection.settings_dict["ENGINE"]
-    # The dummy backend stands for a process without a database, which writes nothing.
+    # Django uses the dummy backend if no database is configured. Then nothing is written.
     if isinstance(connection, CommitHookMixin) or engine == "django.db.backends.dummy":
         return None
     return (
@@ -37,18 +37,18 @@ def require_hooks() -> None:
 
 
 def in_test_case() -> bool:
-    """Whether the open transaction of the global database is the one that ``TestCase`` opens around
-    a test.
+    """Return whether this thread runs a test of a ``TestCase``.
 
-    ``TestCase`` opens one on all other databases as well.
+    ``TestCase`` opens a transaction on each database around a test, also on the global database.
     """
     connection: Any = connections[DEFAULT_DB_ALIAS]
     return any(block._from_testcase for block in connection.atomic_blocks)
 
 
 def in_transaction() -> bool:
-    """Whether this thread has opened a transaction on the global database. That of a ``TestCase``
-    does not count.
+    """Return whether this thread has an open transaction on the global database.
+
+    The transaction that a ``TestCase`` opens around each test does not count.
     """
     connection = connections[DEFAULT_DB_ALIAS]
     is_open = connection.in_atomic_block or not connection.get_autocommit()

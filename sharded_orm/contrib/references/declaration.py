@@ -31,10 +31,11 @@ from sharded_orm.topology.model import Shard
 
 @dataclass(frozen=True, eq=False)
 class ReferenceSource(Source):
-    """A reference model, in the form in which mirrors describe their sources.
+    """Describes a reference model to the code that records the writes of models.
 
-    So the classes that record the writes of a mirror's source also record the writes of a reference
-    model. A reference model has no shard key, so :attr:`key` is its primary key.
+    This code was made for mirrors, where a model with read-only copies is called a source. So a
+    reference model is described as a source. It has no shard key, so :attr:`key` is its primary
+    key.
     """
 
     what: ClassVar[str] = "is a reference table"

@@ -135,10 +135,10 @@ def states_on(alias: str) -> dict[str, Any]:
 def lock_states(alias: str) -> dict[str, Any]:
     """Lock the versions of the copies on a shard until the end of its transaction, and return them.
 
-    The caller holds the lock of the reference tables, and reads rows of the global database only
-    after this call. If it loses its session there, and with it that lock, another process gets the
-    lock. That process then waits here until the caller's transaction on the shard has ended. So the
-    newer copies are written last.
+    The caller holds the lock of the reference tables in the global database, and reads rows there
+    only after this call. The caller may lose its connection to the global database, and with it the
+    lock. Then another process gets the lock, and calls this function, too. It waits here until the
+    caller's transaction on the shard has ended. So the newer copies are written last.
 
     :raises django.db.OperationalError: other transactions hold locks on these rows. All later
         statements of the transaction may raise the error as well.
@@ -152,10 +152,10 @@ def lock_states(alias: str) -> dict[str, Any]:
 def may_be_continued(
     state: TableVersion | None, model: Any, version: Version
 ) -> TypeGuard[TableVersion]:
-    """Whether it is enough to copy the rows that were changed after the version in ``state``.
+    """Return whether it is enough to copy the rows that were changed after the version ``state``.
 
-    Otherwise all rows have to be compared. For example, the shard, the model or a column is new, or
-    the global database was restored from a backup.
+    If it returns False, all rows have to be compared. For example, the shard, the model or a column
+    is new, or the global database was restored from a backup.
 
     :param state: the version of the model's copies, as stored on their shard; None if it has none.
     """

@@ -32,7 +32,7 @@ from sharded_orm.topology.model import Shard
 
 
 class ReferenceTables:
-    """What ``manage.py mirrors`` does with the copies of reference tables.
+    """Checks and updates the copies of reference tables, for the command ``manage.py mirrors``.
 
     Implements :class:`~sharded_orm.contrib.mirrors.companions.Companion`.
     """
@@ -119,15 +119,18 @@ def _report(copied: CopyReport) -> CompanionReport:
 
 
 def _settle(shard: Shard, found: CopyDifference, report: CompanionReport, *, repair: bool) -> None:
-    """Compare those copies again that seemed to differ. Report those that still differ, and repair
-    them if ``repair`` is True.
+    """Compare the rows in ``found`` a second time, and report the copies that still differ.
+
+    :param found: the differences that a first comparison without locks has found.
+    :param repair: whether to also repair the copies that still differ.
     """
     model = found.model
     report.rows += found.compared
     if not len(found):
         return
-    # Rows may have been written during the first comparison. So compare them again, under the lock
-    # that writers of reference tables need to commit.
+    # Some rows may seem to differ only because they were written during the first comparison. So
+    # compare again under the lock of the reference tables: writers need it to commit, so no row
+    # changes meanwhile.
     with transaction.atomic(using=DEFAULT_DB_ALIAS):
         now = lock()
         with transaction.atomic(using=shard.alias):

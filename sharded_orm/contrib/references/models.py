@@ -52,9 +52,10 @@ class TableVersion(models.Model):
     #: A random number that a flush of the global database replaces. Versions with different numbers
     #: cannot be compared, because a flush starts them anew.
     history: models.BigIntegerField[int, int] = models.BigIntegerField()
-    #: JSON: a list of primary keys, as text. A row is deleted on the shards first, and then in the
-    #: global database. This list has the copies that were deleted on this shard: if the row stays
-    #: after all, its copy has to be restored.
+    #: A JSON list of the primary keys of copies that were deleted on this shard. To delete a row of
+    #: a reference table, its copies are deleted first, and then the row in the global database. If
+    #: the row stays after all, for example because the transaction is rolled back, the next update
+    #: of the shard finds the copy in this list and restores it.
     removed: models.TextField[str, str] = models.TextField(default="[]")
 
     #: A hash of the names of the columns that the copies have. If the running code copies other

@@ -71,8 +71,9 @@ def _kept(model: Any, alias: str, exc: Exception) -> ReferenceRowKept:
 
 
 class _Removal:
-    """Deletes the copies of rows on one shard, and can restore them. This thread holds the lock of
-    the reference tables all the time.
+    """Deletes the copies of rows on one shard, and can restore them.
+
+    The caller has taken the lock of the reference tables before, and holds it until the end.
     """
 
     def __init__(self, model: Any, alias: str) -> None:
@@ -98,9 +99,10 @@ class _Removal:
         alias, before = self._alias, self._before
         try:
             with transaction.atomic(using=alias):
-                # The session that holds the lock of the reference tables may have been lost. Then
-                # another process may have written newer copies, which must stay. So restore the
-                # copies only if the shard's version is still as run() has left it.
+                # This process may have lost its connection to the global database, and with it the
+                # lock of the reference tables. Then another process may have written newer copies,
+                # which must stay. So restore the old copies only if the shard's version is still
+                # as run() has left it.
                 unchanged = versions_on(alias).filter(
                     pk=before.pk,
                     version=before.version,

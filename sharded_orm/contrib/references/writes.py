@@ -134,8 +134,9 @@ class ReferenceChanges(TransactionChanges):
 
     def savepoint_rolled_back(self, sid: str) -> None:
         super().savepoint_rolled_back(sid)
-        # Record all changes again, because the rollback may have undone their records: may_commit()
-        # may have written them inside of the savepoint. A row may be recorded twice.
+        # Changes may have been recorded inside of this savepoint, by a call of may_commit() there.
+        # The rollback has then undone these records. So mark all changes as not recorded. A row may
+        # be recorded twice, which does no harm.
         for change in self._changes:
             change.is_delivered = False
 
@@ -157,8 +158,8 @@ class ReferenceChanges(TransactionChanges):
         if rows and has_tables():
             record(rows)
             self._has_news = True
-        # Set the flags at the end, and not earlier: if record() raises an error that the program
-        # catches, the changes must be recorded later. A row may be recorded twice.
+        # Set the flags only after record(). If record() raises an error and the program catches it,
+        # the flags are not set, so the next call records the changes again.
         for change in changes:
             change.is_delivered = True
 

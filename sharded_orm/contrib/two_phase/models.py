@@ -18,7 +18,8 @@ class Decision(models.Model):
     """
 
     name: models.CharField[str, str] = models.CharField(max_length=MAX_BYTES, primary_key=True)
-    #: The time of the decision by the clock of the host, in seconds since 1970.
+    #: The time of the decision, in seconds since 1970, by the clock of the machine that runs
+    #: the transaction.
     decided_at: models.BigIntegerField[int, int] = models.BigIntegerField()
 
     class Meta:

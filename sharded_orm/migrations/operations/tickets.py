@@ -51,7 +51,7 @@ class CreateSequence(Operation):
         return type(self).__name__, [], {k: v for k, v in arguments.items() if v is not None}
 
     def state_forwards(self, app_label: str, state: Any) -> None:
-        """Do nothing: the operation changes no model."""
+        """Do nothing, because the operation changes no model."""
 
     def database_forwards(
         self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any
@@ -72,7 +72,7 @@ class CreateSequence(Operation):
     def database_backwards(
         self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any
     ) -> None:
-        """Do nothing: the sequence stays, because rows may have ids from it."""
+        """Do nothing. The sequence stays, because rows may have ids from it."""
 
     def describe(self) -> str:
         return f"Begin ticket sequence {self.name}"
@@ -83,11 +83,11 @@ class CreateSequence(Operation):
 
 
 def _refuse_locked_file(connection: Any) -> None:
-    """Refuse a migration transaction that locks the ticket server's SQLite file.
+    """Refuse a migration whose transaction locks the SQLite file of the ticket server.
 
-    The sequence is created on another connection, which would wait for the transaction's end.
+    The sequence is created on another connection, which would wait for the end of the transaction.
 
-    :raises NotSupportedError: ``connection`` is in such a transaction.
+    :raises NotSupportedError: ``connection``, that of the migration, is in such a transaction.
     """
     # Only connections to SQLite have the attribute transaction_mode.
     mode = getattr(connection, "transaction_mode", None)

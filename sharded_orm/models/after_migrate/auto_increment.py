@@ -45,10 +45,13 @@ def first_ids(shard: Shard, models: Iterable[type[Model]] | None = None) -> dict
 def after_migrate(
     sender: AppConfig, using: str, counted: Mapping[str, int] | None = None, **kwargs: Any
 ) -> None:
-    """Receiver of ``post_migrate``: set the auto-increment counters on the shard ``using``.
+    """Receiver of ``post_migrate``: raise the auto-increment counters on the shard ``using``.
 
-    :param counted: maps a table to the next value of its counter, or to a lower bound of it. The
-        command ``migrate_shards`` has read these values. None if they are unknown.
+    A counter that is lower than the first packed id of its table and shard is set to this id.
+
+    :param counted: maps the name of a table to a number. The next id of its counter is at least
+        this number. The command ``migrate_shards`` has read these numbers. None if they are
+        unknown.
 
     Cost: no query if the app has no packed ids (ids that contain the shard number), or if
     ``counted`` shows that all counters are high enough. Otherwise one query for the list of tables,

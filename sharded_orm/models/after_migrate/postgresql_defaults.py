@@ -31,8 +31,8 @@ def after_migrate(sender: AppConfig, using: str, **kwargs: Any) -> None:
 
     Does nothing on databases that are not PostgreSQL, or for an app without such ids. Otherwise
     sends one query, and for each id column one statement. The statement replaces the function that
-    the column's default calls. The default is set only if it does not call this function: setting
-    a default waits for all open transactions on the table.
+    the column's default calls. The default is set only if it does not call this function already,
+    because setting a default waits for all open transactions on the table.
     """
     connection = connections[using]
     if not features_of(connection).makes_timestamped_ids:

@@ -85,7 +85,10 @@ def reads_by_pk(plan: LookupPlan, pks: Iterable[Any]) -> tuple[list[ShardRead], 
 
 
 def _address(plan: LookupPlan, strategy: Strategy, pk: Any) -> RowAddress | None:
-    """Return the address of a row, by its primary key; None if the cache cannot have the row."""
+    """Return the address of the row with the primary key ``pk``.
+
+    Return None if the row cannot be in the cache.
+    """
     cached = plan.cached
     assert cached.options is not None and cached.key_field is not None
     token = cached.pk_token(pk)
@@ -104,15 +107,18 @@ def _address(plan: LookupPlan, strategy: Strategy, pk: Any) -> RowAddress | None
 def read_together(
     plan: LookupPlan, reads: Sequence[ShardRead], reader: Reader, queryset: Any
 ) -> list[Any]:
-    """Execute ``reads``, and return the model instances. A primary key without a row has none.
+    """Execute ``reads``, and return the model instances, in no particular order.
 
-    :param reads: what :func:`reads_by_pk` has prepared. Nothing has been sent yet.
+    If there is no row for a primary key, no instance is returned for it.
+
+    :param reads: the reads that :func:`reads_by_pk` has prepared.
     :param queryset: a queryset without conditions.
     """
     level = request_cache.current()
-    # The rows that were found. Shards whose factories have the same ``kind`` share one tuple: a
-    # factory, the rows, and the alias of each row. The factory converts the rows of all these
-    # shards in one call, which takes half as long as a call for each shard.
+    # Collects the rows that are found. Maps the ``kind`` of factories to a tuple: one of these
+    # factories, rows, and the alias of each row's shard. The rows of all shards whose factories
+    # have this kind are in the tuple. One call of the factory makes the instances of all of them,
+    # which takes half as long as a call for each shard.
     parts: dict[object, tuple[InstanceFactory, list[Row], list[str]]] = {}
 
     def keep(use: ConnectionUse, rows: Collection[Row]) -> None:
@@ -120,8 +126,9 @@ def read_together(
         of_kind += rows
         aliases += [use.alias] * len(rows)
 
-    # Get the dicts of the first-level (per-request) cache before any row is read. A write during
-    # the read drops them, so nobody finds the old rows that are put into them afterwards.
+    # Get the dicts of the first-level (per-request) cache before any row is read. If a row is
+    # written during the read, the cache drops its dict. The old row is then put into the dropped
+    # dict, where nobody finds it.
     homes: dict[str, dict[str, Any]] = {}
     if level is not None:
         hits = 0

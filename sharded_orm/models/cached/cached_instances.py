@@ -1,8 +1,9 @@
 """Making model instances from cached rows, exactly as Django makes them from database rows.
 
-The cache holds rows as the database driver returned them. To make instances, Django's steps follow:
-the converters of the database connection, then those of the fields, then ``from_db()`` of the
-model. Because of the first step, each :class:`InstanceFactory` belongs to a connection.
+The cache holds rows as the database driver returned them. To make instances of them, an
+:class:`InstanceFactory` does what Django does: it calls first the converters of the database
+connection, then those of the fields, and then ``from_db()`` of the model. Because of the first
+step, each factory belongs to a connection.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ class InstanceFactory(InstanceLoader):
         super().__init__(plan.model, connection)
         self.fingerprint = plan.fingerprint(connection.vendor)
         self.width = len(self._columns)
-        # The converters of a backend depend only on its vendor and time zone. So connections with
-        # the same vendor and time zone share the rows that these converters have made. The
-        # from_db_value() of a field is called for each instance: it may return a mutable object, or
-        # depend on more than the row.
+        # Rows that the converters of the backend have converted. These converters depend only on
+        # the vendor and the time zone, so all connections with the same two share the rows. Values
+        # that from_db_value() of a field has returned are not shared, because such a value may be
+        # mutable, or depend on more than the row.
         self.decoded = plan.decoded(connection.vendor, connection.timezone_name)
         #: Two factories of the model with the same ``kind`` make equal instances from the same row.
-        #: So one of them may make the instances of rows from the connections of both.
+        #: So one of the two factories can make the instances for rows that the other's connection
+        #: has read.
         self.kind: object = self.decoded if self.serves_others else self

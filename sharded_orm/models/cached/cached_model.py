@@ -95,9 +95,10 @@ class TokenField:
         return token(value)
 
     def keeps(self, value: Any) -> bool:
-        """Whether ``get_prep_value()`` of the field surely returns ``value`` itself.
+        """Whether ``get_prep_value()`` of the field is known to return ``value`` itself.
 
-        The caller then need not call it. False does not mean that the value changes.
+        If so, the caller can use ``value`` without calling ``get_prep_value()``. If this method
+        returns False, ``get_prep_value()`` may or may not return another value.
         """
         return type(value) is int and self._takes_int
 
@@ -215,9 +216,10 @@ class CachedModel:
     def scope(self) -> Callable[..., Scope]:
         """A function ``scope(place, key, isolate=None)`` that returns a :class:`Scope` of the model.
 
-        A scope is a set of rows whose cache entries become void together. The arguments are the
-        result of :meth:`place`, and the tokens of a shard key and an isolate key. The function
-        remembers its latest results, because it takes time to compute the names of cache entries.
+        A scope is a set of rows whose cache entries become void together. ``place`` is a result of
+        :meth:`place`; ``key`` is the token of a shard key, and ``isolate`` that of an isolate key.
+        The function remembers its latest results, because it takes time to compute the names of
+        the cache entries in a scope.
         """
 
         @lru_cache(maxsize=_SCOPES)
@@ -227,7 +229,7 @@ class CachedModel:
         return scope
 
     def place(self, alias: str) -> str:
-        """Return the place of the rows on ``alias``: the string that selects their cache server.
+        """Return a string that selects the cache server for the rows on ``alias``: their place.
 
         For a sharded model the place is ``alias``. For a global model it is the model's name in the
         cache (``type.name``).
@@ -272,9 +274,9 @@ class CachedModel:
         return tuple(shard.alias for shard in runtime.group(self.options.group).shards())
 
 
-# Results of cached_model(), keyed by model. forget() replaces this dict by a new one. If a thread
-# runs _learn() meanwhile, its result may be out of date. It adds the result to the old dict, which
-# nobody reads any more.
+# Results of cached_model(), keyed by model. forget() replaces this dict by a new one and does not
+# empty it: another thread may just have computed a result from the old settings. This thread adds
+# its result to the old dict, which nobody reads any more.
 _known: dict[Any, CachedModel | None] = {}
 
 
@@ -306,8 +308,8 @@ def _learn(known: dict[Any, CachedModel | None], model: Any) -> CachedModel | No
     if meta is None or meta.abstract:
         return None
     if meta.apps is not apps:
-        # The result for a historical model is not remembered, because migrations make thousands of
-        # such models.
+        # ``model`` is a historical model of a migration. Do not remember the result, because
+        # migrations make thousands of such models.
         try:
             installed = apps.get_model(meta.label)
         except (LookupError, ValueError):

@@ -26,8 +26,8 @@ from sharded_orm.models.cached.connection_state import ConnectionUse, connection
 from sharded_orm.models.cached.lookup_plan import LookupPlan
 from sharded_orm.models.cached.query_fingerprint import compiled_text, fingerprint_of
 
-#: What a read returns: model instances, the result of ``count()``, that of ``exists()``, or a tuple
-#: of numbers.
+#: What a read returns: model instances for ``ROWS``, the result of ``count()`` for ``COUNT``, that
+#: of ``exists()`` for ``EXISTS``, or a tuple of numbers for ``NUMBERS``.
 ROWS, COUNT, EXISTS, NUMBERS = "rows", "count", "exists", "numbers"
 
 
@@ -82,8 +82,8 @@ class CachedRead:
         The result is a list of instances; for the other kinds it is a number or a tuple of numbers.
         """
         if self.level is None or self.queryset._for_write:
-            # delete() and get_or_create() set _for_write: they read rows in order to write, so they
-            # must not see earlier values of these rows.
+            # delete() and get_or_create() set _for_write. They read rows in order to write, and
+            # must see the current rows, not those that an earlier read has left in the cache.
             return None
         entry = self.entries.get(self.key)
         return self._instances(entry) if entry is not None and self.kind is ROWS else entry
@@ -138,8 +138,9 @@ def _set_known(model: Any, known: dict[Any, Any], instances: list[Any]) -> None:
             try:
                 related = objects[identity(instance)]
             except KeyError:
-                # The queryset does not know the related object of this instance. In qs1 | qs2,
-                # perhaps only one of the two querysets has known objects.
+                # The queryset does not know the related object of this instance. For example,
+                # album.photos.all() | Photo.objects.filter(stars=5) knows the album of some of its
+                # photos only.
                 continue
             setattr(instance, field.name, related)
 
@@ -273,7 +274,8 @@ def answer(read: CachedRead, reader: Reader) -> list[Any]:
 
     The caller must already have called :meth:`Reader.read` with ``read.request``. If the cache did
     not have the result, this function queries the database. It then stores the rows in the cache if
-    it may: ``read.fill`` must be True, and the reader must have given ``request.state``.
+    ``read.fill`` is True and ``request.state`` is not None. ``Reader.read()`` leaves ``state`` None
+    if the result must not be stored.
     """
     request = read.request
     if request.outcome == HIT:
@@ -311,9 +313,9 @@ def to_fill(
         pk = plan.pk_token(row)
         if pk is None:
             return None
-        # The database may consider the row's shard key equal to the shard key in the conditions,
-        # although their tokens (their forms in names of cache entries) differ. Then the request has
-        # the wrong entry names for the row, so store nothing.
+        # The names of the cache entries in ``request`` contain the token of the shard key in the
+        # conditions. The token of the row's shard key may be another one, although the database
+        # considers the two keys equal. Then the names are wrong for this row, so store nothing.
         if position is not None and cached.key_token(row[position]) != request.scope.key:
             return None
         pks.append(pk)

@@ -1,4 +1,4 @@
-"""Whether a database connection may use the cache now: to read from it, and to store what it has read."""
+"""Tells whether a database connection may read from the cache now, and store results in it."""
 
 from __future__ import annotations
 
@@ -49,8 +49,9 @@ class ConnectionState:
             return True
         if connection.wrote or connection.needs_rollback or self._isolation != "read committed":
             # The transaction must not use the cache, for one of three reasons. It has written rows,
-            # and must see these uncommitted rows. Or an error forces it to roll back. Or its reads
-            # may have to see the rows as of its begin, but the cache may have later ones.
+            # and must read them, but the cache does not have uncommitted rows. Or an error forces
+            # it to roll back. Or its isolation level lets it read only rows that were committed
+            # before it began, but the cache may have later ones.
             return None
         # Under READ COMMITTED, each statement reads what is committed when it begins. So what a
         # transaction reads before its first write may be stored in the cache, as in autocommit

@@ -1,7 +1,8 @@
-"""Plans: what reads through the cache need to know about the key fields of each cached model.
+"""What reads through the cache need to know about the key fields of each cached model.
 
-For the primary key and the shard key, a plan has their positions in a row, and their columns. For
-``ShardMeta.isolate_key``, a field that divides the cached lists of a shard key, it has the column.
+A :class:`LookupPlan` contains this for one model: the positions in a row, and the columns, of the
+primary key and the shard key, and the column of ``ShardMeta.isolate_key``, a field that divides the
+cached lists of a shard key.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _MOST_ADDRESSES = 4096
 
 
 class LookupPlan:
-    """The key fields of a cached model: the positions and columns that cached reads need.
+    """The positions and columns of the key fields of a cached model, for reads through the cache.
 
     Thread-safe.
     """
@@ -44,10 +45,10 @@ class LookupPlan:
         self._addresses: tuple[Strategy | None, dict[Any, RowAddress]] = None, {}
 
     def addresses(self, strategy: Strategy) -> dict[Any, RowAddress]:
-        """Return a dict in which callers remember where rows are: it maps a primary key to the
-        row's address (its shard and its name in the cache).
+        """Return a dict in which callers remember the addresses of rows.
 
-        If keys of the group can move, the dict is always new, so nothing is remembered.
+        The dict maps a primary key to the row's address (its shard and its name in the cache). If
+        keys of the group can move, each call returns a new, empty dict, so nothing is remembered.
 
         :param strategy: the strategy of the group. After a change of the topology, the group has a
             new strategy, and the dict is a new, empty one.

@@ -148,9 +148,9 @@ def _void(rows: Iterable[VoidRows]) -> None:
 def after_migrate(sender: AppConfig, using: str, plan: Any = (), **kwargs: Any) -> None:
     """Make void all cache entries of rows in the migrated database. Receiver of ``post_migrate``.
 
-    The SQL of a migration may have changed rows. If a cache server is down, the migration does not
-    fail: an error is logged, with the command that the operator must run later. Do nothing if no
-    migration was run.
+    The SQL of a migration may have changed rows. Do nothing if no migration was run. If a cache
+    server is down, do not let the migration fail, but log an error with the command that the
+    operator must run later.
     """
     if not plan or runtime.config().cache is None:
         return
@@ -280,9 +280,9 @@ def _whole(cached: CachedModel, alias: str) -> VoidRows:
 def _in_transaction(cached: CachedModel, alias: str, *, only: bool) -> Any:
     """Return the connection of ``alias`` if the connection is inside of a transaction, else None.
 
-    :param only: whether the caller invalidates rows on this one alias. If False, it may ask for all
-        shards of the group. No connection object is then made for a shard that has none: this
-        thread has no transaction there.
+    :param only: True if the caller invalidates rows on this one alias. False if it calls this
+        function for all shards of the group. Then return None, without making a connection object,
+        for a shard to which this thread has no connection: no transaction can be open there.
     """
     connection: Any
     if cached.options is None or only:
@@ -300,10 +300,11 @@ def _in_transaction(cached: CachedModel, alias: str, *, only: bool) -> Any:
 
 
 def _refuse(cached: CachedModel, field: Any, tokens: Any, value: Any) -> None:
-    """Raise ValueError if ``value`` has no token because ``field`` does not accept it.
+    """Raise ValueError if ``value`` is not valid for ``field``.
 
-    A *token* represents a value in names of cache entries. If the tokens of ``field`` are not
-    exact, even a valid value has no token. In this case, raise nothing.
+    Called if ``value`` has no *token*, which would represent it in names of cache entries. There
+    are two possible reasons: ``field`` does not accept the value, or the tokens of ``field`` are
+    not exact, so that no value has a token. In the second case, do nothing.
 
     :param tokens: the :class:`~sharded_orm.models.cached.cached_model.TokenField` of the field.
     :param value: a value for which ``tokens`` has returned None instead of a token.

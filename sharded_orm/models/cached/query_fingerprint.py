@@ -32,9 +32,9 @@ from sharded_orm.models.sharding.ordering import own_names
 from sharded_orm.models.sharding.query import ShardedQuery
 from sharded_orm.routing.where_clause import OnShard
 
-# The types of values that the text of a query may contain, by their repr(). It shows the whole
-# value and its type, so two different values have different texts. A subclass is not accepted,
-# because its repr() may be another one.
+# The types of values that the text of a query may contain. The text contains repr() of each value.
+# For these types, repr() shows the whole value and its type, so two different values have different
+# texts. Subclasses of these types are not accepted, because they may have another repr().
 IMMUTABLE = frozenset(
     {
         int, str, bool, float, bytes, type(None), Decimal, UUID,
@@ -144,8 +144,9 @@ def _is_flat(where: WhereNode, equal: dict[str, list[Any]]) -> bool:
 
 
 def _joins(query: Any) -> bool:
-    # alias_map may contain a table that is not joined: when Django finds a join unnecessary
-    # (album__id=7), it only sets the reference count of the table to 0.
+    # alias_map may contain a table that is not joined. For example, Django finds that
+    # filter(album__id=7) needs no join. It then sets the reference count of the table to 0, but
+    # leaves the table in alias_map.
     return any(
         query.alias_refcount[alias] for alias in query.alias_map if alias != query.base_table
     )
@@ -182,9 +183,9 @@ class _Conditions:
             else:
                 part = None
             if part is None:
-                # The SQL must identify this query, because the kind of this condition is unknown.
-                # Read the other conditions all the same: one of them may contain the shard key,
-                # without which the query is not cached.
+                # The kind of this condition is unknown, so the text of this query must be its SQL.
+                # Still read the other conditions: without a condition on the shard key, the query
+                # is not cached, and one of them may be this condition.
                 unknown = True
             else:
                 parts.append(part)
@@ -228,8 +229,9 @@ def _plain_value(value: Any) -> Any:
     return value.value if isinstance(value, Choices) else value
 
 
-# Cache of _is_known(): the lookup classes of Django that queries have used so far. The SQL of such
-# a lookup depends only on the class, the column and the value.
+# Remembers the classes for which _is_known() has returned True: Django's lookup classes that
+# queries have used so far. The SQL of such a lookup depends only on the class, the column and the
+# value.
 _KNOWN: dict[type, bool] = {}
 
 

@@ -203,7 +203,8 @@ class CachedQuerySet(QuerySet[M]):
     def _has_no_options(self) -> bool:
         """Whether this is a plain queryset of all rows, without any condition, order or option.
 
-        False also if the project's class overrides a method that reads by primary key skip.
+        Also return False if the class of the queryset is a project's, and overrides one of the
+        methods in ``_SKIPPED``: reads by primary key would not call it.
         """
         return (
             not self._names_alias()
@@ -313,7 +314,11 @@ def fetch_together(*querysets: Any) -> None:
 
 
 def _look_up_together(querysets: Iterable[Any]) -> list[Any]:
-    """Fill ``querysets`` with rows from the cache; return those that could be looked up there."""
+    """Read ``querysets`` through the cache, and return those that can be read in this way.
+
+    The cache is asked for all of them together. If it does not have the rows of a queryset, they
+    are read from the database.
+    """
     reader = current_reader()
     if reader is None:
         return []
@@ -340,7 +345,7 @@ def _look_up_together(querysets: Iterable[Any]) -> list[Any]:
         for queryset, read in reads:
             queryset._result_cache = answer(read, reader)
     finally:
-        # answer() gives up the lease (the right to fill an entry) of its request. After an error,
-        # the requests that were not answered still have their leases.
+        # After an error, some requests still have a lease (the right to store an entry in the
+        # cache), because answer() was not called for them. Give these leases back.
         reader.release([read.request for _, read in reads])
     return looked_up

@@ -1,9 +1,9 @@
-"""Reads queries through the cache without building them, if they have a plan.
+"""Reads querysets through the cache without building their queries, if they have a plan.
 
 A plan is SQL that was compiled once for all queries of a shape, that is, for all queries that
-differ only in the values of their conditions. Their requests to the cache differ only in these
-values, too. So the request is prepared once, from one query of the shape, and a read only fills in
-its values.
+differ only in the values of their conditions. The requests to the cache for these queries differ
+only in these values, too. So a :class:`RequestPlan` is made once, from one query of the shape. A
+later read only fills the values of its conditions into the prepared request.
 
 The names of cache entries are the same as those that
 :func:`sharded_orm.models.cached.cached_read.prepare` makes. So processes with and without the plan
@@ -47,11 +47,11 @@ if TYPE_CHECKING:
 
 # What the cache stores for each kind of read.
 _STORED = {kinds.ROWS: ROWS, kinds.GET: ROWS, kinds.EXISTS: EXISTS, kinds.COUNT: COUNT}
-# The types of prepared values whose repr() shows the whole value. A tuple stands for the list of a
-# condition such as __in.
+# The types of condition values from which the text of a query can be made, because their repr()
+# shows the whole value. A recording keeps the list of a condition such as __in as a tuple.
 _SHOWN = IMMUTABLE | {tuple}
-# In the list of the places of a text, stands for the alias of the shard. Such a place occurs if a
-# condition compares with a model instance.
+# An item of RequestPlan._places, which lists what to fill into the text of a query. This item
+# means: fill in the alias of the shard. It occurs if a condition compares with a model instance.
 _SHARD = -1
 
 
@@ -135,7 +135,7 @@ class RequestPlan:
     ) -> Any:
         """Do :meth:`read` for a query by primary key, which finds at most one row.
 
-        If this process remembers the row, few steps are needed.
+        This method is faster than :meth:`prepare` if the process remembers the row.
         """
         scope_and_use = self._scope_of(queryset, values, connection)
         pk = None if scope_and_use is None else self._pk_of(values)
@@ -214,7 +214,8 @@ class RequestPlan:
                 use.factory,
                 use.state,
                 digest(
-                    # The SQL of exists() has a limit, but its text in the cache has none.
+                    # Leave the limits out for exists() and count(). The text of such a query has
+                    # none, even though the SQL of exists() has a LIMIT.
                     self._text_of(values, limits if self._kind is ROWS else None, use.alias),
                     use.factory.fingerprint,
                     self._kind,
@@ -236,21 +237,25 @@ class RequestPlan:
 
 
 class _Place:
-    """Stands for the value of a condition. In the repr() of a text, it leaves a mark to replace."""
+    """Takes the place of a value in the tuples from which repr() makes the text of a query.
+
+    Its own repr() is a mark, which :func:`_format_of` replaces by ``%s``.
+    """
 
     def __repr__(self) -> str:
         return "\0"
 
 
 def _format_of(fingerprint: QueryFingerprint, recording: Recording) -> tuple[str, list[int]]:
-    """Return a %-format for the texts of all queries of a shape, and a list of its places.
+    """Return a %-format for the texts of all queries of a shape, and a list of what to fill in.
 
-    The list says what to fill into each ``%s``: the value of the condition at this position, or,
-    for ``_SHARD``, the alias of the shard.
+    The list has an item for each ``%s``, except the last two, which are for the limits of the
+    query. An item is the position of a condition, whose value must be filled in, or ``_SHARD`` for
+    the alias of the shard.
     """
     values, places = recording.values, list[int]()
-    # The conditions of the shape have the order of the parameters in the SQL. The conditions in the
-    # text have the same order, so the two can be matched one by one.
+    # The conditions of the shape and those in the fingerprint both have the order of the parameters
+    # in the SQL. So they can be matched one by one.
     variable = [
         position
         for position, part in enumerate(recording.shape.conditions)
@@ -293,9 +298,10 @@ def request_plan(kind: str, query: Any, recording: Recording) -> RequestPlan | N
     plan = plan_of(recording.shape.model)
     if plan is None or recording.shape.selection is not EVERYTHING:
         return None
-    # The values of an example all differ, so each value in its text shows to which condition it
-    # belongs. But an example contains no model instances, and the text must show their shards. So
-    # use the recording itself if it compares with instances.
+    # Make the plan from an example, a recording with made-up values. They all differ, so each value
+    # in the text shows to which condition it belongs. But an example contains no model instances.
+    # If a condition compares with an instance, the text must show the instance's shard, so use the
+    # recording itself.
     example = recording._replace(limits=None) if recording.instances else recording.example()
     if example is None:
         raise LeftToDjango

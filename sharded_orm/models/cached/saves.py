@@ -3,8 +3,8 @@
 The cache must learn of a write before it is committed. In autocommit, the write is announced to the
 cache *before* the UPDATE is sent, so no transaction is needed. The announcement names the keys that
 the instance has. These keys are also conditions of the UPDATE: if one of them is wrong, no row
-changes. The announcement counts for a limited time only. So the server breaks off an UPDATE that
-takes too long.
+changes. The announcement is valid for a limited time only, and the UPDATE must be committed within
+this time. So the database server is told to break off an UPDATE that takes longer.
 
 All other saves run the UPDATE in a transaction, and announce it before COMMIT.
 """
@@ -65,8 +65,9 @@ def save_cached_row(
 ) -> bool | None:
     """Update one row of a cached model by a plan, and return True if the row was updated.
 
-    Return None, without having changed anything, if Django must update the row. For example, the
-    first two saves of the same fields have no plan yet; or no row has the keys of the instance.
+    Return None, without having changed anything, if Django must update the row. Two examples: the
+    first two saves of the same fields have no plan yet; or no stored row has the keys of the
+    instance.
 
     Costs one round trip to the database, and one to each cache server. A second message tells the
     cache that the write is over; its answer is not waited for. A save without a plan costs one more
@@ -95,9 +96,9 @@ def save_loaded_cached_row(
 ) -> bool | None:
     """Update ``row`` by a plan that an earlier save has made, and return whether a row matched.
 
-    Unlike :func:`save_cached_row`, this function also does the work of ``Model._save_table()`` and
-    ``_do_update()`` before the UPDATE. Return None, without having changed anything, if Django must
-    do that.
+    Unlike :func:`save_cached_row`, this function also does what ``Model._save_table()`` and
+    ``_do_update()`` do before the UPDATE. Return None, without having changed anything, if Django
+    must save the row.
 
     :param alias: the shard of the row.
     """
@@ -136,8 +137,8 @@ def _conditions(
     conditions = {options.key.attname: key, "pk": pk}
     isolate = cached.isolate
     if isolate is not None:
-        # Assume that this save does not change the isolate key. If the stored row has another one,
-        # the UPDATE finds no row.
+        # Assume that this save does not change the isolate key. If the stored row has another
+        # isolate key than the instance, the UPDATE finds no row.
         value = saved.get(isolate.attname, attributes.get(isolate.attname, _ABSENT))
         if value is _ABSENT or isolate.attname in conditions:
             return None
@@ -153,7 +154,10 @@ def _save(
     conditions: Mapping[str, Any],
     new_values: Sequence[Any],
 ) -> bool | None:
-    """Send the UPDATE of ``plan``, and return whether a row matched; None if it cannot be sent."""
+    """Send the UPDATE of ``plan``, and return whether a row matched.
+
+    Return None, without sending anything, if the plan cannot be used for this row.
+    """
     values = list(conditions.values())
     row = _row_of(cached, connection.alias, *values)
     if row is None or is_followed(model, on_shard=True):
@@ -206,15 +210,15 @@ def _update_alone(row: SavedRow, connection: Any, send: Callable[[], int]) -> bo
     """Announce the write, send the statement in autocommit, and return whether a row matched.
 
     Return None, without having changed anything, if the statement must run in a transaction
-    instead. This is so if its time cannot be limited, if the session has no identity, or if the
-    announcement or the statement has taken too long.
+    instead. That is so if ``connection.limited_session()`` cannot limit the time of the statement,
+    or if the announcement or the statement has taken too long.
     """
     cache = runtime.cache()
     assert cache is not None
     markers = TransactionMarkers(cache, connection)
-    # The commit must begin within COMMIT_WITHIN seconds after the begin of the announcement. The
-    # announcement and the way to the server may take half of this time, the statement the other
-    # half.
+    # The commit must begin within COMMIT_WITHIN seconds after the announcement was begun. Half of
+    # this time is for the announcement and for the way of the statement to the server, and the
+    # other half for the execution of the statement.
     limit = cache.options.commit_within / 2
     with connection.limited_session(limit) as is_limited:
         if not is_limited:
@@ -228,8 +232,8 @@ def _update_alone(row: SavedRow, connection: Any, send: Callable[[], int]) -> bo
                 if is_announced:
                     changed = send()
             except BaseException as exc:
-                # If the session is lost, the server may still execute the statement. If the session
-                # is still there, the server has answered, or has not got the statement: it is over.
+                # If the session is lost, the server may still execute the statement. Otherwise the
+                # write is over: the server has answered, or the statement has not reached it.
                 if not connection.session_id().connection:
                     markers.lost()
                     raise

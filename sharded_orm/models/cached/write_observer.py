@@ -1,7 +1,8 @@
 """Reports writes to the cache. The database backends call this module for each write of the ORM.
 
-The rows of each write are remembered until COMMIT. Before COMMIT, the cache gets *markers*: entries
-which say that these rows are being written (see :mod:`sharded_orm.cache.markers`).
+The rows of each write are remembered until COMMIT. Before COMMIT, *markers* are put into the
+cache. These are entries which say that the rows are being written (see
+:mod:`sharded_orm.cache.markers`).
 """
 
 from __future__ import annotations
@@ -71,8 +72,9 @@ class CacheObserver:
     def table_flush(self, connection: Any) -> Iterator[None]:
         """Context manager for a block that empties tables on ``connection``.
 
-        The block may empty any tables. So before it, announces to the cache that all rows of cached
-        models there are being written. After the block, tells the cache that this write is over.
+        It is not known which tables the block empties. So before the block, announce to the cache
+        that all rows of all cached models on ``connection`` are being written. After the block,
+        tell the cache that this write is over.
         """
         cache = runtime.cache() if runtime.config().cache is not None else None
         models = [m for m in _cached_models() if m.caches_alias(connection.alias)] if cache else []

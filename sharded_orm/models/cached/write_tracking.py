@@ -104,8 +104,8 @@ def _key_columns(model: Any) -> KeyColumns:
 class AffectedRows(NamedTuple):
     """The keys of the rows that a write affects.
 
-    The keys are given as tokens: their form in names of cache entries. An attribute is None if
-    these keys are unknown or too many to list, or if the model has no such key.
+    Each key is a token, the text that represents it in names of cache entries. An attribute is None
+    if its keys are unknown or too many to list, or if the model has no such key.
 
     :param keys: tokens of the shard keys.
     :param pks: tokens of the primary keys.
@@ -188,8 +188,8 @@ class TrackedWrite:
     def _field(self, field: Any) -> Any:
         """Return the field of the query's model that has the same name as ``field``.
 
-        The two can be different objects: the query's model may be a historical model of a
-        migration, which has its own fields.
+        The two fields can be different objects, because the query's model may be a historical model
+        of a migration, which has its own fields.
 
         :raises FieldDoesNotExist: the query's model has no field of this name.
         """
@@ -318,9 +318,9 @@ class TrackedWrite:
 
         :param rows: the keys that the conditions of the statement determine.
         :param new_isolate: the isolate key that the statement sets; ``_ABSENT`` if it sets none.
-        :returns: all keys of the row, and conditions to add to the statement, as pairs of attname
-            and value. With these conditions, the statement changes no row if the guess is wrong.
-            None, without conditions, if a key cannot be guessed.
+        :returns: a tuple: all keys of the row, and conditions to add to the statement, as pairs
+            (attname, value). With these conditions, the statement changes no row if the guess is
+            wrong. None instead of the tuple if a key cannot be guessed.
         """
         cached = self._cached
         if rows.pks is None or len(rows.pks) != 1 or len(self._query.alias_map) > 1:
@@ -425,8 +425,8 @@ class TrackedWrite:
     def _select(self, names: list[str]) -> Any:
         """Return a query that selects and locks the rows that the statement would change.
 
-        The query returns at most MAX_LISTED + 1 rows. MAX_LISTED + 1 rows mean that there are too
-        many to list.
+        The query returns at most MAX_LISTED + 1 rows. If it returns so many, there are too many
+        rows to list.
 
         :param names: names of the fields to select.
         """
@@ -437,8 +437,8 @@ class TrackedWrite:
         select.clear_ordering(force=True)
         select.clear_select_clause()
         if select.group_by is not None:
-            # The conditions are on aggregates. Such a query has a GROUP BY and cannot select other
-            # fields, so it becomes a subquery that selects the primary keys.
+            # There are conditions on aggregates. So the query has a GROUP BY, and cannot select the
+            # fields ``names``. Make it a subquery that selects only the primary keys.
             inner = select
             inner.add_fields([field.attname for field in self._meta.pk_fields])
             select = Query(query.model)
@@ -478,7 +478,8 @@ class TrackedWrite:
         pks = [tuple(row[:size]) if size > 1 else row[0] for row in rows]
         if rows and (known.pks is None or len(set(pks)) < len(known.pks)):
             # Without this condition, the statement might also change a row that was not read and
-            # locked: another transaction may have made it match since.
+            # locked, because another transaction has made the row match the conditions after the
+            # read.
             query.add_filter("pk__in", list(dict.fromkeys(pks)))
         return [
             (

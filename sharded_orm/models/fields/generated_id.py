@@ -37,15 +37,17 @@ class EmbeddedShardMixin:
     unique_over_shards = True
 
     #: True if ``insert_rows()`` of this field opens a transaction around the insert. It is then
-    #: called before ``insert_rows()`` of the model's other fields, so that they run inside the
-    #: transaction. There, another field may repeat the insert after an error.
+    #: called first, and ``insert_rows()`` of the model's other id fields runs inside the
+    #: transaction. So if another field repeats a failed insert, the repetition is in the
+    #: transaction, too.
     outermost = False
 
     @property
     def embedded_shard(self) -> tuple[int, int]:
-        """Position and width, in bits, of the shard number in an id.
+        """The position and the width, both in bits, of the shard number in an id.
 
-        They are called ``SHIFT`` and ``BITS`` in the options of the strategy ``"embedded"``.
+        They must equal ``SHIFT`` and ``BITS`` in the options of the strategy ``"embedded"``, if the
+        strategy of the model's group is to find shards from these ids.
         """
         return self.layout.shard_shift, self.layout.shard_bits
 
@@ -74,8 +76,8 @@ class EmbeddedShardMixin:
         raise NotImplementedError
 
     def validate(self, value: Any, model_instance: models.Model | None) -> None:
-        # Validate nothing: the id may be empty until the row is saved, and the insert checks an
-        # explicit id.
+        # Do not validate the id here. It may be empty until the row is saved, and the insert checks
+        # an explicit id.
         return
 
 
@@ -83,8 +85,8 @@ class EmbeddedShardMixin:
 def generated_id_fields(model: Any) -> tuple[EmbeddedShardMixin, ...]:
     """Return the fields of the model's own table that are of type :class:`EmbeddedShardMixin`.
 
-    Their ``insert_rows()`` methods form a chain: that of the last field is called first, and calls
-    that of the field before it. A field whose ``outermost`` is True must be called first, so it is
+    ``insert_rows()`` of the last of these fields is called first. It calls ``insert_rows()`` of the
+    field before it, and so on. A field whose ``outermost`` is True must be called first, so it is
     sorted to the end.
     """
     # Use the concrete model: a proxy model has no fields, and its rows are those of its concrete
@@ -123,12 +125,13 @@ def insert_with_ids(
 
 
 def all_or_nothing(alias: str) -> transaction.Atomic:
-    """Return an atomic block on ``alias`` whose writes are always rolled back after an exception.
+    """Return an atomic block on ``alias`` that always rolls its writes back after an exception.
 
-    With plain ``transaction.atomic()``, this is not so if autocommit is off.
+    A plain ``transaction.atomic()`` does not always do so if autocommit is off.
     """
     # If autocommit is off, the outermost atomic block does not begin a transaction, because one is
-    # open already. After an error, the caller could still commit the rows. So use a savepoint.
+    # open already. After an error in the block, the caller could still commit the rows that were
+    # written in it. So use a savepoint.
     connection = connections[alias]
     needs_savepoint = not connection.in_atomic_block and not connection.get_autocommit()
     return transaction.atomic(using=alias, savepoint=needs_savepoint)

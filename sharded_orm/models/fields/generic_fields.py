@@ -1,5 +1,7 @@
-"""Base classes of the library's id fields: Django's fields, which mypy sees with the types of their
-values.
+"""The base classes of the library's id fields.
+
+At run time, they are Django's ``BigAutoField`` and ``BigIntegerField``. For mypy, they are these
+classes with type arguments: the types of the values that can be assigned and read.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ class PackedIDField(EmbeddedShardMixin, BigAutoField):
     ) -> list[Any]:
         shard = shard_of(alias)
         if shard is None:
-            # The alias is not that of a shard: it may be a template of test databases, or the
+            # The alias is not that of a shard. It may be a template of test databases, or the
             # database that had the rows before sharding. There is no shard number, so do not check
             # ids.
             return insert(returning)
@@ -118,8 +118,9 @@ class PackedIDField(EmbeddedShardMixin, BigAutoField):
 
         :param returning: the fields whose values the INSERT returns.
         """
-        # Django computes cached_col of a field at its first use. Each copy below is used only once,
-        # so let Django compute the value before it is copied.
+        # The copy is used for one INSERT only. Django computes cached_col of a field at its first
+        # use, and would do so anew for each copy. So let Django compute it for this field now; the
+        # copy then has the value.
         _ = self.cached_col
         checked: Any = copy(self)
         checked.returned_ids = counted
@@ -149,8 +150,8 @@ class PackedIDField(EmbeddedShardMixin, BigAutoField):
     def _mismatch(self, value: int, shard: Shard, *, returned: bool = True) -> PackedIDMismatch:
         counted = self.counted_on(shard)
         problem = f"{self.model._meta.db_table!r} on {shard.alias!r}"
-        # If the INSERT returned no ids, a query of the table has found the wrong id. It may come
-        # from an earlier INSERT, and the message says so.
+        # If the INSERT returned no ids, the table was searched for wrong ids. The row with this id
+        # may then come from an earlier INSERT, and the message says so.
         problem += f" counted {value!r}{'' if returned else ', or held it before'}, but its ids of"
         problem += (
             f" type {self.type_id!r} are {counted.start!r} to {counted[-1]!r}. No row was stored."

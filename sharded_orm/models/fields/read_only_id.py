@@ -27,6 +27,6 @@ class ReadOnlyIDMixin:
         return name, path, args, kwargs
 
     def formfield(self, *args: Any, **kwargs: Any) -> Any:
-        # A form has no field for the id, even if other code may edit it. Django's AutoField does
-        # the same.
+        # Forms have no field for the id, even if the field has editable=True, which is meant for
+        # serializers. Django's AutoField does the same.
         return None

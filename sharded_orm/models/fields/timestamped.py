@@ -29,16 +29,16 @@ from sharded_orm.models.fields.generated_id import (
 from sharded_orm.models.fields.generic_fields import BigIntegerField
 from sharded_orm.models.fields.read_only_id import ReadOnlyIDMixin
 
-# How often rows get new ids if another process has stored the same ids. A new id is of a later
-# millisecond, in which two processes rarely generate the same id. If even the last ids are taken,
-# something else is wrong, and the IntegrityError is raised.
+# How many times the rows of an insert get new ids, if another process has already stored rows with
+# the same ids. A new id is of a later millisecond, in which two processes rarely generate the same
+# id. If even the last new ids are taken, something else is wrong, and the IntegrityError is raised.
 TRIES = 10
 
 
 class ColumnDefault(DatabaseDefault):
     """The keyword DEFAULT as the value of a column in an INSERT."""
 
-    # These attributes are constants to save time: Django's class computes them for each row.
+    # Django's class computes these attributes for each row. Constants save this time.
     contains_aggregate = False
     contains_column_references = False
     contains_over_clause = False
@@ -68,11 +68,11 @@ class TimestampedIDField(EmbeddedShardMixin, ReadOnlyIDMixin, BigIntegerField):
     and COMMIT around it. If another process has generated the same id, one more query finds the
     duplicate, and the INSERT is repeated with an id of a later millisecond.
 
-    With ``ignore_conflicts`` or ``update_conflicts``, ``bulk_create()`` could take the row of
-    another process with the same id for a conflict, and would drop the new row or update the other
-    process's row. So it raises :exc:`NotSupportedError` if a row has no id. Two cases are safe and
-    raise nothing: any insert on PostgreSQL, and on SQLite an update whose ``unique_fields`` leave
-    this field out.
+    ``bulk_create()`` with ``ignore_conflicts`` or ``update_conflicts`` raises
+    :exc:`NotSupportedError` if a row has no id. The reason: another process may have stored an
+    unrelated row with the id that is generated. The database would treat this as a conflict, and
+    drop the new row or overwrite the other one. Nothing is raised in two safe cases: on PostgreSQL,
+    and on SQLite with ``update_conflicts`` if ``unique_fields`` does not contain this field.
     """
 
     layout: TimestampedLayout
@@ -161,17 +161,17 @@ class TimestampedIDField(EmbeddedShardMixin, ReadOnlyIDMixin, BigIntegerField):
         on_conflict: OnConflict | None,
         unique_fields: Sequence[Any] | None,
     ) -> bool:
-        """Whether ``bulk_create()`` would take a row with the same id for a conflict.
+        """Whether the INSERT of ``bulk_create()`` treats an equal id in a stored row as a conflict.
 
-        The INSERT would then drop the new row, or overwrite a row of another process that has
-        nothing to do with it.
+        The INSERT would then drop the new row, or overwrite the stored row, which another process
+        may have stored and which has nothing to do with the new one.
         """
         has_target = connection.features.supports_update_conflicts_with_target
         if on_conflict == OnConflict.UPDATE and has_target:
             return self in (unique_fields or ()) or self.column in (unique_fields or ())
-        # The statement treats a duplicate in any unique column as a conflict, as INSERT IGNORE and
-        # ON DUPLICATE KEY UPDATE on MySQL do. This field is usually unique, so an equal id is a
-        # conflict.
+        # The statement names no columns, as INSERT IGNORE and ON DUPLICATE KEY UPDATE on MySQL. So
+        # a duplicate in any unique column is a conflict. This field is usually unique, so an equal
+        # id is a conflict.
         return on_conflict is not None
 
     def _check_given(self, instances: Sequence[Any], alias: str) -> None:

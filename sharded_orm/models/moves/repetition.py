@@ -87,10 +87,10 @@ def repeated(
         of deleted rows. It returns True if a second call of ``write`` does no harm, because the
         first has found no row, or because the second would change nothing. None if ``write``
         raises an error when it finds no row.
-    :param joins: what to do if this call is made inside of another call of this function. If True,
-        this write is a part of the outer one. If a key moves, only the outer call repeats its
-        write. Pass True if the caller was given the alias of the shard: only the outer write knows
-        the key.
+    :param joins: matters only if this call is made inside of another call of this function. If
+        True, this write is a part of the outer write: if a key moves, the outer call repeats the
+        whole outer write, and this call repeats nothing. Pass True if the caller knows only the
+        alias of the shard, and not the key from which the outer write has found the shard.
     :raises KeyMoved: a transaction is open, the move took too long, or a part was written. In a
         transaction, nothing is repeated here; the caller may run the transaction again.
     """
@@ -119,8 +119,9 @@ def repeated(
             raise
         except (DatabaseError, ObjectDoesNotExist, RoutingError) as cause:
             # A move may have caused the error: for example, an UPDATE of an instance found no row,
-            # because its key has moved. Then repeat the write. But after an OperationalError that
-            # is no deadlock, such as a lost connection, it is unknown whether the row was written.
+            # because its key has moved. In this case repeat the write. But do not repeat it after
+            # an OperationalError that is no deadlock, such as a lost connection: it is unknown
+            # whether the row was written.
             if is_deadlock(cause):
                 if not _moves_now(group) and attempt.hold():
                     raise

@@ -75,8 +75,9 @@ class MovingKeys:
         self._strategy = (
             strategy if isinstance(strategy, DirectoryStrategy) and strategy.moves_keys else None
         )
-        # Do not use lease.renew(), which returns None also if the answer was slow. store.moves()
-        # returns None only if no key can move.
+        # Do not use lease.renew() here. It returns None also if the directory answers slowly, and
+        # then it would be unknown which keys are moving. store.moves() returns None only inside
+        # Django's TestCase, where no key moves.
         self._before = None if self._strategy is None else self._strategy.store.moves()
 
     def among(self, keys: Iterable[Any]) -> set[Any]:
@@ -93,9 +94,9 @@ class MovingKeys:
     def entries(self) -> set[str]:
         """Return the keys that are moving or have moved since this object was made.
 
-        Each key is in the form of the directory (the table that stores the shard of each key). Some
-        are digests, see :meth:`~sharded_orm.routing.directory.DirectoryStrategy.entry`. Sends one
-        query.
+        Sends one query. The keys are returned as the directory (the table of each key's shard)
+        stores them: as texts, some of which are digests. See
+        :meth:`~sharded_orm.routing.directory.DirectoryStrategy.entry`.
         """
         if self._strategy is None or self._before is None:
             return set()

@@ -36,8 +36,9 @@ def poll_before_snapshot(shard: Shard) -> Poll | None:
     A snapshot is the state of the rows that all statements of the transaction read. Return None if
     keys of the group do not move, or if the moves are unknown.
 
-    Cost: one reading of the clock. One query to the directory (the table of each key's shard) if a
-    key is moving to this shard, or if half of the lease of the last answer is over.
+    Cost: one reading of the clock. In two cases also one query to the directory (the table of each
+    key's shard): if a key is moving to this shard, or if half of the time is over for which the
+    directory's last answer is valid.
     """
     strategy = runtime.strategy(shard.group)
     if not isinstance(strategy, DirectoryStrategy) or not strategy.moves_keys:
@@ -52,8 +53,9 @@ def poll_before_snapshot(shard: Shard) -> Poll | None:
             # A key is moving to this shard. Query the directory again, because the key may have been
             # switched to this shard since the last query.
             poll = lease.renew()
-    # Every exception means that the directory cannot be queried. Ignore it, because the transaction may
-    # send only raw SQL, which needs no directory. A later look-up of a key would raise the error.
+    # Every exception means that the directory cannot be queried. Ignore it, because the transaction
+    # may send only raw SQL, which needs no directory. If the transaction uses a key later, the
+    # look-up of the key raises the error.
     except Exception:
         return None
     return poll
@@ -102,13 +104,17 @@ def refused_use(group: str, what: str) -> KeyMoved:
 
 
 def _is_in_snapshot(strategy: DirectoryStrategy, key: str, placement: KnownPlacement) -> bool:
-    """Whether the last move of ``key`` ended before the transaction on the key's shard began."""
+    """Whether this thread's transaction on the key's shard sees the rows of the key's last move.
+
+    It sees them if the move had switched ``key`` to this shard before the transaction took its
+    snapshot. Return False if that is unknown.
+    """
     group = strategy.group.name
     alias = runtime.shard(group, placement.shard).alias
     wrapper: Any = connections[group]
     if alias not in wrapper.open_transactions():
-        # The transaction will take its snapshot of the shard later, so the snapshot will contain
-        # the move.
+        # No transaction has begun on the key's shard. When it begins, its snapshot will contain the
+        # moved rows.
         return True
     shard: Any = connections[alias]
     if shard.awaits_snapshot:
@@ -119,9 +125,10 @@ def _is_in_snapshot(strategy: DirectoryStrategy, key: str, placement: KnownPlace
     now = strategy.lease.valid()
     if now is not None and now.covers(group, key, poll.number):
         return True
-    # ``poll`` lists the moves that were known just before the transaction took its snapshot.
+    # ``poll`` is what was known of all moves just before the transaction took its snapshot.
     # ``placement.version`` is the number of the key's last move. The snapshot contains the moved
-    # rows if that move was known then, and had switched its key.
+    # rows if ``poll`` knows of this move, and if the move had already switched the key to its new
+    # shard.
     return placement.version <= poll.moves.last and not any(
         move.number == placement.version and not has_switched(move) for move in poll.moves.in_flight
     )
@@ -133,7 +140,7 @@ def snapshots(strategy: DirectoryStrategy) -> list[Snapshot]:
     Also record the keys that these transactions have used. When the current operation ends, it
     checks that the recorded keys have not moved.
 
-    :raises KeyMoved: it is unknown which moves a snapshot contains.
+    :raises KeyMoved: it is unknown which moves had ended when one of the snapshots was taken.
     """
     group = strategy.group.name
     wrapper: Any = connections[group]
@@ -157,11 +164,11 @@ def snapshots(strategy: DirectoryStrategy) -> list[Snapshot]:
 
 
 def remember_scatter(group: str, poll: Poll) -> None:
-    """Remember ``poll`` if this is the first statement for several shards in an open transaction.
+    """Remember ``poll`` as the snapshot of the first statement for several shards in a transaction.
 
-    Does nothing for later statements, and outside of transactions.
+    Called for each such statement. Does nothing after the first, and outside of transactions.
 
-    :param poll: the moves of keys that are known when this statement is sent.
+    :param poll: the moves of keys that are known when the statement is sent.
     """
     wrapper: Any = connections[group]
     if wrapper.is_in_transaction():

@@ -92,9 +92,9 @@ def _demands_its_parts(node: Q) -> bool:
 
 
 def with_values(node: Q, replace: Callable[[Any], Any]) -> Q:
-    """Return a copy of ``node`` with other values: each value is replaced by ``replace(value)``.
+    """Return a copy of ``node`` in which each value is replaced by ``replace(value)``.
 
-    ``replace`` is called in the order of the leaves.
+    ``replace`` is called in the order of :attr:`ConditionTree.leaves`.
     """
     copy = Q(_connector=node.connector, _negated=node.negated)
     child: Any

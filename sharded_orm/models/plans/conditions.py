@@ -1,7 +1,8 @@
-"""The conditions of ``filter()`` and ``exclude()`` calls that have plans, without their values.
+"""The conditions of ``filter()`` and ``exclude()`` calls, without their values, for plans.
 
-A plan is SQL that was compiled once for all queries that differ only in their values. This module
-knows the kinds of values on which the SQL does not depend.
+A plan is SQL that was compiled once, to be used for all queries that differ only in the values of
+their conditions. That is possible only if the SQL does not depend on these values. This module
+decides for which conditions that is so; it leaves all other conditions to Django.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ from sharded_orm.models.sharding.query import own_columns
 
 MODULES_OF_LOOKUPS = (lookups.__name__, related_lookups.__name__)
 
-# The types of values whose SQL does not depend on the value. Subclasses, such as IntegerChoices,
-# are excluded. Each function makes a value of its type; for different numbers it makes different
-# values. They differ from True and False, too.
+# The types of values on which the SQL of a condition does not depend. Their subclasses, such as
+# IntegerChoices, are excluded. Each type is mapped to a function that makes an example value of the
+# type from a number. Different numbers give different values. None of them equals True or False, as
+# the int 1 would.
 _EXAMPLES: dict[type, Callable[[int], Any]] = {
     int: lambda number: number + 1,
     str: lambda number: str(number + 1),
@@ -47,7 +49,8 @@ _EXAMPLES: dict[type, Callable[[int], Any]] = {
 KINDS_BY_TYPE = frozenset(_EXAMPLES) - {datetime}
 _COMPARISONS = frozenset({"exact", "gt", "gte", "lt", "lte"})
 _LISTS = frozenset({list, tuple, set, frozenset})
-# Fields of other packages are excluded, because the values of such a field may change the SQL.
+# The modules of fields whose conditions can have plans. Fields of other packages are excluded,
+# because the SQL of their conditions may depend on the value.
 _MODULES_OF_FIELDS = ("django.db.models.fields", "sharded_orm.models.fields.")
 
 
@@ -58,7 +61,8 @@ class ValueForm(Enum):
     VALUE = "value"
     #: One parameter for each distinct value of a list.
     LIST = "list"
-    #: The value belongs to the shape of the query, because the SQL depends on it: None, or a bool.
+    #: The SQL depends on the value, which is None or a bool. So the value is a part of the shape of
+    #: the query.
     FIXED = "fixed"
 
 
@@ -92,7 +96,11 @@ class Condition(NamedTuple):
     repeats: int | None = None
 
     def frozen(self, value: Any) -> Any:
-        """Return a copy of ``value``: the caller may change a list or an instance later."""
+        """Return what to record of ``value``, so that later changes by the caller have no effect.
+
+        That is a copy of a list. Of a model instance, it is the value to which the foreign key
+        refers, or a copy of the instance if ``names_instance`` is True.
+        """
         if self.form is ValueForm.LIST:
             return list(value)
         if not self.takes_instance:
@@ -146,16 +154,17 @@ class Condition(NamedTuple):
 def example_number(position: int) -> int:
     """Return the ``number`` for :meth:`Condition.example` of the condition at ``position``.
 
-    The numbers leave room for the values of lists, so no two conditions get the same value.
+    The numbers of two positions are 10 apart. So even if a condition compares with a list, and
+    takes several numbers, no two conditions get the same example value.
     """
     return position * 10 + 1
 
 
 def with_repeated_key(conditions: Sequence[Condition]) -> tuple[Condition, ...]:
-    """Return ``conditions`` with the attribute ``repeats`` set where it applies.
+    """Return ``conditions`` with the attribute ``repeats`` set on repeated shard keys.
 
-    It applies if a related manager and its caller both add a condition on the shard key, as in
-    ``user.photos.filter(user_id=1)``.
+    In ``user.photos.filter(user_id=1)``, for example, the related manager adds a condition on the
+    shard key, and the call of ``filter()`` repeats it.
     """
     marked: list[Condition] = []
     first: dict[str, int] = {}
@@ -175,8 +184,9 @@ def kind_of(value: Any) -> Any:
     """
     kind = type(value)
     if kind in _EXAMPLES:
-        # Times with and without a time zone need different shapes: if USE_TZ is on, Django warns
-        # when it prepares a time without a time zone.
+        # Give times with and without a time zone different shapes. If USE_TZ is on, Django warns
+        # when it prepares a time without a time zone. A plan gives no warning, so it must not be
+        # used for such times.
         return kind if kind is not datetime else (kind, value.tzinfo is None)
     if value is None or kind is bool:
         return value
@@ -205,15 +215,15 @@ def condition_of(
     if not all(type(part).__module__.startswith(_MODULES_OF_FIELDS) for part in (field, target)):
         return None
     if isinstance(target, GeneratedField | JSONField | GenericIPAddressField):
-        # Django must handle the condition: the SQL may depend on the value's type, or the value may
-        # be prepared by a field of another package.
+        # Let Django handle the condition, because the SQL may depend on the type of the value, or
+        # because a field of another package may prepare the value.
         return None
     part = Condition(field, target, lookup, is_excluded=is_excluded)
     named = _with_form(part, options, name, value)
     if named is None or field.get_lookup(named.lookup).__module__ not in MODULES_OF_LOOKUPS:
         return None  # Leave a custom lookup of a project to Django, because it may refuse values.
-    # The next statements recognise an equality that determines the shard, by the same rule as
-    # plain_key() in sharded_orm.models.querysets.route.
+    # Find out whether the condition is an equality that determines the shard. The rule is the same
+    # as that of plain_key() in sharded_orm.models.querysets.route.
     if options is None or not (field is options.key or field.column in options.columns):
         return named
     if is_excluded or named.form is not ValueForm.VALUE:
@@ -240,8 +250,9 @@ def _with_form(
     if issubclass(kind, Model):  # Not isinstance(): a lazy object seems to be an instance.
         if part.lookup != "exact" or not _refers_to(part, name, kind):
             return None
-        # If the value of the foreign key does not determine the shard, ShardedQuery adds a
-        # condition that the rows are on the shard of the instance.
+        # If the value of the foreign key does not determine the shard, ShardedQuery sends the query
+        # to the shard of the instance. The recording must then keep the instance, and not only the
+        # value.
         is_sharded = options is not None and shard_options(kind) is not None
         names_instance = is_sharded and not options.names_shard(part.field)  # type: ignore[union-attr]  # not None if sharded
         if names_instance and part.is_excluded:
@@ -262,7 +273,10 @@ def _accepts(target: Any, kind: type, value: Any) -> bool:
 
 
 def _refers_to(part: Condition, name: str, kind: Any) -> bool:
-    """Whether the condition called ``name`` may compare a foreign key with an instance of ``kind``."""
+    """Whether ``name`` is that of a foreign key that refers to the model ``kind``.
+
+    The name must be that of the field, such as ``album``, and not its attname ``album_id``.
+    """
     field, referred = part.field, part.target.model._meta
     return (
         field.is_relation
@@ -287,7 +301,7 @@ def _foreign_key(model: Any, name: str) -> Any:
 
 
 def fields_of(model: Any, names: Iterable[str]) -> list[Any] | None:
-    """Return the fields of the model's own table with these names; None if one is no such field."""
+    """Return the fields with these names; None if one is not a field of the model's own table."""
     columns = own_columns(model)
     fields = [columns.get(name) or _foreign_key(model, name) for name in names]
     return None if None in fields else fields

@@ -67,10 +67,9 @@ def batch_rows(
 ) -> Generator[tuple[str, list[str], list[Row]]]:
     """Read the rows with the ids, and yield them in parts.
 
-    Each part is a tuple: the name of a node, the alias of each row's shard, and the rows as the
-    driver returns them.
-
-    Costs one statement per node (a database server). The nodes are queried in parallel.
+    Each part is a tuple: the name of a node (a database server), a list with the alias of each
+    row's shard, and the rows as the driver returns them. Costs one statement per node. The nodes
+    are queried in parallel.
 
     :param queryset: a queryset of all rows. If ``scatter()`` was called on it, the signal
         ``scattered`` is sent.
@@ -110,16 +109,18 @@ def batch_instances(queryset: Any, ids: dict[Shard, list[int]]) -> list[Any]:
             if not loader.is_unobserved():
                 others.append((aliases, rows))
                 continue
-            # Make the instances while the other nodes still execute their statements.
+            # No code of the project runs here, so make the instances already, while the other nodes
+            # still execute their statements.
             try:
                 instances += loader.loaded(rows, queryset, aliases)
             except ValueError as error:
-                # A stored value cannot be converted. First see whether a node fails, as with one
-                # database.
+                # A stored value cannot be converted. Raise this error only after all nodes have
+                # answered: if a node has failed, its error must be raised instead.
                 refusal = error
     if refusal is not None:
         raise refusal
-    # No node has failed, so the project's own code may see the rows.
+    # To make these instances, code of the project runs, such as a receiver of post_init. It must
+    # not run before it is certain that no node has failed.
     for aliases, rows in others:
         loader = loader_of(key, connection_of(aliases[0]))
         if loader.serves_others:

@@ -1,8 +1,9 @@
 """Plans of new rows: the INSERT of one row, as SQL that Django has compiled once.
 
-The *shape* of an INSERT is what its SQL depends on: the fields, and the types of their values. The
-plan of a shape only saves the time to compile the SQL. Django's compiler still sends the statement,
-and reads the ids that the database has generated.
+INSERTs of the same fields, with values of the same types, have the same SQL. The *shape* of an
+INSERT contains these fields and types, and each shape can have a plan. A plan only saves the time
+to compile the SQL. Django's compiler still sends the statement, and reads the ids that the database
+has generated.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ runtime.on_reset(forget)
 def insert_row(
     model: Any, row: Any, fields: Sequence[Any], returning: Sequence[Any], raw: bool, using: str
 ) -> Any:
-    """Insert ``row``, as Django's ``_insert()`` of a queryset does, and return the same.
+    """Insert ``row``, and return what Django's ``QuerySet._insert()`` returns for it.
 
     :param fields: the fields to be written.
     :param returning: the fields whose values the INSERT returns.
@@ -162,8 +163,8 @@ def _new_plan(
 ) -> _InsertPlan | None:
     """Return the plan of the INSERT that Django has compiled to ``statements``.
 
-    Return None if it is unclear which parameter belongs to which value, or if the SQL may depend on
-    a value.
+    Return None if it is unclear which parameter of the SQL belongs to which value, or if another
+    value may need other SQL.
     """
     if len(statements) != 1 or any(has_placeholder(f, connection) for f in query.fields):
         return None

@@ -27,11 +27,12 @@ _MOST_LOADERS = 500
 
 _from_db = Model.from_db.__func__  # type: ignore[attr-defined]  # a classmethod
 _init = Model.__init__
-# Whether the two methods above are Django's. Another package may have replaced them before this
-# module was imported.
+# Whether the methods _from_db and _init are those of Django. Another package may have replaced them
+# on Model before this module was imported.
 _ARE_DJANGOS = {Model.__module__}.issuperset(map(module_of, (_from_db, _init)))
 
-#: A column with converters: its position in a row, the converters, and the column expression.
+#: A tuple for a column that has converters: the position of the column in a row, its converters,
+#: and its expression in the query.
 _Converters = tuple[int, list[Any], Any]
 
 
@@ -84,7 +85,7 @@ class InstanceLoader:
             if self._is_plain:
                 positions = tuple(position for position, _, _ in self._steps)
                 self._make_loaded = _loop(tuple(self.names), positions)
-        #: Whether this loader may also make instances from rows of another connection whose
+        #: Whether this loader can also make instances from rows of another connection whose
         #: settings differ only in the schema. False if the project or another package has written a
         #: converter: it gets the connection as an argument, and may treat connections differently.
         self.serves_others = not any(
@@ -115,8 +116,8 @@ class InstanceLoader:
         return [field for field in fields if isinstance(field, kind)]
 
     def knows_all_fields(self) -> bool:
-        """Whether the fields of the model have not changed since the loader was made."""
-        # Django makes this list anew if a field was added.
+        """Whether the model's fields and their decimal places are as when the loader was made."""
+        # Django makes a new list if a field is added.
         if self._declared is not self._model._meta.concrete_fields:
             return False
         return not self._places or all(
@@ -150,7 +151,7 @@ class InstanceLoader:
         return converted
 
     def converted(self, rows: Sequence[Row]) -> Sequence[Row]:
-        """Return ``rows`` with values converted by all converters: backend's first, then fields'.
+        """Return ``rows``, converted first by the backend's converters, then by the fields'.
 
         :param rows: rows as the driver has returned them. They are not changed.
         """
@@ -164,10 +165,11 @@ class InstanceLoader:
         return converted
 
     def is_unobserved(self) -> bool:
-        """Whether nobody can observe the moment at which :meth:`loaded` makes the instances.
+        """Whether :meth:`loaded` runs no code of the project or of another package.
 
-        True if the model is plain (it replaces no method of Django that makes instances), no
-        receiver listens to ``pre_init`` or ``post_init``, and no converter is a project's own.
+        If so, nobody can observe at which moment the instances are made. That is so if the model
+        replaces no method of Django that makes instances, no receiver listens to ``pre_init`` or
+        ``post_init``, and no converter and no decoder of a JSONField is a project's own.
         """
         return not (
             self._make_loaded is None
@@ -184,13 +186,14 @@ class InstanceLoader:
         """Convert ``rows``, and return their model instances.
 
         :param rows: rows as the driver of the loader's connection has returned them.
-        :param aliases: the alias of each row's database; None if it is the loader's for all rows.
+        :param aliases: the alias of each row's database; None if all rows are from the database of
+            the loader's connection.
         """
         if aliases is None:
             aliases = [self._alias] * len(rows)
         make = self._make_loaded
-        # Some conditions of is_unobserved(), repeated here to save a call: this method also reads
-        # single rows.
+        # These are some of the conditions in is_unobserved(). They are repeated here, because a
+        # call of is_unobserved() would slow down reads of single rows.
         if (
             make is None
             or pre_init.receivers
@@ -220,8 +223,8 @@ class InstanceLoader:
         return self._instances(values, aliases, queryset)
 
     def _instances(self, values: Sequence[Row], aliases: Iterable[str], queryset: Any) -> list[Any]:
-        # ``receivers`` is checked first, because has_listeners() is slow, and few projects have
-        # receivers of these signals.
+        # ``receivers`` is checked first, because it is usually empty, and then the slow
+        # has_listeners() need not be called.
         model = self._model
         is_plain = (
             self._is_plain
@@ -272,8 +275,9 @@ def loader_of(key: tuple[Any, tuple[str, ...] | None, Any], connection: Any) -> 
 
     The connection keeps its loaders, so mostly no loader is made.
 
-    :param key: a tuple: the model; the attnames of the fields in a row, or None for all fields; the
-        :class:`JoinedInstances` of joined rows, or None if the rows are of one table.
+    :param key: a tuple (model, names, joined). ``names`` are the attnames of the fields in a row,
+        or None for all fields. ``joined`` is the :class:`JoinedInstances` of joined rows, or None
+        if the rows are of one table.
     """
     # Keep the loaders in an attribute of the connection, because each loader uses its connection.
     # There is a dict for each value of USE_TZ, because MySQL's converters depend on USE_TZ.
@@ -297,13 +301,22 @@ def loader_of(key: tuple[Any, tuple[str, ...] | None, Any], connection: Any) -> 
 
 
 def _has_plain_attributes(model: Any, names: Sequence[str]) -> bool:
-    """Whether the fields with these attnames can be set by a plain assignment in generated code."""
+    """Whether generated code can set these fields by assignments such as ``instance.title = v1``.
+
+    That is so if the descriptor of each field is Django's, and if each attname is an ordinary word.
+
+    :param names: the attnames of the fields.
+    """
     attributes = [getattr_static(model, name) for name in names]
     return {DeferredAttribute}.issuperset(map(type, attributes)) and all(map(_is_word, names))
 
 
 def _is_own(converter: Any) -> bool:
-    """Whether a converter is a project's own, or that of an array of values with such a converter."""
+    """Whether ``converter`` is neither Django's nor this library's.
+
+    The converter of an ArrayField is Django's, but calls that of the values in the array. So in
+    this case, the converter of these values counts.
+    """
     module = getattr(converter, "__module__", None) or ""
     if not module.startswith(("django.", "sharded_orm.")):
         return True
@@ -313,8 +326,8 @@ def _is_own(converter: Any) -> bool:
 
 
 def _is_word(name: str) -> bool:
-    # Python normalizes some letters that are not ASCII when it compiles code. The attribute would
-    # get another name.
+    # When Python compiles code, it replaces some letters that are not ASCII by others. Generated
+    # code would then set an attribute with another name.
     return name.isascii() and name.isidentifier() and "__" not in name and not iskeyword(name)
 
 
@@ -381,15 +394,16 @@ def _calls_django(model: Any) -> bool:
 
 
 def _is_plain(model: Any) -> bool:
-    """Whether an instance may be made without calling its ``__init__()``.
+    """Whether an instance can be made without calling its ``__init__()``.
 
-    False if a mixin has an ``__init__()``, or if a field has a descriptor that is not Django's:
-    their code would not run. :func:`_calls_django` checks the methods that may be replaced later.
+    Return False if a mixin has an ``__init__()``, or if a field has a descriptor that is not
+    Django's, because their code would not run. This function checks what a class defines;
+    :func:`_calls_django` checks methods that may be replaced at run time.
     """
     return (
         _ARE_DJANGOS
-        # Model.__init__ calls super().__init__(). Check that this is object's method: a mixin that
-        # is listed after Model in the bases may define another one.
+        # Model.__init__ calls super().__init__(). Check that this calls object.__init__(), and not
+        # that of a mixin, which may follow Model in the bases.
         and super(Model, model).__init__ is object.__init__
         and all(
             type(getattr_static(model, field.attname))

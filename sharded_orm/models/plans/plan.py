@@ -29,15 +29,16 @@ from sharded_orm.models.plans.selection import EVERYTHING
 if TYPE_CHECKING:
     from sharded_orm.models.plans.shapes import Recording, Shape
 
-#: The kinds of reads: all rows of a query, the one row of ``get()``, ``exists()`` and
-#: ``count()``.
+#: The kinds of reads. ``ROWS`` reads all rows of a query, and ``GET`` the one row of ``get()``.
+#: ``EXISTS`` and ``COUNT`` stand for ``exists()`` and ``count()``.
 ROWS, GET, EXISTS, COUNT = "rows", "get", "exists", "count"
 
 #: Returned by a read that cannot be done by the plan or the cache. The caller must then let Django
 #: do it.
 UNREAD: Any = object()
 
-# What the SQL has more for each further value of a list: IN (%s) becomes IN (%s, %s).
+# The text that is added to the SQL for each value of a list after the first. For two values, IN
+# (%s) becomes IN (%s, %s).
 _FURTHER = ", %s"
 
 
@@ -129,14 +130,16 @@ class Plan:
         #: The tables that the SQL reads, first that of the model.
         self.tables = (shape.model._meta.db_table,) if joined is None else joined.tables
         self._declarations = declarations
-        # For each condition, what is needed to make its parameters. The last item is the type of
-        # values that are sent to the database without a conversion; None if there is no such type.
+        # A tuple for each condition, from which its parameters are made. The last item of a tuple
+        # is a type: values of exactly this type are sent to the database without a conversion. It
+        # is None if all values must be converted.
         self._conditions = [
             (part.target, part.form, fixed.get(position, ()), _unchanged_type(part, connection))
             for position, part in enumerate(shape.conditions)
         ]
-        # If no condition needs a conversion, the type of each value. Values of exactly these types
-        # are sent as they are. If a condition needs a conversion, None.
+        # The types of the values, if all conditions take one value of a type that needs no
+        # conversion. If the values of a read have exactly these types, they are sent as they are.
+        # None if there is another condition, such as one with a list.
         kinds = [unchanged for _, form, _, unchanged in self._conditions if form is ValueForm.VALUE]
         is_unchanged = len(kinds) == len(self._conditions) and None not in kinds
         self._unchanged = tuple(kinds) if is_unchanged else None
@@ -176,7 +179,8 @@ class Plan:
     def accepts(self, values: Sequence[Any]) -> bool:
         """Whether the plan can be used for these values.
 
-        False if a number is too large for its column, because the SQL would differ.
+        False if a number is out of the range of its column, or if None is in a list, because
+        Django's SQL differs for such values.
 
         :param values: one value for each condition, prepared by the condition's field.
         """
@@ -270,8 +274,8 @@ class Plan:
     ) -> Any:
         """Prepare a read of rows through the cache. Sends nothing.
 
-        Return None if the cache is not used, and :data:`UNREAD` if the plan cannot be used for these
-        values. The arguments are those of :meth:`read`.
+        Return None if the cache must not be used. Return :data:`UNREAD` if the plan cannot be used
+        for these values. The arguments are those of :meth:`read`.
         """
         if not self.accepts(values):
             return UNREAD
@@ -344,8 +348,8 @@ def _unchanged_type(part: Any, connection: Any) -> type | None:
 def _bounds(field: Any, connection: Any) -> tuple[int, int] | None:
     """Return the smallest and the largest number that the column can store.
 
-    Return None if the column stores no numbers. For a number out of this range, Django's lookups
-    (IntegerFieldOverflow) generate other SQL, or no query is sent.
+    Return None if the column stores no integers. A plan must not be used for a number out of this
+    range: Django's lookups (IntegerFieldOverflow) then make other SQL, or Django sends no query.
     """
     low, high = None, None
     if field.get_internal_type() in connection.ops.integer_field_ranges:
@@ -412,7 +416,7 @@ def compile_plan(
         if shape.selection is not EVERYTHING:
             names = tuple(target.attname for target in targets)
     list_end = end_of_list(shape, [sql for sql, _ in statements])
-    # One parameter of exists() is constant: the 1 in SELECT 1.
+    # In the SQL of exists(), SELECT 1, the 1 is a parameter.
     constants = tuple(parameters[:1]) if kind == EXISTS else ()
     fixed = fixed_parameters(shape, examples[0][1].values, compilers[0])
     plan = Plan(
@@ -436,7 +440,8 @@ def end_of_list(shape: Shape, statements: Sequence[str]) -> int | None:
     """
     if not shape.has_list:
         return None
-    # The SQL for a list of two values has one more placeholder, where the texts begin to differ.
+    # The SQL for a list of two values has a placeholder more than that for one value. It is at the
+    # position where the two texts begin to differ.
     pairs = enumerate(zip(*statements[:2], strict=False))
     return next((position for position, (left, right) in pairs if left != right), None)
 
@@ -475,7 +480,8 @@ def fixed_parameters(
 
 def is_plain_query(query: Query) -> bool:
     """Whether all conditions of ``query`` compare columns of one table by Django's lookups."""
-    # Exclude models with parents (multi-table inheritance): some columns are in another table.
+    # Exclude models with parents (multi-table inheritance), because some of their columns are in
+    # another table.
     return _is_plain(query.where) and not any(query.get_meta().parents.values())
 
 

@@ -12,7 +12,8 @@ from typing import Any
 from django.db import models
 from django.db.backends.base.operations import BaseDatabaseOperations
 
-# Maps a method of Django that prepares values to the type of the values that it returns unchanged.
+# Maps methods of Django that prepare a value for the database to a type. The method returns each
+# value of this type unchanged.
 _PREPARE: dict[Callable[..., Any], type] = {
     models.IntegerField.get_prep_value: int,
     models.FloatField.get_prep_value: float,
@@ -20,13 +21,14 @@ _PREPARE: dict[Callable[..., Any], type] = {
     models.TextField.get_prep_value: str,
     models.BooleanField.get_prep_value: bool,
 }
-# The methods that these call.
+# The methods that the methods in _PREPARE call.
 _CONVERT = frozenset({
     models.IntegerField.to_python, models.FloatField.to_python, models.CharField.to_python,
     models.TextField.to_python, models.BooleanField.to_python,
 })  # fmt: skip
 _METHODS = frozenset({"get_db_prep_save", "get_db_prep_value", "get_prep_value", "to_python"})
-# Those of a DateTimeField. A datetime with a time zone is returned unchanged until the backend adapts it.
+# Maps the names in _METHODS to the methods of Django's DateTimeField. They do not change a datetime
+# with a time zone, except that the last step, a method of the backend, adapts it.
 _PREPARE_DATETIME = {
     "get_db_prep_save": models.Field.get_db_prep_save,
     "get_db_prep_value": models.DateTimeField.get_db_prep_value,
@@ -36,10 +38,10 @@ _PREPARE_DATETIME = {
 
 
 def only_adapts_datetimes(field: Any) -> bool:
-    """Whether ``field`` lets only ``adapt_datetimefield_value()`` of the backend change a datetime that
-    has a time zone.
+    """Whether only the backend changes a datetime with a time zone that is stored in ``field``.
 
-    False if the field has a method of its own for it.
+    The backend does so with ``adapt_datetimefield_value()``. Return False if the field, or its
+    class, has a method of its own that prepares values, which may change the datetime, too.
     """
     field_class: Any = type(field)
     return (
@@ -79,11 +81,10 @@ def is_sent_unchanged(field: Any, kind: type, connection: Any) -> bool:
 
 @cache
 def _has_only_djangos_methods(field_class: Any) -> bool:
-    """Whether all methods that prepare a value, also those that are called by ``super()``, are in classes
-    of Django.
+    """Whether all methods with which fields of this class prepare a value are Django's.
 
-    If a field inherits from a field of Django and then from another class, Django's method calls that of
-    the other class.
+    This function looks at all base classes, because of ``super()``: if a class inherits from a
+    field of Django and then from a mixin, Django's method calls that of the mixin.
     """
     return all(
         _METHODS.isdisjoint(vars(base)) or base.__module__.startswith("django.")

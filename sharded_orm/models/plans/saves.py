@@ -1,7 +1,8 @@
 """Plans of save(): the UPDATE of a stored row, as SQL that Django has compiled once.
 
-The *shape* of a save is what its SQL depends on: the fields that are saved, and the types of their
-values. A value of the type ``NoneType`` is a NULL.
+Saves of the same fields, with values of the same types, have the same SQL. The *shape* of a save
+contains these fields and types, and each shape can have a plan. ``NoneType`` counts as a type,
+because the SQL may be another one if a value is None.
 """
 
 from __future__ import annotations
@@ -127,14 +128,14 @@ def save_row(
 ) -> bool | None:
     """Update one row by a plan, and return whether a row matched.
 
-    Return None, without sending anything, if Django must update the row. Django also does the first
-    two saves of a shape.
+    Return None, without sending anything, if Django must update the row. For example, Django does
+    the first save of a shape, and also the second, at which the plan is made.
 
     :param options: the shard key and the group of the row's model.
     :param rows: all rows of the table on the row's shard.
     :param key: the value of the shard key, prepared by its field.
     :param pk: the value of the primary key.
-    :param new_values: triples of a field, None, and the field's new value.
+    :param new_values: tuples (field, None, new value), as Django's ``_do_update()`` gets them.
     :param names: the names of the fields to be saved; None for all fields.
     """
     assert options.key is not None
@@ -269,11 +270,14 @@ def _find_saved_fields(
         or len(pk_fields) != 1
         or key not in meta.local_concrete_fields
         or options.key_has_pre_save
-        # Since Django 6.0, an UPDATE returns the values of generated fields. A plan does not do so.
+        # Since Django 6.0, an UPDATE returns the values of generated fields. A plan does not do so,
+        # and leaves such saves to Django.
         or any(field.generated for field in meta.local_concrete_fields)
         or not fields
-        # If a plan fails, Django calls pre_save() of the fields a second time. Django's own methods
-        # allow that: they set the time again, or find that the file was stored already.
+        # If a plan cannot do a save, Django does it, and calls pre_save() of the fields a second
+        # time. That does no harm with the methods of Django's fields. For example,
+        # DateTimeField.pre_save() sets the time again, and FileField.pre_save() finds that the file
+        # was stored already.
         or not all(
             type(field).pre_save.__module__.startswith("django.db.models.fields")
             for field in fields
@@ -319,8 +323,8 @@ def plan_of_save(
 
 
 def _see(model: Any, shape: tuple[Any, ...]) -> None:
-    # Do not store a model of other apps, such as a historical one: it must be possible to
-    # garbage-collect it.
+    # Do not keep a model of other apps than the installed ones, such as a historical model of a
+    # migration. Otherwise Python could not garbage-collect it.
     if model._meta.apps is not apps or not PLAIN_TYPES.issuperset(shape[2:]):
         return
     plans = _saves.setdefault(model, {})

@@ -58,8 +58,9 @@ class Selection(NamedTuple):
     def is_known(self, model: Any) -> bool:
         """Whether a query with this call can have a plan.
 
-        It can if the arguments name different columns of the model's own table. Arguments of
-        ``select_related()`` must name foreign keys to models of the same group.
+        It can if the arguments are names of fields of the model's own table, and no name occurs
+        twice. Arguments of ``select_related()`` must be names of foreign keys to models of the same
+        group.
         """
         if not all(type(name) is str for name in self.names):
             return False
@@ -89,7 +90,7 @@ class Selection(NamedTuple):
             query.add_immediate_loading(self.names)
 
     def selects(self, model: Any, fields: Sequence[Any]) -> bool:
-        """Whether the compiled SELECT has the expected columns.
+        """Whether the compiled SELECT has the columns that this call selects, in the right order.
 
         :param fields: the fields of the columns in the SELECT, in their order.
         """

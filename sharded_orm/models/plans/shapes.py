@@ -1,16 +1,16 @@
 """Shapes of queries: the calls that build a query, without the values of its conditions.
 
-``Photo.objects.filter(user_id=7).order_by("-id")`` and the same with ``user_id=8`` have one shape.
-Django compiles all queries of a shape to the same SQL, so the SQL is kept with the shape, as a
-:class:`~sharded_orm.models.plans.plan.Plan`.
+For example, ``Photo.objects.filter(user_id=7).order_by("-id")`` has the same shape as this query
+with ``user_id=8``. Django compiles all queries of a shape to the same SQL. So the SQL is kept with
+the shape, as a :class:`~sharded_orm.models.plans.plan.Plan`.
 
 The shape of a queryset is recorded only if all of these rules hold. Other querysets are left to
 Django:
 
-- :mod:`sharded_orm.models.plans.conditions` knows each condition. At most one compares with a list.
-- At most one condition is an equality that determines the shard. It may be repeated with the same
-  value. It is not inside ``exclude()``, OR or NOT, and these contain no other condition on the
-  shard key.
+- Each condition is of a kind that :mod:`sharded_orm.models.plans.conditions` knows. At most one of
+  them compares with a list.
+- At most one condition is an equality that determines the shard, such as ``user_id=7``. It may be
+  repeated with the same value. No condition on the shard key is inside ``exclude()``, OR or NOT.
 - The query selects and is ordered by columns of the model's own table.
 """
 
@@ -49,7 +49,8 @@ P = TypeVar("P")
 logger = logging.getLogger("sharded_orm.plans")
 
 _TEXT = frozenset({str})
-# A faster way to make a Recording. Recording(…) calls __new__(), which is written in Python.
+# _new(Recording, values) is faster than Recording(*values), which calls a method that is written in
+# Python.
 _new = tuple.__new__
 
 #: The maximum number of shapes that a process keeps. If a shape is not kept, Django compiles each of
@@ -116,13 +117,15 @@ class Shape:
         self.has_list = any(part.form is ValueForm.LIST for part in conditions)
         self.repeats_key = any(part.repeats is not None for part in conditions)
         self.excludes = any(part.is_excluded for part in conditions)
-        #: Whether the values of the last call must be copied or treated in a special way: lists and
-        #: instances, which the caller may change later, and values such as None and True.
+        #: Whether the last call has values that need special treatment. These are lists and model
+        #: instances, which must be copied, because the caller may change them later, and values
+        #: such as None and True, on which the SQL depends.
         self.freezes = any(
             part.form is not ValueForm.VALUE or part.takes_instance
             for part in conditions[len(conditions) - len(names) :]
         )
-        #: Pairs (name, field) of the conditions of the last call. The field prepares the value.
+        #: A pair (name, field) for each condition of the last call. The field prepares the value of
+        #: the condition for the database.
         self.prepares = [
             (name, part.target)
             for name, part in zip(names, conditions[len(conditions) - len(names) :], strict=True)
@@ -158,14 +161,15 @@ class Recording(NamedTuple):
     """The calls that have built a queryset, with their values. Immutable.
 
     :param shape: the shape of the calls.
-    :param filters: a pair for each call of ``filter()`` and ``exclude()``: whether it was
-        ``exclude()``, and its keyword arguments. If it had ``Q`` arguments, all its arguments as
-        one ``Q``.
+    :param filters: a pair for each call of ``filter()`` and ``exclude()``. The first item is True
+        for ``exclude()``. The second is a dict of the keyword arguments; if the call had ``Q``
+        arguments, it is one ``Q`` of all arguments.
     :param values: the values of the shape's conditions, each prepared by its field.
     :param limits: the slice as two row numbers, counted from 0: its first row, and the row after
         its last row. None if the queryset was not sliced.
-    :param instances: copies of those instances in conditions, as in ``filter(album=album)``, to
-        whose shard the query must go, because the value of the foreign key does not tell the shard.
+    :param instances: copies of model instances in conditions such as ``filter(album=album)``. It
+        contains only instances whose shard the foreign key's value does not tell. The query must go
+        to the shard of these instances.
     """
 
     shape: Shape
@@ -231,10 +235,10 @@ class Recording(NamedTuple):
     def _frozen(
         self, child: Shape, named: Sequence[tuple[str, Any]]
     ) -> tuple[list[Any], list[Any], tuple[Any, ...]] | None:
-        """Return what a new recording needs of the values of one more call.
+        """Copy and prepare the values of one more call, for a new recording.
 
-        The result is a tuple: copies of the values, the values prepared by their fields, and
-        ``instances`` for the new recording. Return None if Django must handle the call.
+        Return a tuple: copies of the values, the values prepared by their fields, and the
+        ``instances`` of the new recording. Return None if Django must handle the call.
 
         :param child: the shape after the call.
         :param named: pairs of the name and the value of each condition in the call.
@@ -252,10 +256,11 @@ class Recording(NamedTuple):
         return values, prepared, instances
 
     def still_holds(self, named: dict[str, Any]) -> bool:
-        """Whether the values of the last call, ``filter(**named)``, are still the recorded ones.
+        """Whether the values in ``named`` are still those that were recorded for the last call.
 
-        They may have changed since: for example, the condition of a related manager has the
-        primary key of an instance.
+        ``named`` has the arguments of this call of ``filter()``. They can change after the call.
+        For example, the condition of a related manager compares with a field of an instance, to
+        which the project may assign another value.
         """
         count = len(self.shape.names)
         new = zip(
@@ -281,8 +286,8 @@ class Recording(NamedTuple):
         return self._learn(
             (excluded, tree.shape),
             [
-                # A condition below OR or NOT is treated like one of exclude(): rows that do not
-                # meet it may match, so it does not determine the shard.
+                # A row can match without meeting a condition below OR or NOT. So such a condition
+                # does not determine the shard, and is treated like one of exclude().
                 (name, value, excluded or not is_demanded)
                 for (name, value), is_demanded in zip(tree.leaves, demanded, strict=True)
             ],
@@ -291,8 +296,8 @@ class Recording(NamedTuple):
     def _learn(self, call: tuple[Any, ...], named: Sequence[tuple[str, Any, bool]]) -> bool:
         """Record the shape after ``call``.
 
-        :param named: a tuple for each condition: its name, its value, and whether rows that do not
-            meet it may match, as with ``exclude()``.
+        :param named: a tuple for each condition: its name, its value, and True if a row can match
+            without meeting it, as in ``exclude()``.
         :returns: False if the shape was known already.
         """
         shape = self.shape
@@ -365,9 +370,10 @@ class Recording(NamedTuple):
     def example(self, length: int = 1) -> Recording | None:
         """Return a copy of this recording without its slice, with made-up values that all differ.
 
-        A made-up value occurs only once, so each parameter of the compiled SQL shows to which
-        condition it belongs. But a condition that repeats another one has the same value. Return
-        None if a value has an unknown type, because the SQL may depend on this value.
+        Because the values differ, each parameter of the compiled SQL shows to which condition it
+        belongs. Only two conditions on the same shard key, one of which repeats the other, have the
+        same value. Return None if a value has an unknown type, because the SQL may depend on this
+        value.
 
         :param length: the number of values in a list.
         """
@@ -423,9 +429,9 @@ def plan_of(what: str, make: Callable[[], P | None]) -> P | None:
     try:
         plan = make()
     except Exception:
-        # A field or the backend has refused a value. If it is a made-up value, the statement of the
-        # caller, which Django handles, succeeds all the same. If it is a value of the caller,
-        # Django raises the same error. So ignore the error here.
+        # A field or the backend has refused a value. Ignore the error, because the caller lets
+        # Django handle the statement. If a made-up value was refused, Django's statement succeeds.
+        # If a value of the caller was refused, Django raises the same error.
         logger.debug("%s has no plan", what, exc_info=True)
     logger.debug("%s: %s", what, "left to Django" if plan is None else "planned")
     return plan
@@ -452,7 +458,10 @@ def forget() -> None:
 
 
 def has_room() -> bool:
-    """Count a new shape of queries, and return whether it may be kept: False if there are too many."""
+    """Return whether one more shape of queries can be kept, and if so, count it.
+
+    Log a warning at the first shape that cannot be kept.
+    """
     global _shapes
     if _shapes >= MAX_SHAPES:
         if _shapes == MAX_SHAPES:

@@ -1,9 +1,10 @@
 """A fast ``save()`` of a stored row, which leaves out steps that do nothing for most rows.
 
-If the UPDATE was compiled once (a plan), most of the time of a save is spent on other steps. Django
-sends two signals, and looks for deferred fields and for tables of parents. The sharded model checks
-the row twice, because a receiver may change the row between the checks. Most rows have no
-receivers, no deferred fields and no parents.
+If a plan is used, that is, if the UPDATE was compiled by an earlier save, most of the time of a
+save is spent on other steps: Django sends two signals, looks for deferred fields, and looks for
+tables of parent models. The sharded model checks the row twice, because a receiver of a signal may
+change the row between the checks. Most rows have no receivers, no deferred fields and no parents.
+For these rows, the fast ``save()`` leaves out these steps.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ _CALLED = (
 )  # fmt: skip
 _of_model = attrgetter(*_CALLED)
 _of_django = attrgetter("save", *_CALLED[:3])
-# Django's module. Read the signals from it at each save, because a test may replace them.
+# The module django.db.models.base. Read the signals from it at each save, because a test may
+# replace them.
 _base: Any = models.base
 _send = Signal.send
 # Attributes of ``_state`` that choose the shard of a new row. The fast save does not handle them.
@@ -40,7 +42,9 @@ _CHOICES = frozenset({"near", "drawn_shard"})
 
 
 class SaveMethods:
-    """Knows the methods of Django and of this library that save a row, to notice overrides.
+    """Knows the methods of Django and of this library that ``save()`` calls.
+
+    With it, the fast save notices that a project has overridden one of them.
 
     :param base: the class ``ShardedModel``, from which all sharded models derive.
     """
@@ -50,16 +54,21 @@ class SaveMethods:
         self._expected = _of_model(base)
         self._of_django = _of_django(super(base, base))
         # False if another package has replaced Django's methods before this library was imported.
+        # Then the fast save is never used.
         modules = {_base.__name__, dispatcher.__name__}
         self._are_known = modules.issuperset(map(module_of, (*_of_django(Model), _send)))
 
     def are_used_by(self, row: Any) -> bool:
-        """Whether ``save()`` of ``row`` calls no overridden method. Takes about a microsecond."""
+        """Whether ``save()`` of ``row`` calls no method that a project has overridden.
+
+        Takes about a microsecond.
+        """
         model = type(row)
         return (
             self._are_known
             and _of_model(model) == self._expected
-            # Look at the classes after ShardedModel, too: a mixin may come before Django's Model.
+            # A mixin of a project may come after ShardedModel and before Django's Model in the
+            # method resolution order. So compare the methods of these classes, too.
             and _of_django(super(self._base, model)) == self._of_django
             and row.__dict__.keys().isdisjoint(_CALLED)
         )
@@ -73,9 +82,9 @@ def save_stored_row(
 ) -> Literal[True] | KeptShard | None:
     """Try to save ``row`` the fast way, and return True if its UPDATE has found the row.
 
-    Otherwise the caller must call Django's ``save()``. The result then tells what was done already:
-    a :class:`KeptShard` with the shard that was looked up, and whether the UPDATE was sent and
-    found no row. It is None if nothing needs to be remembered, for example because no shard was
+    Otherwise, the caller must call Django's ``save()``. The result is then a :class:`KeptShard`
+    with what this call need not find out again: the shard of the row, and whether the UPDATE was
+    sent and found no row. It is None if nothing was found out, for example because no shard was
     looked up. Sends at most one query.
 
     The fast way does what ``Model.save()`` and ``Model.save_base()`` do for a stored row with all
@@ -83,7 +92,7 @@ def save_stored_row(
     that ``save()`` calls, or if ``pre_save`` or ``post_save`` have receivers. Errors are those of
     Django.
 
-    :param methods: knows the methods that save a row, to notice overrides.
+    :param methods: knows the methods that ``save()`` calls, to notice that one is overridden.
     :param arguments: the arguments of ``save()``.
     :param save_cached: a function that does what :func:`save_loaded_row` does, for a cached model.
         Its arguments are the :class:`CachedModel`, the model's options, the row, its shard, and the
@@ -99,7 +108,7 @@ def save_stored_row(
     if (
         saved is None
         or not arguments.keys() <= {"update_fields"}
-        # If fields are deferred, Django saves only the loaded ones.
+        # If fields are deferred, Django saves only the loaded fields. The fast way cannot do that.
         or (names is None and not row.__dict__.keys() >= saved.attnames)
         or state.adding
         or not _CHOICES.isdisjoint(state.__dict__)

@@ -1,4 +1,4 @@
-"""Switches plans off: for a block of code, or by the settings."""
+"""Switches plans (SQL that was compiled once) off, for a block of code or by the settings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _are_plans_on: ContextVar[bool] = ContextVar("sharded_orm_plans", default=True)
 
 @contextmanager
 def without_plans() -> Iterator[None]:
-    """Within the ``with`` block, let Django compile each query.
+    """Within the ``with`` block, Django compiles each query, and no plan is used.
 
     This applies only to the current context (:mod:`contextvars`).
     """
@@ -24,11 +24,15 @@ def without_plans() -> Iterator[None]:
         _are_plans_on.reset(token)
 
 
-#: Returns whether the calling code runs outside of :func:`without_plans`. This is the method get()
-#: of the variable itself, because a function around it would cost time in each call of a queryset.
+#: Returns False inside of a :func:`without_plans` block, and True otherwise. Each call of a
+#: queryset calls it. So it is the method get() of the context variable itself: a Python function
+#: around it would be slower.
 are_plans_on: Callable[[], bool] = _are_plans_on.get
 
 
 def are_write_plans_on() -> bool:
-    """Whether plans may write rows: outside of :func:`without_plans`, if the settings allow it."""
+    """Return whether rows can be written with plans now.
+
+    True if the settings allow it, and if the calling code is not in a :func:`without_plans` block.
+    """
     return _are_plans_on.get() and runtime.config().write_plans

@@ -25,9 +25,10 @@ from sharded_orm.models.plans.prepared_values import is_sent_unchanged, only_ada
 if TYPE_CHECKING:
     from sharded_orm.models.plans.shapes import Recording, Shape
 
-#: The types of new values that Django passes to the field as they are. Other values may be
-#: expressions or model instances, for which Django compiles other SQL. Instances of subclasses may be
-#: expressions, too.
+#: The types of new values that are certainly plain values. A value of another type may be an
+#: expression or a model instance, for which Django compiles different SQL. An instance of a
+#: subclass of one of these types may be an expression, too, so a value must have exactly one of
+#: these types.
 PLAIN_TYPES = frozenset({
     int, str, bool, float, Decimal, datetime, date, time, timedelta, UUID, bytes, dict, list, type(None),
     FieldFile, ImageFieldFile,
@@ -35,16 +36,17 @@ PLAIN_TYPES = frozenset({
 
 
 class UpdatePlan:
-    """The SQL of an UPDATE, for conditions and new values of the same types.
+    """The SQL of an UPDATE, compiled once for all updates that differ only in their values.
 
-    Immutable and thread-safe.
+    The values of all these updates have the same types. Immutable and thread-safe.
 
     :param where: makes the SQL of the whole UPDATE, and the parameters of its conditions.
-    :param shape: the shape with the conditions.
+    :param shape: the form of the queries, with the conditions but without their values.
     :param fields: the fields that are written, in the order of the SQL.
-    :param kinds: the type of each field's prepared value.
-    :param omits_null: whether the SQL contains the word NULL, instead of a parameter that is None.
-    :param connection: a connection whose class is that of all connections that may use the plan.
+    :param kinds: for each of the fields, the type of the value that is sent to the database.
+    :param omits_null: True if the SQL contains the word NULL for a new value of None. False if None
+        is passed as a parameter.
+    :param connection: a connection of the class of all connections that can use the plan.
     """
 
     __slots__ = ("_fields", "_omits_null", "_where", "conditions")
@@ -60,9 +62,9 @@ class UpdatePlan:
         connection: Any,
     ) -> None:
         self._where = where
-        # For each field: the type of its prepared value, the type of values that are sent to the
-        # database without a conversion, and the type of values that only the backend converts if
-        # they have a time zone. The last two are None if there is no such type.
+        # One tuple for each field: the field; the type that its prepared value has; the type of new
+        # values that need no preparation, or None; and ``datetime`` if only the backend must
+        # convert a datetime with a time zone, or None.
         self._fields = [
             (
                 field,
@@ -76,7 +78,7 @@ class UpdatePlan:
         self.conditions = shape.conditions
 
     def fits(self, connection: Any) -> bool:
-        """Whether the plan may be used on ``connection``; see :meth:`Plan.fits`."""
+        """Return whether the SQL can be run on ``connection``; see :meth:`Plan.fits`."""
         return self._where.fits(connection)
 
     def execute(
@@ -139,11 +141,12 @@ def compile_update(
 
     Return None if it is unclear which parameter of the SQL belongs to which field or condition.
 
-    :param shape: the shape with the conditions of the UPDATE.
+    :param shape: the form of the queries, with the conditions of the UPDATE.
     :param examples: queries with these conditions, as for
         :func:`~sharded_orm.models.plans.plan.compile_plan`.
-    :param new_values: pairs of a field and its new value, which is of one of :data:`PLAIN_TYPES`.
-    :param declarations: the declarations of the model before the examples were made.
+    :param new_values: pairs (field, new value). Each value is of one of :data:`PLAIN_TYPES`.
+    :param declarations: the declarations of the model, read before the examples were made. If one
+        of them changes later, the plan is no longer used.
     """
     fields = [field for field, _ in new_values]
     if any(has_placeholder(field, connection) for field in fields):
@@ -191,9 +194,10 @@ def are_same(parameters: Sequence[Any], expected: Sequence[Any]) -> bool:
 
 
 def has_placeholder(field: Any, connection: Any) -> bool:
-    """Whether ``field`` chooses the SQL placeholder of a value by the value, not only by its type.
+    """Return whether the placeholder in the SQL (usually ``%s``) can differ from value to value.
 
-    A plan cannot be made for such a field, because its SQL may differ from value to value.
+    Some fields choose it by the value, and not only by the value's type. A plan, which has one SQL
+    for all values, cannot be made for such a field.
     """
     return any(
         hasattr(field, name) and not _is_binary_placeholder(getattr(field, name), name, connection)
@@ -202,7 +206,7 @@ def has_placeholder(field: Any, connection: Any) -> bool:
 
 
 def _is_binary_placeholder(method: Any, name: str, connection: Any) -> bool:
-    """Whether ``method`` is that of Django's ``BinaryField``, on a backend of Django.
+    """Return whether ``method`` is the one of Django's ``BinaryField``, on a backend of Django.
 
     The placeholder of such a field depends only on whether the value is None, an expression or
     another value. So a plan can be made for it.

@@ -1,4 +1,4 @@
-"""The base class of the reading and the writing querysets: a queryset that finds its shards."""
+"""The base class of the reading and of the writing querysets. It finds the shards of a query."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class RoutedQuerySet(CachedQuerySet[M]):
     #: The alias on which the query is running now; None if it is not running. While it is set, the
     #: property ``db`` returns it without looking up the shards again.
     _running_on: str | None = None
-    #: Whether this read may use a guess: the shard key that the row had at an earlier look-up, as a
-    #: source of keys remembers it. ``_guess`` is the guess that was used. See
+    #: True if this read can use a guess, that is, the shard key that a source of keys remembers
+    #: from an earlier look-up of the row. ``_guess`` is the guess that the read has used. See
     #: :mod:`sharded_orm.models.querysets.guesses`.
     _may_guess = False
     _guess: KeyGuess | None = None
@@ -71,15 +71,18 @@ class RoutedQuerySet(CachedQuerySet[M]):
         return self._db is not None and self._db != self._options.group
 
     def _is_pinned_by_using(self) -> bool:
-        """Whether the caller has chosen the shard with ``using()``, and not a related manager."""
+        """Whether the caller has called ``using()`` with a shard.
+
+        False if a related manager has set the alias of this queryset.
+        """
         return self._is_using_called and self._is_pinned()
 
     def _names_alias(self) -> bool:
         return self._is_pinned()
 
     def __repr__(self) -> str:
-        # __repr__() must not raise if the shard key is missing or wrong, because a shell or an error page
-        # calls it.
+        # A shell or an error page calls __repr__(). So it must not raise an error if the shard key
+        # is missing or wrong.
         try:
             return super().__repr__()
         except RoutingError as exc:
@@ -100,11 +103,11 @@ class RoutedQuerySet(CachedQuerySet[M]):
 
     @property
     def db(self) -> str:
-        """The alias on which this query would run now: that of its only shard, or that of the
-        group.
+        """The alias on which this query would run now.
 
-        For several shards or none, this is the group's alias, which refuses SQL. So code that can
-        only handle one database gets an error, and does not miss rows silently.
+        If the query needs exactly one shard, this is the shard's alias. If it needs several shards
+        or none, it is the group's alias, which refuses SQL. So code that can only handle one
+        database gets an error, and does not miss rows silently.
         """
         if self._running_on is not None:
             return self._running_on
@@ -152,9 +155,9 @@ class RoutedQuerySet(CachedQuerySet[M]):
             colocation_on(options, alias).check(self.query, ordered=ordered)
 
     def _colocation(self, destination: str | list[Target]) -> Colocation:
-        """Return a :class:`Colocation`, which checks the statements that run at ``destination``.
+        """Return a :class:`Colocation` for the statements that run at ``destination``.
 
-        It raises an error if a statement reads rows that may be stored on other shards.
+        Its checks raise an error if a statement reads rows that may be stored on other shards.
 
         :param destination: the alias of a shard, or a list of shards, as :meth:`_destination`
             returns it.
@@ -263,19 +266,20 @@ class RoutedQuerySet(CachedQuerySet[M]):
         self._refuse_other_alias(*others)
         combined = super()._combinator_query(combinator, *others, **kwargs)  # type: ignore[misc]  # missing in Django's type stubs
         if any(getattr(other, "_hints", None) != self._hints for other in others):
-            # Remove the routing hints. They are those of the first queryset, and may be wrong for
-            # the others.
+            # The combined queryset has the routing hints of the first queryset. They may be wrong
+            # for the rows of the other querysets, so remove them.
             combined._hints = {}
         return combined
 
     def _refuse_other_alias(self, *others: Any) -> None:
-        # Django runs a combination of querysets on the alias of the left one. So check that the
-        # others have the same alias: that database does not have the rows of other shards.
+        # Django runs a combination such as ``a | b`` on the alias of the left queryset ``a``. If
+        # ``b`` has the alias of another shard, its rows would be missing. So refuse different
+        # aliases.
         for other in others:
             if isinstance(other, EmptyQuerySet) or isinstance(self, EmptyQuerySet):
                 continue
-            # The queryset ``other`` may come from a plain base manager of Django. Then it is not of
-            # this library's class, but it may still have an alias.
+            # The queryset ``other`` may come from a plain base manager of Django. Then it is not a
+            # RoutedQuerySet, but it may still have an alias.
             alias = getattr(other, "_db", None)
             is_pinned = alias not in (None, self._options.group)
             if (self._is_pinned() or is_pinned) and alias != self._db:
@@ -285,8 +289,8 @@ class RoutedQuerySet(CachedQuerySet[M]):
                 )
 
     def _without_hints(self, other: Any, combined: Any) -> Any:
-        # If the two combined querysets have different routing hints, remove the hints. Django would
-        # keep the hints of the first queryset, which may be wrong for the rows of the other.
+        # Django keeps the routing hints of the left queryset. If the right queryset ``other`` has
+        # different hints, these may be wrong for its rows, so remove them.
         if isinstance(combined, RoutedQuerySet) and combined is not self and combined is not other:
             if combined._hints != getattr(other, "_hints", None):
                 combined._hints = {}

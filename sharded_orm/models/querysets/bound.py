@@ -61,8 +61,8 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
 
     A queryset remembers the key that was bound when it was built; see
     :class:`~sharded_orm.models.sharding.bound_query.BoundKeyQuery`. Each method that sends a query
-    adds the condition on the key to a copy, and runs the copy. So :meth:`scatter` can still turn
-    the queryset into one for all keys.
+    adds the condition on the key to a copy, and runs the copy. The queryset itself has no condition
+    on the key. So :meth:`scatter` can still make a queryset for all keys from it.
     """
 
     #: Whether this queryset is a copy that has the condition on the bound key (set by bound()).
@@ -80,8 +80,8 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
 
         The bound key is the shard key that a ``with bound()`` block or a request has set.
 
-        :raises BoundKeyMismatch: the queryset was built while a key was bound that differs from the
-            present one.
+        :raises BoundKeyMismatch: the key that is bound now differs from the key that was bound when
+            the queryset was built.
         """
         if self._has_bound_key:
             return self
@@ -102,8 +102,8 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
     def _check_against(self, key: BoundKey) -> None:
         """Raise an error if rows of this queryset do not have the bound key.
 
-        Checks rows that it has read already, and the instance of a related manager, such as
-        ``album`` for ``album.photos``.
+        Two things are checked: rows that the queryset has read already, and the instance of a
+        related manager, such as ``album`` for ``album.photos``.
 
         :param key: the key that is bound now.
         """
@@ -145,8 +145,9 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
             return
         keyed = self._with_bound_key()
         if keyed is not self:
-            # This queryset keeps the rows that are read now. So store the bound key in the queryset
-            # itself, and not only in its copy: it then refuses to be used under another key.
+            # The rows that are read now stay in this queryset. So store their key in the queryset
+            # itself, and not only in the copy. If another key is bound later, the queryset then
+            # raises an error, instead of returning these rows.
             self.query.take_bound_key()  # type: ignore[attr-defined]  # ShardedQuery has this method
             keyed._fetch_all()
             self._result_cache, self._prefetch_done = keyed._result_cache, keyed._prefetch_done
@@ -171,15 +172,15 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
         return iterate_inside_async(unbound(), rows) if self._prefetches_all_keys() else rows
 
     def _prefetches_all_keys(self) -> bool:
-        """Whether this queryset has prefetches, and reads all keys inside of a ``bound()`` block.
+        """Whether this queryset has prefetches and, inside of ``bound()``, reads rows of all keys.
 
-        :meth:`scatter` makes such a queryset. Its prefetches must read the rows of all keys, too.
+        :meth:`scatter` makes such a queryset. Its prefetches must then read rows of all keys, too.
 
         :raises BoundKeyMismatch: a queryset in the prefetches was built while a key was bound, so
             it has rows of one key only.
         """
-        # Read ``query`` only if it is needed. A queryset that a plan reads has no query yet, and
-        # the property would build it.
+        # Do not read the property ``query`` before it is needed. A queryset that is read with a
+        # plan has no query, and the property would build one.
         if not self._prefetch_related_lookups or not is_any_bound():
             return False
         query: Any = self.query
@@ -229,8 +230,8 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
         for values in (lookup, *new_values):
             for name in names.intersection(values or ()):
                 value = (values or {})[name]
-                # Do not check a callable: its value is computed later, and checked when the row is
-                # saved.
+                # Do not check a callable. Its value is computed later, and is checked when the row
+                # is saved.
                 if not callable(value) and prepared_key(field, value) != bound_key.value:
                     raise BoundKeyMismatch(
                         f"{name}={value!r} of {self.model.__name__} is not {bound_key}, which is in"
@@ -317,7 +318,7 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
     def scatter(self, *, partial: bool = False) -> Self:
         """Return a copy of this queryset whose query may go to every shard of its group.
 
-        Even inside a ``with bound()`` block, the copy is for the rows of all keys.
+        The copy reads the rows of all keys, even inside a ``with bound()`` block.
 
         :param partial: what to do if a shard fails. False (the default): raise :exc:`ScatterError`.
             True: return the rows of the other shards, with the errors in :attr:`failed_shards`. A
@@ -342,8 +343,8 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
         return super().__xor__(other)
 
     def _refuse_part_of_other_key(self, other: Any) -> None:
-        # The combined queryset has one bound key (set by bound()), so both querysets must have been
-        # built while the same key was bound.
+        # A combined queryset has only one bound key (set by bound()). So refuse to combine
+        # querysets that have different bound keys.
         if not isinstance(other, BoundKeyQuerySet) or other.model is not self.model:
             return
         if isinstance(self, EmptyQuerySet) or isinstance(other, EmptyQuerySet):
@@ -357,8 +358,8 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
             )
 
     def _combinator_query(self, combinator: str, *others: Any, **kwargs: Any) -> Any:
-        # A queryset that was built before bound() has no condition on the bound key (set by
-        # bound()). A copy that is made inside of bound() gets the condition. So combine copies.
+        # A queryset that was built before the ``bound()`` block does not know the bound key. A copy
+        # that is made inside of the block knows it. So combine copies of the querysets.
         if not is_any_bound():
             return super()._combinator_query(combinator, *others, **kwargs)
         copies = [
@@ -370,9 +371,10 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
 
 
 def _key_of_copy(rows: BoundKeyQuerySet[Any]) -> BoundKey | None:
-    """Return the bound key of a copy of the queryset ``rows``.
+    """Return the bound key that a copy of ``rows`` has, if it is made now.
 
-    It is the key that was bound when ``rows`` was built, or else the key that is bound now.
+    It is the key that was bound when ``rows`` was built. If none was bound then, it is the key that
+    is bound now.
     """
     query: Any = rows.query
     key: BoundKey | None = query.bound_key
@@ -382,7 +384,7 @@ def _key_of_copy(rows: BoundKeyQuerySet[Any]) -> BoundKey | None:
 def _refuse_prefetches_of_one_key(rows: Any) -> None:
     """Raise :exc:`BoundKeyMismatch` if a prefetch of ``rows`` uses a queryset for one key only.
 
-    Rows with a different key would then seem to have no related rows.
+    Without the error, rows with a different key would seem to have no related rows.
 
     :param rows: a queryset for all keys.
     """

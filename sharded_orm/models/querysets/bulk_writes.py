@@ -38,8 +38,8 @@ from sharded_orm.scatter.refusals import check_written
 class BulkWritingQuerySet(RoutedQuerySet[M]):
     """A mixin with ``bulk_create()`` and ``bulk_update()`` of a sharded queryset."""
 
-    # Declare as_manager() for type checkers, because the plugin of django-stubs would give it
-    # another type in each mixin.
+    # Type checkers need this declaration. Without it, the plugin of django-stubs gives as_manager()
+    # a different type in each of the mixins of which a queryset class consists.
     if TYPE_CHECKING:
 
         @classmethod
@@ -48,11 +48,13 @@ class BulkWritingQuerySet(RoutedQuerySet[M]):
     def bulk_create(self, objs: Iterable[Any], *args: Any, **kwargs: Any) -> list[M]:
         """Insert rows with one INSERT per shard and batch.
 
-        If ids come from a ticket server, one request fetches the ids of all rows. The insert is
-        atomic on each shard, but not over several shards: if it fails on one shard, the rows that
-        were already inserted on other shards stay. If there are several shards, all values are
-        converted before the first insert, so that a value of a wrong type stores nothing. Values
-        that ``pre_save()`` of a field computes are converted only when they are sent.
+        If ids come from a ticket server, one request fetches the ids of all rows.
+
+        The insert is atomic on each shard, but not over several shards. If it fails on one shard,
+        the rows that were already inserted on other shards stay. So if there are several shards,
+        all values are converted before the first insert: a value of a wrong type raises an error
+        before any row is stored. The exception is values that ``pre_save()`` of a field computes.
+        They are converted only when they are sent.
         """
         objs = list(objs)
         names = ("batch_size", "ignore_conflicts", "update_conflicts", "update_fields")
@@ -145,9 +147,9 @@ class BulkWritingQuerySet(RoutedQuerySet[M]):
         using: str | None = None,
         **conflict: Any,
     ) -> Any:
-        # This overrides QuerySet._insert(), through which Django stores every new row. Each field
-        # that generates ids with a shard number has a method insert_rows(), which runs the insert
-        # and checks the ids.
+        # Overrides QuerySet._insert(), through which Django stores every new row. A field that
+        # generates ids with a shard number has a method insert_rows(), which runs the insert and
+        # checks the ids. insert_with_ids() calls this method of each such field.
         def insert(returning: Any) -> Any:
             if len(objs) == 1 and not any(conflict.values()) and are_write_plans_on():
                 return insert_row(self.model, objs[0], fields, returning, raw, str(using))
@@ -179,8 +181,8 @@ class BulkWritingQuerySet(RoutedQuerySet[M]):
             key = self._options.key
             for obj in objs:
                 refuse_related_of_other_key(obj, fields)
-                # A row whose key is None has no shard that could be checked. But check a row whose
-                # key is deferred.
+                # Skip a row whose key is None: it has no shard that could be the wrong one. Do not
+                # skip a row whose key is deferred.
                 if key is not None and obj.__dict__.get(key.attname, obj) is not None:
                     obj._refuse_other_shard(str(self._db))
         if self._is_pinned() or not objs or not fields:
@@ -237,8 +239,8 @@ class BulkWritingQuerySet(RoutedQuerySet[M]):
         ):
             check_written(self.query)
         for alias, rows in by_shard.items():
-            # The filters of this queryset become a part of the UPDATE on the shard. Check that they
-            # read no rows of other shards.
+            # The UPDATE on the shard contains the filters of this queryset. Check that these
+            # filters read no rows of other shards.
             self._check_colocation_on(alias, ordered=False)
             check_update(colocation_on(self._options, alias), rows, fields)
         columns = [self.model._meta.get_field(name) for name in fields]

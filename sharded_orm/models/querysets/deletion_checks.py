@@ -21,7 +21,7 @@ from sharded_orm.models.sharding.options import group_of
 
 
 def may_be_refused(model: Any) -> bool:
-    """Whether rows of other models may prevent the deletion of rows of ``model``.
+    """Return whether rows of other models may prevent the deletion of rows of ``model``.
 
     Sends no query. True if one of the relations that Django follows in deletions has ``PROTECT``,
     ``RESTRICT``, or a function of the project as its ``on_delete``. True also for a generic
@@ -56,15 +56,17 @@ def _causes_of_refusals(model: Any) -> Iterator[Any]:
 
 
 def refuse_deletion(group: str, parts: Iterable[Any], batch_size: int | None = None) -> None:
-    """Raise an error if a row of ``parts`` may not be deleted, on any shard. Deletes nothing.
+    """Raise an error if, on any shard, the deletion of a row of ``parts`` is forbidden.
 
-    Cost: on each shard, the queries that a deletion sends before it deletes. The rows of one shard
-    are in memory at a time; with ``batch_size``, only the rows of one batch.
+    ``PROTECT`` or ``RESTRICT`` of a foreign key can forbid it. Deletes nothing.
+
+    Cost: on each shard, the queries that a deletion sends before it deletes. The rows of only one
+    shard are in memory at a time; with ``batch_size``, only the rows of one batch.
 
     :param parts: a queryset for each shard.
     :param batch_size: the number of rows in a batch, if the rows are deleted in batches. It is
-        ignored if anything but ``PROTECT`` may forbid the deletion, such as ``RESTRICT``: whether a
-        row may be deleted can then depend on rows of other batches.
+        ignored if something other than ``PROTECT`` can forbid the deletion, such as ``RESTRICT``.
+        The result for one row can then depend on rows of other batches.
     :raises ProtectedError: its ``protected_objects`` are those of all shards.
     :raises RestrictedError: its ``restricted_objects`` are those of all shards.
     """
@@ -100,7 +102,7 @@ def _batches(rows: Any, size: int) -> Iterator[list[Any]]:
 
 
 def run_collectors(collectors: Iterable[Callable[[], object]]) -> None:
-    """Call all of ``collectors``, and then raise one error for all rows that may not be deleted.
+    """Call all of ``collectors``, and then raise one error for all rows that cannot be deleted.
 
     :param collectors: functions that run a collector of Django, one for each shard.
     """
@@ -113,8 +115,8 @@ def run_collectors(collectors: Iterable[Callable[[], object]]) -> None:
             protected.append(error)
         except RestrictedError as error:
             restricted.append(error)
-    # If there are both kinds of errors, raise the one for protected rows. Django does so for one
-    # database, too.
+    # If both kinds of errors were raised, raise the one for protected rows, as Django does in one
+    # database.
     if protected:
         raise _merged(protected, [error.protected_objects for error in protected])
     if restricted:
@@ -122,7 +124,7 @@ def run_collectors(collectors: Iterable[Callable[[], object]]) -> None:
 
 
 def _merged(errors: list[Any], rows: list[Iterable[Any]]) -> Any:
-    """Return one error for the errors of several shards.
+    """Return one error that replaces the errors of several shards.
 
     It has the message and the rows that Django's error would have if all rows were in one database.
 
@@ -142,8 +144,8 @@ def _merged(errors: list[Any], rows: list[Iterable[Any]]) -> Any:
 
 
 def _distinct(rows: Iterable[Iterable[Any]]) -> Any:
-    # Return a set, as Django does. But two rows of different shards with the same id may be equal
-    # to Python, and a set would lose one of them. In this case, return a list.
+    # Return a set, as Django does, if that loses no row. Two rows on different shards with the same
+    # id can be equal in Python, and a set would keep only one of them. In this case, return a list.
     distinct = {(type(row), row._state.db, row.pk): row for some in rows for row in some}
     as_set = set(distinct.values())
     return as_set if len(as_set) == len(distinct) else list(distinct.values())

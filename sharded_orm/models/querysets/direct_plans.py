@@ -1,4 +1,7 @@
-"""Plans for models that are not sharded. A plan is SQL that is compiled once and used many times."""
+"""Reads with plans, for models that are not sharded.
+
+A plan is SQL that was compiled once for all queries that differ only in their values.
+"""
 
 from __future__ import annotations
 
@@ -61,8 +64,8 @@ _UNKNOWN: Any = object()
 
 
 def _are_plans_on() -> bool:
-    # Read Django's setting. The library's own settings object also reads the topology, but a model that
-    # is not sharded must be readable even if the topology is missing.
+    # Read the dict from Django's settings. The settings object of this library also reads the
+    # topology, but models that are not sharded must be readable even if the topology is missing.
     setting = getattr(settings, "SHARDED_ORM", None)
     return not isinstance(setting, dict) or setting.get("READ_PLANS", True) is not False
 

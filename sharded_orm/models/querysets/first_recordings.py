@@ -1,6 +1,7 @@
 """Decides which classes of querysets record the calls that build them.
 
-A new queryset of such a class begins with an empty recording, which this module provides.
+A recorded queryset can be read with a plan (SQL that was compiled once). A new queryset of such a
+class begins with an empty recording, which this module provides.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from sharded_orm.method_origin import module_of
 from sharded_orm.models.plans.shapes import Recording
 from sharded_orm.models.plans.shapes import forget as forget_shapes
 
-# A read by a plan (stored SQL of an earlier, similar query) does not call these methods. So the
-# querysets of a project that overrides one of them are not recorded and use no plans.
+# A read by a plan (stored SQL of an earlier, similar query) does not call these methods. If a
+# project overrides one of them in a queryset class, the class records no calls and uses no plans.
 _SKIPPED = (
     "__init__", "__iter__", "__new__", "_chain", "_clone", "_fetch_all", "_filter_or_exclude",
     "_filter_or_exclude_inplace", "_values", "db", "filter", "query",
@@ -29,26 +30,29 @@ COPIED = frozenset(QuerySet().__dict__) | {
     "_is_using_called", "_partial", "_recording", "_scatters", "_uncached",
 }  # fmt: skip
 
-#: The usual number of attributes of a queryset that records its calls. Another number shows that
-#: attributes were added or deleted.
+#: The usual number of attributes of a queryset that records its calls. If a queryset has another
+#: number of attributes, attributes were added or deleted.
 PLAIN_COUNT = len(QuerySet().__dict__) + 1
 
 _recordings: dict[tuple[Any, Any], Recording | None] = {}
-#: Maps (queryset class, model) to the attributes of a new queryset that records its calls. Other
-#: new querysets copy them. None if they cannot be copied. Each new queryset gets dicts of its own.
+#: Maps (queryset class, model) to the attributes of the first queryset that records its calls.
+#: Later querysets copy these attributes, which is faster than __init__(). The value is None if they
+#: cannot be copied.
 templates: dict[tuple[Any, Any], dict[str, Any] | None] = {}
 
 
 def forget() -> None:
     """Drop all recordings and shapes (the stored forms of recorded querysets).
 
-    Called when the settings have changed: another field may now determine the shard.
+    This is called when the settings have changed, because another field may now determine the
+    shard.
     """
     global _recordings, templates
     forget_shapes()
-    # Make new dicts, and do not empty the old ones: another thread may be about to add a recording
-    # that it has made from the old settings. It adds it to the old dict, which nobody reads any
-    # more. Replace the recordings first, because a template contains a recording.
+    # Make new dicts instead of emptying the old ones. Another thread may be about to add a
+    # recording that it has made from the old settings. It adds this recording to the old dict,
+    # which nobody reads any more. Replace _recordings before templates, because a template contains
+    # a recording.
     _recordings = {}
     templates = {}
 
@@ -67,24 +71,24 @@ def first_recording(queryset_class: Any, model: Any, recorder: Any) -> Recording
     except KeyError:
         pass
     if model is None or model._meta.apps is not apps or not apps.models_ready:
-        # Do not store a historical model in the dict, because it must be possible to
-        # garbage-collect it.
+        # Do not store a model in the dict if it is not in the registry of apps, such as a model in
+        # a migration. The dict would prevent its garbage collection.
         return None
     shape = None
     if _skips_nothing(queryset_class, recorder):
         shape = queryset_class._first_shape(model)
     recording = None if shape is None else Recording(shape)
-    # If another thread has stored a recording meanwhile, return that one: all querysets of a class
-    # and model must share one recording.
+    # If another thread has stored a recording meanwhile, return that one, because all querysets of
+    # a class and model must share one recording.
     return recordings.setdefault((queryset_class, model), recording)
 
 
 def template(queryset: Any) -> dict[str, Any] | None:
     """Return the attributes of ``queryset``, to copy them to new querysets of its class and model.
 
-    Return None if they cannot be copied: the project has added an attribute, whose value may not be
-    shared, or it has overridden how an attribute is set, so that an entry in ``__dict__`` is not
-    enough.
+    Return None if they cannot be copied. This is so in two cases: the project has added an
+    attribute, whose value perhaps must not be shared by querysets; or the project's class has
+    overridden how an attribute is set, so that a copy in ``__dict__`` would have no effect.
 
     :param queryset: a new queryset that records its calls.
     """
@@ -102,15 +106,16 @@ def template(queryset: Any) -> dict[str, Any] | None:
 
 
 def _skips_nothing(queryset_class: Any, recorder: Any) -> bool:
-    """Return whether plans may read querysets of this class.
+    """Return whether querysets of this class can be read with plans (SQL that was compiled once).
 
-    A read by a plan skips some methods, such as ``filter()``. If the project overrides one of them,
-    its method would not be called, so no plan may be used. All base classes are examined, even
-    those that come after this package's classes in the method resolution order.
+    A read with a plan does not call some methods, such as ``filter()``. If the project overrides
+    one of them, the plan would skip the project's code, so no plan is used. All base classes are
+    examined, even those that come after this package's classes in the method resolution order.
     """
     bases = [base for base in queryset_class.__mro__ if base not in (object, Generic)]
-    # In the method resolution order, a class of the project may come after the recorder. It must
-    # not override a method of Django's QuerySet, because the recorder does not always call super().
+    # In the method resolution order, a class of the project may come after the recorder. Such a
+    # class must override no method of Django's QuerySet, because the recorder does not always call
+    # super().
     behind = bases[bases.index(recorder) :]
     return all(
         _module_of(member).startswith(("django.db.models.", "sharded_orm.models."))

@@ -1,8 +1,8 @@
 """The base class of mixins that override methods of Django's queryset.
 
-For type checkers, this class is not a queryset. Otherwise the mypy plugin of django-stubs would
-give wrong types to managers: it looks only at the first base class of a queryset, which may be such
-a mixin. At run time, the class is Django's ``QuerySet``.
+At run time, this class is Django's ``QuerySet``. For type checkers, it is not a queryset: the mypy
+plugin of django-stubs looks only at the first base class of a queryset. If that were such a mixin,
+the plugin would give wrong types to managers.
 """
 
 from __future__ import annotations

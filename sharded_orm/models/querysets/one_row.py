@@ -1,4 +1,4 @@
-"""The row that ``get()`` returns, and the errors that it raises, as in Django."""
+"""Helpers for ``get()``: they read the row, and raise the same errors as Django."""
 
 from __future__ import annotations
 

@@ -53,7 +53,8 @@ def examples_of(
     :param kind: the kind of the read, or :data:`UPDATE`.
     """
     shape, examples = recording.shape, []
-    # Three lists of different lengths show how the SQL depends on the length.
+    # If a condition has a list (``__in``), make examples with one, two and three values. From
+    # these, the caller sees how the SQL depends on the length of the list.
     for length in (1, 2, 3) if shape.has_list else (1,):
         example = recording.example(length)
         if example is None:

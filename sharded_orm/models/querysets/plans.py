@@ -1,4 +1,7 @@
-"""Reads of sharded models by plans: SQL that was compiled once, and is reused with other values."""
+"""Reads with plans, for sharded models.
+
+A plan is SQL that was compiled once for all queries that differ only in their values.
+"""
 
 from __future__ import annotations
 
@@ -34,16 +37,16 @@ from sharded_orm.topology.model import Shard
 
 
 class PlannedQuerySet(CallRecorder[M], BoundKeyQuerySet[M]):
-    """A mixin that reads by a plan where it can, and otherwise as its base class does.
+    """A mixin that reads with a plan if there is one, and otherwise as its base class does.
 
     A plan is SQL that was compiled once for all queries which differ only in their values.
     """
 
     def _with_bound_key(self) -> Self:
         if self._recording is not None and key_in_force(self.model) is None:
-            # No key is bound now. The queryset still records its calls, so no key was bound when it
-            # was built, either. Return here, because super() would build the query to find that
-            # out.
+            # No key is bound, neither now nor when the queryset was built: a queryset that was
+            # built under a bound key records no calls. Return here, because super() would build the
+            # query.
             return self
         return super()._with_bound_key()
 
@@ -59,7 +62,8 @@ class PlannedQuerySet(CallRecorder[M], BoundKeyQuerySet[M]):
     @classmethod
     def _is_routed(cls, kind: str, example: Recording) -> bool:
         shape = example.shape
-        # Conditions of exclude() never determine the shard, so leave them out of this query.
+        # Leave the conditions of exclude() out of this query, because they never determine the
+        # shard.
         query = ShardedQuery(shape.model)
         example.replay(query, excludes=False, selects=False)
         key = None if shape.shard_at is None else example.values[shape.shard_at]
@@ -134,8 +138,8 @@ class PlannedQuerySet(CallRecorder[M], BoundKeyQuerySet[M]):
                 and not (strategy := runtime.strategy(group)).moves_keys
                 and (shard := runtime.located(group, strategy, key)) is not None
             ):
-                # A shortcut for the commonest read. It does what _PlanRead does, but saves the time
-                # to make the object.
+                # A shortcut for the commonest read. It does the same as _PlanRead, but without the
+                # cost of making such an object.
                 connection = connection_of(shard.alias)
                 if plan.fits(connection):
                     result = plan.read(kind, self, recording.values, limits, connection)
@@ -155,8 +159,8 @@ class PlannedQuerySet(CallRecorder[M], BoundKeyQuerySet[M]):
         return result
 
     def _prepared(self) -> Any:
-        # fetch_together() calls this. It checks afterwards that no key has moved, so there is no
-        # need to check it here.
+        # Overrides _prepared(). It does not check that no key has moved, because its caller,
+        # fetch_together(), checks this afterwards.
         recording = self._recorded() if self._result_cache is None else None
         planned = None if recording is None else self._planned_by_key(recording)
         if planned is None:
@@ -168,7 +172,10 @@ class PlannedQuerySet(CallRecorder[M], BoundKeyQuerySet[M]):
         return read
 
     def _planned_by_key(self, recording: Recording) -> _PlanRead | None:
-        """Return a :class:`_PlanRead` for the recorded query; None if it can have no plan."""
+        """Return a :class:`_PlanRead` for the recorded query.
+
+        Return None if the query cannot be read with a plan on the shard of a key.
+        """
         shape = recording.shape
         if (
             shape.shard_at is None
@@ -181,12 +188,13 @@ class PlannedQuerySet(CallRecorder[M], BoundKeyQuerySet[M]):
         return _PlanRead(self, ROWS, recording, recording.limits)
 
     def _read_by_values(self, planned: _PlanRead) -> Any:
-        """Read a query whose conditions have no shard key, on the shard that a source of keys finds.
+        """Read a query without a condition on the key, on the shard that a source of keys finds.
 
         A source of keys is an object that looks up a row's shard key by a value in another column.
 
-        A source may remember the key from an earlier look-up. The read then uses this key, and
-        shows whether it is still right; see :mod:`sharded_orm.models.querysets.guesses`.
+        A source may remember the key from an earlier look-up. The query is then sent to the shard
+        of this key. If it finds no row, the key may be out of date, and the source is queried; see
+        :mod:`sharded_orm.models.querysets.guesses`.
         """
         if not key_sources.has_key_sources() or self._scatters or self._hints or is_scoped():
             return UNREAD
@@ -229,9 +237,10 @@ class _PlanRead:
         self.known_keys: KeysOfRows | None = None
 
     def at_key(self, *, prepares: bool = False) -> Any:
-        """Do the read on the shard of the recorded shard key; return UNREAD if Django must do it.
+        """Do the read on the shard of the recorded shard key.
 
-        The caller must check that the key has not moved during the call.
+        Return UNREAD if Django must do the read. The caller must check that the key has not moved
+        during the call.
 
         :param prepares: if True, do not read, but only prepare a read through the cache. The result
             is then the prepared read, or None if the cache is not used.
@@ -253,8 +262,8 @@ class _PlanRead:
     def at_shards(self, find: Callable[[], Sequence[Shard] | None]) -> Any:
         """Do the read on the only shard that ``find()`` returns.
 
-        If ``find()`` returns an empty list, no row exists, and nothing is sent. Return UNREAD if it
-        returns several shards, or None: Django must then do the read.
+        If ``find()`` returns an empty list, no row exists, and nothing is sent. If it returns
+        several shards, or None, return UNREAD. Django must then do the read.
         """
 
         def read() -> Any:

@@ -51,8 +51,9 @@ def refuse_lookups(model: Any, lookups: Sequence[Any], *, inside: bool = True) -
     """Check the querysets of the ``Prefetch`` objects in ``lookups``, before anything is sent.
 
     :param model: the model of the instances, which are on several shards.
-    :param inside: whether each statement is for all instances of one shard. False for lookups that
-        follow a relation to another group: a statement may then be for instances of any shards.
+    :param inside: True if each statement of the prefetch is for all instances of one shard. False
+        for lookups inside of a lookup that leads to another group. A statement can then be for
+        instances on several shards.
     :raises ScatterNotSupported: a queryset computes something over the rows of several shards.
     """
     for lookup in lookups:
@@ -74,9 +75,10 @@ def refuse_sets(query: Query, group: str | None, matched: Sequence[Any] = ()) ->
 
     :param query: the query of related rows, which is run on each of several shards.
     :param group: the shard group of the instances, if the related rows are on the shards of their
-        instances. None if they may be anywhere.
+        instances. None if the related rows may be anywhere.
     :param matched: fields by which Django assigns the rows to instances, such as the foreign key.
-        They are not NULL in the result, although ``query`` has no condition on them yet.
+        ``query`` has no condition on these fields yet, but Django will add one. So they are never
+        NULL in the result.
     :raises ScatterNotSupported: the query uses rows of several shards for one value.
     """
     if query.combinator:
@@ -112,16 +114,17 @@ def refuse_sets(query: Query, group: str | None, matched: Sequence[Any] = ()) ->
 
 
 class _Apart:
-    """Called with an expression, tells whether rows with equal values are all on one shard.
+    """A function that tells whether rows with equal values of an expression are all on one shard.
 
-    For example, True for an integer shard key, and for a foreign key to rows of the same group.
-    False for a number of stars, because photos on all shards may have the same number.
+    For example, it returns True for an integer shard key, and for a foreign key to rows of the same
+    group. It returns False for a number of stars, because photos on all shards may have the same
+    number.
     """
 
     def __init__(self, query: Query, group: str | None, matched: Sequence[Any]) -> None:
         self._query, self._matched = query, matched
         model: Any = query.model
-        # The query may have no base_table before it is compiled.
+        # Before the query is compiled, it may have no base_table.
         self._own_table = query.base_table or model._meta.db_table
         # Related rows of another group are not on the shards of the instances.
         self._group = group if group_of(model) == group else None
@@ -136,15 +139,16 @@ class _Apart:
             return False
         options = shard_options(field.model)
         is_key = options is not None and options.names_shard(field)
-        # A collation may treat different text keys as equal.
+        # A text key does not count. A collation may treat different keys as equal, such as "a" and
+        # "A", and these keys may be on different shards.
         is_text = is_key and isinstance(target_field(field), CharField | TextField)
         return (not is_text and bool(colocation_keys(field, self._group))) or self._is_about(
             expression
         )
 
     def _is_nullable(self, column: Col) -> bool:
-        # Rows of several shards may have NULL in the column. SQL treats them as equal, for example
-        # as one partition of a window.
+        # Rows on several shards may have NULL in the column. Windows and groups treat two NULLs as
+        # equal, so these rows are one partition, which no shard has as a whole.
         is_own = column.alias == self._own_table
         if column.target in self._matched and (is_own or column.target.model != self._query.model):
             return False
@@ -160,9 +164,10 @@ class _Apart:
         )
 
     def _is_about(self, column: Col) -> bool:
-        """Whether ``column`` is the object id of a generic foreign key to one model on the shard.
+        """Return whether ``column`` is the object id of a generic foreign key, for one model only.
 
-        The query must then have a condition on the content type.
+        It is for one model only if the query has a condition on the content type. Then rows with
+        equal ids refer to the same row, and are on its shard.
         """
         model: Any = column.target.model
         for field in model._meta.private_fields:
@@ -186,11 +191,11 @@ def _parts(query: Query) -> Iterator[Any]:
     order: Any = query.order_by or (query.default_ordering and query.model._meta.ordering) or ()  # type: ignore[union-attr]  # the model is not None here
     for name in (*order, *query.extra_order_by):
         if isinstance(name, str):
-            # The name of a column or of an annotation, or SQL text of extra(), which may contain a
-            # window. The expressions of annotations were yielded above.
+            # A string is the name of a column or of an annotation, or SQL text of extra(). SQL text
+            # may contain a window. The expressions of annotations were yielded above.
             yield name
         elif any(isinstance(part, Window) for part in parts_of(name)):
-            # Resolve the window: its column names are not yet replaced by column expressions.
+            # Resolve the window, so that names of columns in it are replaced by column expressions.
             yield from parts_of(name.resolve_expression(query.chain(), allow_joins=True))
         else:
             yield from parts_of(name)
@@ -199,7 +204,7 @@ def _parts(query: Query) -> Iterator[Any]:
 def _relation(model: Any, path: str) -> tuple[bool, Sequence[Any]]:
     """Follow a path of relations, such as ``"album__tags"`` in ``prefetch_related()``.
 
-    Return a pair. The first item tells whether the whole path stays on the shard of the instances.
+    Return a pair. The first item is True if all rows on the path are on the shard of the instances.
     The second is a sequence of the fields by which Django assigns the rows at the end of the path
     to instances, such as the foreign key. Primary keys are left out.
 

@@ -1,7 +1,8 @@
-"""Helpers for ``prefetch_related()``, because Django sends a prefetch to one database only.
+"""Helpers for ``prefetch_related()`` of instances on several shards.
 
-The instances are split into a list for each database. The lookups (the arguments of
-``prefetch_related()``) are split into those that may lead to another shard group, and all others.
+Django sends each prefetch to one database. So the instances are split into a list for each
+database. The lookups (the arguments of ``prefetch_related()``) are split into those that may lead
+to another shard group, and all others.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ _is_split: ContextVar[bool] = ContextVar("sharded_orm_split_prefetch", default=F
 
 @contextmanager
 def one_of_several(several: bool = True) -> Iterator[None]:
-    """Context manager for the part of a prefetch that is for the instances of one shard.
+    """Context manager for one part of a prefetch, which is for the instances of one shard.
 
-    Code in the block can ask :func:`is_one_of_several`, and learns that the prefetch has other
-    parts for other shards.
+    In the block, :func:`is_one_of_several` returns True. So code there can notice that the prefetch
+    has other parts, for the instances of other shards.
 
     :param several: whether the prefetch has other parts. If False, the block has no effect.
     """
@@ -81,8 +82,8 @@ def split_lookups(model: type[Model], lookups: Sequence[Any]) -> tuple[list[Any]
         leaves_group = isinstance(descriptor, ForwardManyToOneDescriptor) and (
             group_of(descriptor.field.remote_field.model) != group_of(model)
         )
-        # A generic foreign key may refer to rows of any group, and its prefetch handles the
-        # instances of all shards together.
+        # A generic foreign key may refer to rows of any group. Its own code splits the prefetch by
+        # shard, so it must get the instances of all shards together.
         leaves_group = leaves_group or getattr(descriptor, "leads_anywhere", False)
         (other_group if leaves_group else same_group).append(lookup)
     return other_group, same_group

@@ -30,7 +30,7 @@ from sharded_orm.models.sharding.type_variables import M
 from sharded_orm.scatter import Target
 from sharded_orm.scatter.refusals import refuse
 
-# The number of rows that an iterator reads at a time by default, as in QuerySet.iterator().
+# The number of rows that an iterator reads at a time by default, as in Django.
 CHUNK_SIZE = 2000
 
 
@@ -43,9 +43,9 @@ class ReadingQuerySet(RoutedQuerySet[M]):
     def _merge_options(self, *, groups: bool = True) -> dict[str, Any]:
         """Return keyword arguments for the functions of :mod:`sharded_orm.scatter`.
 
-        The arguments say what happens if a shard fails. They also contain the column of the shard
-        key, as ``local_columns``. If a GROUP BY contains this column, each group is on one shard,
-        and the groups of several shards need not be merged.
+        The arguments tell these functions what to do if a shard fails. They also contain the column
+        of the shard key, as ``local_columns``. If a GROUP BY contains this column, each group is on
+        one shard, and the groups of several shards need not be merged.
 
         :param groups: whether the function to be called accepts ``local_columns``. If False,
             ``local_columns`` is left out.
@@ -73,11 +73,12 @@ class ReadingQuerySet(RoutedQuerySet[M]):
         self._proved(self._fetch_rows)
 
     def _proved(self, read: Callable[[], bool]) -> bool:
-        """Call ``read``, which may use a guess: the shard key that a source of keys remembers.
+        """Call ``read``, and let it use a guess: the shard key that a source of keys remembers.
 
         A source of keys is an object that looks up a row's shard key by a value in another column.
-        If the shard of the guessed key has no matching row, forget the guess and call ``read`` once
-        more. See :mod:`sharded_orm.models.querysets.guesses`.
+        If the shard of the guessed key has no matching row, the key may be out of date. Then forget
+        the guess and call ``read`` once more, without a guess. See
+        :mod:`sharded_orm.models.querysets.guesses`.
 
         :param read: reads the rows, and returns whether there are any.
         """
@@ -93,16 +94,16 @@ class ReadingQuerySet(RoutedQuerySet[M]):
         return confirmed(self._options.group, read)
 
     def _guess_of_read(self) -> KeyGuess | None:
-        """Return the guess (a remembered shard key) that the last read used, or None.
+        """Return the guess (a remembered shard key) that the last read has used, or None.
 
-        The guess is forgotten, so a second call returns None.
+        This ends the use of guesses: a second call returns None.
         """
         key_guess, self._may_guess, self._guess = self._guess, False, None
         return key_guess
 
     def _fetch_rows(self) -> bool:
-        # If a key has moved during this method, the method is called again. So drop the rows of the
-        # previous call.
+        # If a key moves during this method, the caller calls the method again. So drop the rows of
+        # the first call.
         self._result_cache, self._prefetch_done = None, False
         destination = self._destination()
         if isinstance(destination, str):
@@ -168,7 +169,7 @@ class ReadingQuerySet(RoutedQuerySet[M]):
 
     def _scattered_iterator(self, targets: list[Target], chunk_size: int | None) -> Iterator[Any]:
         self._refuse_prefetches_of_sets()
-        # Stream the rows, because an iterator is for results that do not fit in memory.
+        # An iterator is for results that do not fit in memory. So stream the rows.
         rows = scatter.fetch(
             self, targets, stream=True, chunk_size=chunk_size or CHUNK_SIZE, **self._merge_options()
         )
@@ -201,8 +202,9 @@ class ReadingQuerySet(RoutedQuerySet[M]):
         return row
 
     def in_bulk(self, id_list: Any = None, *, field_name: str = "pk") -> dict[Any, M]:
-        # Django's in_bulk() chooses the database before it filters by the ids. But the ids may
-        # determine the shards. So filter by the ids first, if possible.
+        # Django's in_bulk() chooses the database before it filters by the ids. But ids can
+        # determine the shards. So filter by the ids first, unless the shard is chosen already, or
+        # the queryset is a slice, which cannot be filtered.
         if self._is_pinned():
             return super().in_bulk(id_list, field_name=field_name)
         ids = None if id_list is None else list(id_list)
@@ -223,10 +225,11 @@ class ReadingQuerySet(RoutedQuerySet[M]):
         return matching._rows_by_value(field_name)
 
     def _rows_by_value(self, field_name: str) -> dict[Any, M]:
-        """Return the rows, keyed by a unique field. Refuse rows of two shards with the same value.
+        """Read the rows, and return them keyed by a unique field.
 
-        The field is unique only on each shard. If it is not the shard key, rows of two shards may have
-        the same value. Django's ``in_bulk()`` would silently return one of them.
+        Raise an error if rows on two shards have the same value. This can happen if the field is
+        not the shard key, because the field is unique only within each shard. Django's
+        ``in_bulk()`` would silently return only one of these rows.
         """
         # Call Django's method on an empty queryset: it only checks the arguments.
         super(ReadingQuerySet, self.none()).in_bulk(field_name=field_name)
@@ -253,8 +256,9 @@ class ReadingQuerySet(RoutedQuerySet[M]):
         return rows
 
     def contains(self, obj: Any) -> bool:
-        # Overrides QuerySet.contains(), which compares primary keys only. Compare the shards too,
-        # because rows of two shards may have the same primary key.
+        # Overrides QuerySet.contains(), which compares only primary keys. A row on another shard
+        # may have the same primary key as ``obj``. So the found row must also be on the shard of
+        # ``obj``.
         home = colocated_alias(self._options, obj) if isinstance(obj, self.model) else None
         if home is None or self._fields is not None or self.query.combinator:
             return super().contains(obj)
@@ -306,8 +310,8 @@ class ReadingQuerySet(RoutedQuerySet[M]):
         targets = self._targets()
         if targets is None:
             return super().explain(format=format, **options)
-        # Each shard may execute the query in another way, because its rows differ. So return the
-        # output of EXPLAIN of each shard.
+        # Each shard may execute the query differently, because its rows differ. So return the
+        # output of EXPLAIN for each shard.
         return "\n\n".join(
             f"-- {target.shard.alias}\n{self._for_target(target).explain(format=format, **options)}"
             for target in targets

@@ -1,10 +1,10 @@
-"""Querysets that record the calls that build them, so that plans can read their rows.
+"""Querysets that record the calls that build them, so that their rows can be read with plans.
 
 A plan is SQL that was compiled once for all queries that differ only in their values. A new
-queryset has no query: it records the calls that build it (see
-:mod:`sharded_orm.models.plans.shapes`). If its rows are then read, a plan may send the SQL. For any
-other use, :attr:`CallRecorder.query` builds the query from the recorded calls, and the queryset
-behaves like any other from then on.
+queryset has no query. Instead, it records the calls that build it (see
+:mod:`sharded_orm.models.plans.shapes`). When its rows are read, the SQL of a plan is sent if there
+is one. For any other use, :attr:`CallRecorder.query` builds the query from the recorded calls. From
+then on, the queryset behaves like one of Django.
 """
 
 from __future__ import annotations
@@ -39,34 +39,35 @@ from sharded_orm.models.querysets.mixin_base import QuerySetMixin
 from sharded_orm.models.querysets.one_row import matching_rows, only_row
 from sharded_orm.models.sharding.type_variables import M
 
-# The value of ``_query`` before the recorded calls are applied to a query.
+# The value of ``_query`` while the queryset records its calls and has no query yet.
 _UNBUILT: Any = object()
 _build_lock = RLock()
-# Django's methods. Another package may replace them on QuerySet, to observe reads. Shortcuts that
-# would not call the replacement are then not taken.
+# Django's methods. Another package may replace them on QuerySet, for example to observe reads. In
+# this case, do not take the shortcuts that would not call the replacement.
 _INIT, _FETCH_ALL = QuerySet.__init__, QuerySet._fetch_all
 
 
 class CallRecorder(QuerySetMixin[M]):
     """A mixin that records the calls that build a queryset.
 
-    A subclass defines :meth:`_read`, which reads the rows with a plan: SQL that was compiled once
-    for all querysets that were built by the same calls, with other values.
+    A subclass defines :meth:`_read`, which reads the rows with a plan. A plan is SQL that was
+    compiled once for all querysets that were built by the same calls with other values.
     """
 
     #: The calls that have built this queryset. None if its query was built in another way, or if
     #: a caller may have changed the query.
     _recording: Recording | None = None
-    # Django 6.1 sets this attribute on a queryset, to False while a related manager filters it in
-    # place. Earlier versions of Django do not know it.
+    # Since Django 6.1, a related manager sets this attribute of a queryset to False while it
+    # filters the queryset in place. Earlier versions of Django do not have this attribute.
     _cloning_enabled = True
 
     def __init__(
         self, model: Any = None, query: Any = None, using: str | None = None, hints: Any = None
     ) -> None:
         recording = None
-        # Read the global variable only once: if the settings change now, another thread replaces
-        # it. A template made from the old settings must not get into the new dict.
+        # Read the global variable only once. If the settings change now, another thread assigns a
+        # new dict to it. A template that was made from the old settings must not get into the new
+        # dict.
         templates = first_recordings.templates
         if query is None and are_plans_on() and self._records(using, hints):
             attributes = templates.get((type(self), model))
@@ -112,7 +113,7 @@ class CallRecorder(QuerySetMixin[M]):
     def _first_shape(cls, model: Any) -> Shape | None:
         """Return the shape of a queryset without any calls, that is, of all rows of ``model``.
 
-        Return None if querysets of ``model`` must not record their calls.
+        Return None if querysets of ``model`` cannot record their calls.
         """
         raise NotImplementedError
 
@@ -123,19 +124,18 @@ class CallRecorder(QuerySetMixin[M]):
 
     @classmethod
     def _is_routed(cls, kind: str, example: Recording) -> bool:
-        """Return whether a plan (SQL for all similar queries) would go to the right database.
+        """Return whether a plan (SQL for all similar queries) would be sent to the right database.
 
-        A plan must send its SQL to the database to which Django would send the query that
-        ``example`` has recorded.
+        That is the database to which Django would send the query that ``example`` has recorded.
         """
         return True
 
     def _records(self, using: str | None, hints: Any) -> bool:
-        """Whether a new queryset with these arguments may record its calls."""
+        """Return whether a new queryset with these arguments records its calls."""
         return True
 
     def _may_read_by_plan(self) -> bool:
-        """Return whether a plan (SQL of an earlier, similar query) may read this queryset now."""
+        """Return whether this queryset can be read with a plan (stored SQL of a similar query)."""
         return True
 
     def _read(
@@ -145,10 +145,10 @@ class CallRecorder(QuerySetMixin[M]):
         limits: tuple[int, int | None] | None,
         read_by_django: Callable[[], Any],
     ) -> Any:
-        """Read the recorded query by its plan, or by ``read_by_django`` if it has no plan.
+        """Read the recorded query with its plan, or with ``read_by_django`` if it has no plan.
 
-        :returns: the rows as a list; a bool if ``kind`` is :data:`EXISTS`; the number of rows if it is
-            :data:`COUNT`.
+        :returns: the rows as a list; a bool if ``kind`` is :data:`EXISTS`; the number of rows if it
+            is :data:`COUNT`.
         """
         raise NotImplementedError
 
@@ -170,14 +170,15 @@ class CallRecorder(QuerySetMixin[M]):
         """Apply the recorded calls to an ordinary query, and stop recording."""
         if self._recording is None:
             return
-        # Take a lock: another thread may use this queryset at the same time, and both must get the
-        # same query.
+        # Another thread may use this queryset at the same time. The lock ensures that both threads
+        # get the same query.
         with _build_lock:
             recording = self._recording
             if recording is not None and self._query is _UNBUILT:
                 if self._deferred_filter is not None:
                     # The last filter is that of a related manager, such as album.photos. Leave it
-                    # out: Django applies it later, with the primary key that album has then.
+                    # out, because Django applies it later, with the primary key that album has
+                    # then.
                     recording = recording._replace(filters=recording.filters[:-1])
                 query = self._new_query(self.model)
                 recording.replay(query)
@@ -185,8 +186,8 @@ class CallRecorder(QuerySetMixin[M]):
             self._recording = None
 
     def _filter_or_exclude_inplace(self, negate: bool, args: Any, kwargs: Any) -> None:
-        # Overrides QuerySet._filter_or_exclude_inplace(), which changes ``_query``. So the query is
-        # built first.
+        # Overrides QuerySet._filter_or_exclude_inplace(), which changes ``_query``. So build the
+        # query first.
         self._end_recording()
         super()._filter_or_exclude_inplace(negate, args, kwargs)
 
@@ -207,17 +208,17 @@ class CallRecorder(QuerySetMixin[M]):
             or not self._cloning_enabled
             or self._sticky_filter
             or self._defer_next_filter
-            # Use no plan after only() or defer() on a related manager, such as album.photos: the
-            # rows may lack the foreign key by which Django sets album on them.
+            # Use no plan after only() or defer() on a related manager, such as album.photos. Django
+            # sets album on the rows by their foreign key, and the rows may lack this foreign key.
             or (self._known_related_objects and recording.shape.selection.defers)
             or not self._may_read_by_plan()
             or not are_plans_on()
         ):
             return None
         if self._deferred_filter is not None:
-            # The recording has the value that the instance of a related manager had when the filter
-            # was recorded. Django uses the value that the instance has now. So use the recording
-            # only if the value is still the same.
+            # The filter of a related manager is deferred: Django uses the value that the manager's
+            # instance has now. The recording has the value at the time when the filter was
+            # recorded. So use the recording only if the instance still has this value.
             _, _, kwargs = self._deferred_filter
             if not recording.still_holds(kwargs):
                 return None
@@ -228,8 +229,9 @@ class CallRecorder(QuerySetMixin[M]):
         attributes = clone.__dict__
         attributes.update(self.__dict__)
         if len(attributes) != PLAIN_COUNT and not attributes.keys() <= COPIED:
-            # The project has set an attribute on this queryset object. Like Django's _clone(), do
-            # not copy it. (The comparison of the number is only a fast test for the usual case.)
+            # The project has set an attribute on this queryset object. Do not copy it, because
+            # Django's _clone() does not copy it either. (The number of attributes is compared
+            # first, because that is faster and usually enough.)
             for name in attributes.keys() - COPIED:
                 del attributes[name]
         attributes["_recording"] = recording
@@ -252,7 +254,7 @@ class CallRecorder(QuerySetMixin[M]):
         return super()._clone() if recording is None else self._with_recording(recording)
 
     def _by_django(self, recording: Recording, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Call Django's method on a copy, so that this queryset can go on recording.
+        """Call a method of Django on a copy, because it would end the recording of this queryset.
 
         :param recording: the calls that this queryset has recorded.
         """
@@ -273,8 +275,8 @@ class CallRecorder(QuerySetMixin[M]):
         if args:
             return self._filtered_by_tree(method, args, kwargs)
         is_deferred, self._defer_next_filter = self._defer_next_filter, False
-        # Since Django 6.1, a related manager turns cloning off, and filters its new queryset in
-        # place.
+        # Since Django 6.1, a related manager turns cloning off, so that filter() changes its new
+        # queryset in place and returns it.
         in_place = is_deferred and not self._cloning_enabled
         if in_place:
             self._cloning_enabled = True
@@ -288,8 +290,9 @@ class CallRecorder(QuerySetMixin[M]):
         try:
             longer = recording.filtered(kwargs, excluded=excluded)
         except Exception:
-            # A field does not accept a value of the filter. A related manager's filter is deferred:
-            # Django applies it later, and then raises the error. So do not raise it now.
+            # A field does not accept a value of the filter. If the filter is that of a related
+            # manager, do not raise the error now: Django applies the filter later, and then raises
+            # it.
             if not is_deferred:
                 raise
             longer = None
@@ -305,7 +308,7 @@ class CallRecorder(QuerySetMixin[M]):
             recording.learn_filter(kwargs, excluded=excluded)
             self._defer_next_filter = True
             return None
-        # Do the same as QuerySet._filter_or_exclude(), but without a second copy of the query.
+        # Do the same as QuerySet._filter_or_exclude(), but copy the query only once.
         filtered = self._with_recording(recording)
         filtered._filter_or_exclude_inplace(excluded, (), kwargs)
         if recording.learn_filter(kwargs, excluded=excluded):
@@ -316,7 +319,7 @@ class CallRecorder(QuerySetMixin[M]):
         self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Self | None:
         """Return the queryset after a call with ``Q`` objects; None if Django must run the call."""
-        # _recorded() returns None also if Django defers the filter of a related manager.
+        # If Django defers the filter of a related manager, _recorded() has returned None.
         recording = self._recorded()
         tree = None if recording is None else ConditionTree.of(args, kwargs)
         if recording is None or tree is None or recording.limits is not None:
@@ -350,7 +353,8 @@ class CallRecorder(QuerySetMixin[M]):
 
     def values_list(self, *fields: Any, flat: bool = False, named: bool = False) -> Any:
         iterable = VALUES_LISTS.get((bool(flat), bool(named)))
-        # ``iterable`` is None if both ``flat`` and ``named`` are true: Django raises an error for that.
+        # If both ``flat`` and ``named`` are true, ``iterable`` is None, and super() raises an
+        # error.
         selection = None if iterable is None else Selection(iterable, fields)
         rows = self._selected(selection, "values_list", *fields, flat=flat, named=named)
         return super().values_list(*fields, flat=flat, named=named) if rows is None else rows
@@ -393,9 +397,9 @@ class CallRecorder(QuerySetMixin[M]):
         recording = self._recorded()
         if recording is None or not all(isinstance(lookup, str | Prefetch) for lookup in lookups):
             return super().prefetch_related(*lookups)
-        # Do the same as QuerySet.prefetch_related(), but without ``query``, which would end the
-        # recording. Django's checks for union() and FilteredRelation are not needed: a queryset
-        # with one of these records no calls.
+        # Do the same as QuerySet.prefetch_related(), but do not use ``query``, because that ends
+        # the recording. Django also checks that the queryset has no union() or FilteredRelation.
+        # This is not needed here, because a queryset with one of these records no calls.
         prefetching = self._with_recording(recording)
         prefetching._prefetch_related_lookups += lookups
         return prefetching
@@ -436,7 +440,8 @@ class CallRecorder(QuerySetMixin[M]):
     def get(self, *args: Any, **kwargs: Any) -> M:
         recording = self._recorded()
         tree = ConditionTree.of(args, kwargs) if args and recording is not None else None
-        # A plan in get() would not prefetch: only _fetch_all() does so.
+        # If the queryset has prefetches, leave the read to Django, because get() by a plan does not
+        # prefetch.
         if (
             recording is None
             or recording.limits is not None
@@ -467,7 +472,8 @@ class CallRecorder(QuerySetMixin[M]):
         recording = self._recording
         if recording is None or recording.shape.ordering is not None or self.ordered:
             return super().first()
-        # Do the same as QuerySet.first(), but without ``query``, which would end the recording.
+        # Do the same as QuerySet.first(), but do not use ``query``, because that ends the
+        # recording.
         for row in self.order_by("pk")[:1]:
             return row
         return None

@@ -40,15 +40,15 @@ from sharded_orm.routing.where_clause import (
 from sharded_orm.scatter import Target
 from sharded_orm.topology.model import Shard, ShardGroup
 
-# The alias of the shard to which queries are sent whose conditions determine no shard. If it is
-# None, such queries are refused. It is set while Django validates an instance: the check for unique
-# values must query only the instance's shard.
+# The alias of a default shard, or None. Queries whose conditions determine no shard are sent to it;
+# if it is None, they are refused. It is set while Django validates an instance, because the check
+# for unique values must query only the instance's shard.
 _scope: ContextVar[str | None] = ContextVar("sharded_orm_scope", default=None)
 
 
 @contextmanager
 def scoped(alias: str) -> Iterator[None]:
-    """Within the ``with`` block, send queries whose conditions determine no shard to ``alias``.
+    """Within the ``with`` block, send a query to ``alias`` if its conditions determine no shard.
 
     This applies only to the current context (:mod:`contextvars`).
     """
@@ -68,9 +68,9 @@ def is_scoped() -> bool:
 class Route:
     """The shards to which a query is sent, and the reason.
 
-    ``shards`` contains the numbers of these shards in ``group``, in ascending order; ``aliases``
-    their Django aliases; ``nodes`` the names of the primary database servers that have these
-    shards. ``str(route)`` is a sentence for people.
+    ``shards`` contains the numbers of these shards in ``group``, in ascending order. ``aliases``
+    contains their Django aliases, and ``nodes`` the names of the primary database servers that have
+    these shards. ``str(route)`` is a sentence for people.
     """
 
     group: str
@@ -79,9 +79,9 @@ class Route:
     #: The alias passed to ``using()``, if it is not a shard of the group, such as the database that
     #: had the table before the model was sharded. Otherwise None.
     outside: str | None = None
-    #: Whether a source of keys, such as a lookup table, found the shards by a value in another
-    #: column. The query then has no condition on the shard key. So it may also match outdated rows
-    #: that a moved key has left on its old shard.
+    #: Whether the shards were found by a source of keys, such as a lookup table, which looks up the
+    #: shard key by a value in another column. The query then has no condition on the shard key. So
+    #: it may also match outdated rows, which a moved key has left on its old shard.
     by_values: bool = False
 
     @property
@@ -130,8 +130,10 @@ def find_route(
     sources of keys (:mod:`sharded_orm.models.sharding.key_sources`) are also queried.
 
     :param options: the group and shard key of the query's model.
+    :param hints: the hints of the queryset. If they contain an instance, its shard is used for a
+        query whose conditions determine no shard.
     :param scatter: whether the query may go to all shards.
-    :param ordered: whether the SQL will have an ORDER BY, whose expressions must then be checked.
+    :param ordered: True if the SQL will have an ORDER BY, so that its expressions must be checked.
         False for a count, for example.
     :param known_keys: the function that queries the sources of keys.
     :raises ShardKeyRequired: the query's conditions determine no shard, and the query may not go to
@@ -177,9 +179,9 @@ def _bound_of_scope(options: ShardOptions) -> Bound | None:
 
 
 def colocation(options: ShardOptions, shards: frozenset[int] | None) -> Colocation:
-    """Return a :class:`Colocation`, which checks statements that run on ``shards``.
+    """Return a :class:`Colocation` for statements that run on ``shards``.
 
-    It raises an error if a statement reads rows that may be stored on other shards.
+    Its checks raise an error if a statement reads rows that may be stored on other shards.
 
     :param shards: shard numbers; None for all shards of the group.
     """
@@ -195,16 +197,15 @@ def colocation(options: ShardOptions, shards: frozenset[int] | None) -> Colocati
 
 
 def colocation_on(options: ShardOptions, alias: str) -> Colocation:
-    """Return a :class:`Colocation`, which checks statements that run on the shard ``alias``.
+    """Return a :class:`Colocation` for statements that run on the shard ``alias``.
 
-    It raises an error if a statement reads rows that may be stored on other shards.
+    Its checks raise an error if a statement reads rows that may be stored on other shards.
     """
     shard = runtime.topology().resolve(alias)
     return colocation(options, frozenset({shard.number} if shard is not None else ()))
 
 
-# plain_key() accepts only values of these types. Such a value is hashable and contains no
-# expression.
+# The types of values that plain_key() accepts. Such a value is hashable and contains no expression.
 PLAIN_KEYS = frozenset({int, str, UUID})
 
 
@@ -212,20 +213,19 @@ def only_shard(options: ShardOptions, query: Query, *, ordered: bool = True) -> 
     """Return the shard of a query of the form ``key = value AND …``; None for any other query.
 
     Return None also if the key has no shard yet. If the result is None, call :func:`find_route`,
-    which handles every form. For the commonest queries, this shortcut finds the same shard as
-    :func:`find_route` in a fifth of the time.
+    which handles every form. This function is a shortcut for the commonest queries: it takes a
+    fifth of the time.
     """
     value = plain_key(options, query, ordered=ordered)
     return None if value is None else runtime.locate(options.group, value)
 
 
 def plain_key(options: ShardOptions, query: Query, *, ordered: bool = True) -> Any:
-    """Return the one value that determines the shard of a simple query; None if the query is not
-    simple.
+    """Return the value that determines the shard of a simple query; None for any other query.
 
-    A simple query reads one table, and its conditions compare columns with plain values, joined by
-    AND. One condition is an equality with the shard key, or with an id that contains its shard
-    number. Several such equalities must have the same value. Sends nothing.
+    A simple query reads one table. Its conditions compare columns with plain values, and are joined
+    by AND. One condition is an equality with the shard key, or with an id that contains its shard
+    number. If there are several such equalities, they have the same value. Sends nothing.
     """
     if not has_one_table(query, ordered=ordered):
         return None
@@ -236,9 +236,9 @@ def plain_key(options: ShardOptions, query: Query, *, ordered: bool = True) -> A
             return None
         field = lookup.lhs.target
         if not compares_as(Exact, lookup):
-            # This condition is not an equality. If it compares a column with plain values, it can
-            # exclude rows, but not change the shard, so ignore it. One exception is __in on a key
-            # column: if the list lacks the key, no row matches, and no shard is needed.
+            # The condition is not an equality. If it compares a column with plain values, it can
+            # only exclude rows, so it does not change the shard. Ignore it. The exception is __in
+            # on a key column: if the list lacks the key, no row matches, and no shard is needed.
             if is_plain_value(lookup.rhs) and not (
                 isinstance(lookup, In) and field.column in columns
             ):
@@ -258,9 +258,9 @@ def plain_key(options: ShardOptions, query: Query, *, ordered: bool = True) -> A
 
 
 def has_one_table(query: Query, *, ordered: bool) -> bool:
-    """Whether ``query`` reads only one table, and joins its conditions by AND. Sends nothing.
+    """Return whether ``query`` reads only one table, and joins its conditions by AND.
 
-    The conditions themselves are not examined.
+    The conditions are not examined. Sends nothing.
     """
     where = query.where
     return not (
@@ -282,8 +282,8 @@ def names_shards(options: ShardOptions, query: Query) -> bool:
 
 
 def _joins(query: Query) -> bool:
-    # Do not count joins that Django made and then trimmed, as for filter(album_id=…): they stay in
-    # alias_map with a reference count of 0.
+    # Count only joins with a reference. For filter(album_id=…), Django makes a join and then
+    # removes it from the SQL. Such a join stays in alias_map with a reference count of 0.
     return len(query.alias_map) > 1 and any(
         query.alias_refcount[alias] for alias in query.alias_map if alias != query.base_table
     )
@@ -353,8 +353,12 @@ def targets(options: ShardOptions, group: ShardGroup, query: Query, route: Route
     """Return each shard of ``route``, paired with the query to send to it.
 
     If ``query`` has a list of keys (``__in``), the query for a shard contains only the keys of that
-    shard. While a key moves, both its old and its new shard may have its rows. The query for one of
-    the two then excludes these rows, unless conditions on shard keys lead to a single shard.
+    shard.
+
+    While a key moves from one shard to another, both shards may have its rows. So that no row is
+    read twice, the query for one of them excludes the rows of the key. This is not done if
+    conditions on shard keys determine a single shard, because these conditions exclude the rows of
+    other keys.
 
     :param group: the shard group of ``options``.
     """
@@ -402,7 +406,7 @@ def _narrowed_query(
 ) -> Query:
     """Return a copy of ``query`` whose lists of keys (``IN (…)``) contain only keys of ``shard``.
 
-    A condition that compares with an instance of another shard matches no row in the copy.
+    If a condition compares with an instance on another shard, it matches no row in the copy.
 
     :param numbers: the shard number of each key. Keys that have no shard are left out.
     """

@@ -2,10 +2,12 @@
 
 The bound key is the shard key that a ``with bound()`` block or a request sets for all its queries.
 An upsert is ``bulk_create(update_conflicts=True)``. If a new row and a stored row have the same
-values in a unique constraint, the database updates the stored row, even if that row has another
-shard key. A query before the insert cannot exclude this, because another transaction may store such
-a row later. So each unique constraint must contain the shard key, or a field by which no stored row
-can equal the new row: the new row has NULL in it, or gets a new id.
+values in the fields of a unique constraint, the database updates the stored row, even if that row
+has another shard key. A query before the insert cannot exclude this, because another transaction
+may store such a row later.
+
+So each unique constraint must contain a field in which no stored row of another key can equal the
+new row. This is the shard key, or a field in which the new row has NULL or gets a new id.
 """
 
 from __future__ import annotations
@@ -21,9 +23,8 @@ from sharded_orm.models.sharding.bound_key import BoundKey
 from sharded_orm.models.sharding.key_errors import describe
 from sharded_orm.models.sharding.options import ShardOptions
 
-# These pre_save() methods leave None unchanged, or replace it by a new id. So if the field is None
-# in a new row, no stored row equals the new row in this field: NULL equals nothing, and the id is
-# new.
+# If a field has one of these pre_save() methods, and is None in a new row, the row gets NULL or a
+# new id in this field. Then no stored row equals the new row in this field.
 _OF_NO_ROW = frozenset({Field.pre_save, TicketField.pre_save})
 
 
@@ -67,8 +68,9 @@ def _constraints(model: Any, unique_fields: Iterable[str] | None) -> list[list[A
         if field.unique and not field.primary_key
     ]
     constraints += map(list, meta.unique_together)
-    # Skip constraints with a condition. Without ``unique_fields``, the database is MySQL or
-    # MariaDB, which do not support conditions, so that Django has not created these constraints.
+    # A database that uses all unique constraints is MySQL or MariaDB. They do not support
+    # constraints with a condition, and Django does not create them there. So skip these
+    # constraints.
     constraints += [
         [*constraint.fields, *constraint.expressions]
         for constraint in meta.constraints
@@ -95,14 +97,17 @@ def _fields(model: Any, names: Iterable[Any]) -> list[Any]:
 def _holds_key(options: ShardOptions, field: Any) -> bool:
     if options.key is None:
         # An automatic many-to-many table has no field for the shard key. Its rows have the key of
-        # the two rows that they relate. An earlier check has made sure that both have the same key,
-        # so each of the two foreign keys determines the key.
+        # the two rows that they relate, and each foreign key to one of these determines the key.
+        # (An earlier check has made sure that both related rows have the same key.)
         return bool(field.is_relation)
     return bool(field.attname == options.key.attname)
 
 
 def _is_of_no_row(field: Any, obj: Any) -> bool:
-    """Whether ``obj`` gets NULL or a new id in ``field``, so that no stored row equals it there."""
+    """Return whether ``obj`` gets NULL or a new id in ``field``.
+
+    Then no stored row equals the new row in this field.
+    """
     if getattr(field, "generated", False) or type(field).pre_save not in _OF_NO_ROW:
         return False
     if field.is_relation and field.get_cached_value(obj, default=None) is not None:

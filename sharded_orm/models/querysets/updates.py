@@ -1,6 +1,6 @@
-"""Runs ``update()`` by a plan: an UPDATE whose SQL is compiled once and used again.
+"""Runs ``update()`` with a plan: an UPDATE whose SQL is compiled once and used again.
 
-A plan serves all updates of a process that differ only in their values.
+A process uses a plan for all updates that differ only in their values.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sharded_orm.models.querysets.route import PLAIN_KEYS
 from sharded_orm.models.sharding.type_variables import M
 from sharded_orm.topology.model import Shard
 
-#: The names of the fields that an update writes, and then the types of the new values, such as
+#: The names of the fields that an update writes, followed by the types of the new values, such as
 #: ``("title", "stars", str, int)``.
 _Write = tuple[Any, ...]
 
@@ -56,7 +56,7 @@ class PlannedUpdateQuerySet(PlannedQuerySet[M]):
         return changed
 
     def _recorded_update(self, new_values: dict[str, Any]) -> Recording | None:
-        """Return the recorded calls of this queryset if ``update(**new_values)`` may use a plan.
+        """Return the recorded calls of this queryset if ``update(**new_values)`` can use a plan.
 
         A plan is an UPDATE that was compiled earlier. Return None if Django must compile this
         update, for example, because the queryset is sliced or ordered.
@@ -85,7 +85,7 @@ class PlannedUpdateQuerySet(PlannedQuerySet[M]):
 def _update(plan: UpdatePlan, recording: Recording, new_values: list[Any]) -> int | None:
     """Update rows with ``plan``, a compiled UPDATE, and return their number.
 
-    Return None, without sending anything, if the plan cannot be used, so that Django must update.
+    If the plan cannot be used, send nothing and return None. Django must then update the rows.
     """
     shard = _shard_of(recording)
     if shard is None:

@@ -14,10 +14,10 @@ from sharded_orm.models.sharding.same_key import key_for_related
 def clean_reference(field: Any, row: Any, alias: str | None) -> None:
     """Clean the foreign key ``field`` of ``row``, which refers to a sharded model.
 
-    Does what ``Field.clean()`` does, but looks up the referenced row by a query of its own instead
-    of ``ForeignKey.validate()``. Django's method would accept a referenced row with a different
-    shard key. And it does not pass the value of the foreign key to the router. The router may need
-    the value to find the shard, if the referenced model is in another group.
+    This does what ``Field.clean()`` does, except that it does not call ``ForeignKey.validate()`` to
+    look for the referenced row, for two reasons. Django's method would accept a referenced row with
+    a different shard key. And it does not tell the router the value of the foreign key, by which
+    the shard is found if the referenced model is in another group.
 
     :param alias: the shard of ``row`` if the referenced model is in the same group; None for
         another group.

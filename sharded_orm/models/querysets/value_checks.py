@@ -31,8 +31,8 @@ from sharded_orm.models.sharding.statements import may_be_expression
 
 # These pre_save() methods return the attribute of the instance, or a new id if it is None.
 _PLAIN_PRE_SAVE = frozenset({Field.pre_save, TicketField.pre_save})
-# These pre_save() methods, too, return the attribute of the instance, unless the field has auto_now
-# or auto_now_add.
+# These pre_save() methods return the attribute of the instance unless the field has auto_now or
+# auto_now_add.
 _PRE_SAVE_OF_TIMES = frozenset({DateField.pre_save, DateTimeField.pre_save, TimeField.pre_save})
 # These fields send None as NULL, on every database.
 _SENDS_NONE = frozenset(
@@ -43,9 +43,10 @@ _SENDS_NONE = frozenset(
 def check_new_values(model: Any, rows_by_alias: Mapping[str, Sequence[Any]]) -> None:
     """Raise the error that Django would raise when it inserts the rows. Sends nothing.
 
-    Does nothing for rows of one shard, because Django converts their values before it sends them.
+    If all rows are for one shard, nothing is checked, because Django converts all their values
+    before it sends them.
 
-    Values that ``pre_save()`` computes are not checked, because ``pre_save()`` may be called only
+    Values that ``pre_save()`` computes are not checked, because ``pre_save()`` must be called only
     once for each row.
 
     Cost: each value is converted once more than in Django, except values that Django sends
@@ -76,7 +77,8 @@ def check_new_values(model: Any, rows_by_alias: Mapping[str, Sequence[Any]]) -> 
 def check_changed_values(rows_by_alias: Mapping[str, Sequence[Any]], fields: Iterable[Any]) -> None:
     """Raise the error that Django's ``bulk_update()`` would raise for the rows. Sends nothing.
 
-    Does nothing for rows of one shard, because Django converts their values before it sends them.
+    If all rows are on one shard, nothing is checked, because Django converts all their values
+    before it sends them.
 
     Cost: each value is converted once more than in Django, except values that Django sends
     unchanged, such as an ``int`` for an ``IntegerField``.
@@ -86,13 +88,14 @@ def check_changed_values(rows_by_alias: Mapping[str, Sequence[Any]], fields: Ite
     """
     if len(rows_by_alias) < 2:
         return
-    # Skip fields that bulk_update() refuses: Django raises its error before it updates a row.
+    # Skip fields that bulk_update() does not accept. Django refuses them itself, before it updates
+    # a row.
     fields = [field for field in fields if field.concrete and not field.primary_key]
     for alias, rows in rows_by_alias.items():
         connection = connections[alias]
-        # Django's bulk_update() converts values inside its own atomic block. So if the caller has
-        # opened a block around the call, a wrong value marks that block for rollback. Do the same
-        # here. (Not in check_new_values(): since Django 6.0, an error of bulk_create() marks none.)
+        # Django's bulk_update() converts values inside its own atomic block. So a wrong value marks
+        # an atomic block of the caller for rollback. Do the same here. (check_new_values() does not
+        # do so: since Django 6.0, a wrong value in bulk_create() marks no block.)
         with transaction.mark_for_rollback_on_error(using=alias):
             for field, has_expressions in _converted_fields(fields, rows, connection):
                 for value in _values(field, rows):
@@ -103,7 +106,7 @@ def check_changed_values(rows_by_alias: Mapping[str, Sequence[Any]], fields: Ite
 
 
 def _check_expression(field: Any, value: Any) -> None:
-    # Check the expression as SQLUpdateCompiler.as_sql() does.
+    # Raise the errors that SQLUpdateCompiler.as_sql() raises for an expression.
     resolved = value.resolve_expression(UpdateQuery(field.model), allow_joins=False, for_save=True)
     for is_contained, kind in (
         (resolved.contains_aggregate, "Aggregate functions"),
@@ -114,9 +117,9 @@ def _check_expression(field: Any, value: Any) -> None:
 
 
 def _stores_attribute(field: Any) -> bool:
-    """Whether the field stores the attribute of the instance.
+    """Return whether the field stores the attribute of the instance as it is.
 
-    False if ``pre_save()`` may compute another value, such as the time for ``auto_now``.
+    False if ``pre_save()`` may compute another value, such as the current time for ``auto_now``.
     """
     if "pre_save" in field.__dict__:
         return False
@@ -131,9 +134,9 @@ def _kinds(rows: Iterable[Any]) -> dict[str, set[type]]:
 
     For example, ``{"id": {int}, "title": {str, NoneType}}``.
     """
-    # Collect the distinct combinations of names and types first: there are many rows, but few such
-    # combinations. Read __dict__, in which a deferred field is missing: reading the attribute would
-    # send a query.
+    # There are many rows, but few combinations of names and types. So collect the distinct
+    # combinations first. Read __dict__ and not the attributes, because reading a deferred attribute
+    # would send a query.
     shapes = {
         (tuple(values), tuple(map(type, values.values())))
         for values in (row.__dict__ for row in rows)
@@ -150,8 +153,8 @@ def _converted_fields(
 ) -> Iterator[tuple[Any, bool]]:
     """Yield pairs (field, has_expressions) for the fields whose values must be checked.
 
-    Skip a field if Django sends all its values unchanged, because no conversion can fail.
-    ``has_expressions`` tells whether some of the values are expressions.
+    Fields whose values are all sent unchanged are left out, because no conversion can fail.
+    ``has_expressions`` is True if some of the values may be expressions.
     """
     kinds_by_name = _kinds(rows)
     for field in fields:

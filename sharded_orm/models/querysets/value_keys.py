@@ -23,9 +23,11 @@ from sharded_orm.topology.model import Shard
 class ValueKeys:
     """Finds the shard keys for the ``column = value`` conditions of one query. Not thread-safe.
 
-    It queries the sources of keys, which find a row's shard key by a value in another column. AND
-    joins the conditions of the query. So it is enough to find the keys for one condition: each row
-    of the query has one of them.
+    It queries the sources of keys. Each of them finds a row's shard key by a value in another
+    column.
+
+    The conditions of the query are joined by AND, so each row of the query meets all of them. So it
+    is enough to find the shard keys of the rows that meet one condition.
     """
 
     def __init__(self, recording: Recording) -> None:
@@ -51,10 +53,12 @@ class ValueKeys:
     def shards(self) -> list[Shard] | None:
         """Return the shards that can have rows of the query; None if they are unknown.
 
-        A source of keys finds the shard keys of rows by the value of another column. The shards are
-        those of the keys that it returns. While a key moves, a shard may have copies of its rows
-        that a query must leave out. If the result would be one shard with such copies, return None,
-        because a copy may match the conditions, too. Each call queries the sources.
+        They are the shards of the keys that a source of keys returns. Each call queries the
+        sources.
+
+        While a key moves, a shard may have copies of its rows, which a query must leave out. If the
+        result would be a single shard with such copies, return None, because the read of this shard
+        would not leave them out.
         """
         self._answers.clear()
         for field, value in self._equalities:

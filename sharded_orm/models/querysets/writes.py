@@ -38,8 +38,8 @@ from sharded_orm.scatter.refusals import check_written
 class WritingQuerySet(BulkWritingQuerySet[M]):
     """A mixin with the writing methods of a sharded queryset."""
 
-    # Declare as_manager() for type checkers, because the plugin of django-stubs would give it
-    # another type in each mixin.
+    # Type checkers need this declaration. Without it, the plugin of django-stubs gives as_manager()
+    # a different type in each of the mixins of which a queryset class consists.
     if TYPE_CHECKING:
 
         @classmethod
@@ -47,8 +47,8 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
 
     def create(self, **kwargs: Any) -> M:
         if not self._is_pinned():
-            # The key of the new row determines its shard. The filters of this queryset do not:
-            # after ``filter(user_id=1)``, ``create(user_id=2)`` stores the row on the shard of the
+            # The key of the new row determines its shard, and not the filters of this queryset. For
+            # example, ``filter(user_id=1).create(user_id=2)`` stores the row on the shard of the
             # key 2.
             self._for_write = True
             obj: M = self.model(**kwargs)
@@ -106,7 +106,7 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
 
     def _refuse_new_row_of_two_keys(self, values: dict[str, Any]) -> None:
         # Refuse ``get_or_create(user_id=1, album=album)`` if the album has the key 2. save() would
-        # raise CrossKeyRelation, too, but only after a query has looked for the row.
+        # refuse it later, by CrossKeyRelation, but only after a query has looked for the row.
         options = self._options
         for name in key_names(options).intersection(values):
             key = known_key(options, self.model(**{name: values[name]}))
@@ -138,7 +138,7 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
         new: dict[str, Any] | None,
         run: Callable[[Self], tuple[M, bool]],
     ) -> tuple[M, bool]:
-        """Call ``run`` with a copy of this queryset for the shard of the row to find or create.
+        """Call ``run`` with a copy of this queryset, on the shard of the row to find or create.
 
         :param values: the values by which the row is looked up. A new row gets them, too.
         :param changed: new values of an existing row.
@@ -149,9 +149,9 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
         try:
             return run(on_shard)
         except CrossShardRelation:
-            # The row was found on this shard, but was deleted before ``run`` read it. Then ``run``
-            # tried to create a new row here. This was refused, because the key in ``new`` belongs
-            # on another shard. So look up the shard once more.
+            # ``run`` found no row, because another transaction has deleted it since it was found on
+            # this shard. Then ``run`` tried to create the row on this shard. This was refused,
+            # because ``new`` contains a key of another shard. So look up the shard once more.
             again = self._on_shard_of_lookup(values, new)
             if again._db == on_shard._db:
                 raise
@@ -161,8 +161,8 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
     def _check_found_or_created(
         self, changed: dict[str, Any] | None, new: dict[str, Any] | None
     ) -> None:
-        # Refuse expressions that read other shards now. save() would refuse them, too, but only
-        # after a query has looked for the row.
+        # Refuse expressions that read other shards. save() would refuse them later, but only after
+        # a query has looked for the row.
         colocation = colocation_on(self._options, str(self._db))
         check_found_or_created(colocation, self.model, changed, new)
 
@@ -170,16 +170,16 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
         """Return this queryset limited to the shard of the row that is to be found or created.
 
         :param values: the keyword arguments of ``get_or_create()`` or ``update_or_create()``.
-            Without ``using()``, they must determine one shard, by the shard key or otherwise, such
-            as by an id that contains the shard.
-        :param new: more values of a row to be created. If only ``new`` contains the shard key, it
-            decides the shard only if no stored row can match ``values``.
+            Without ``using()``, they must determine one shard, for example by the shard key or by
+            an id that contains the shard.
+        :param new: more values of a row to be created. If only ``new`` contains the shard key, and
+            no stored row can match ``values``, it determines the shard.
         """
         alias = str(self._db) if self._is_pinned() else self._alias_of_lookup(values, new)
         # Check the instances among ``values`` even if using() chooses the shard, because a new row
         # would refer to these instances.
         refuse_rows_of_other_shards(self._options, values.values(), alias)
-        # Pass ordered=False, because get(), which will read the row, sends no ORDER BY.
+        # Pass ordered=False, because the row is then read with get(), which sends no ORDER BY.
         self.filter(**values)._check_colocation_on(alias, ordered=False)
         return self.using(alias)
 
@@ -244,8 +244,8 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
 
     def _refuse_instances_of_other_key(self, values: dict[str, Any]) -> None:
         # Refuse update(album=album) if one of the rows to be updated does not have the album's
-        # shard key. If the conditions of this queryset contain the key, compare it. Otherwise send
-        # one query for each instance among the values, to look for a row with another key.
+        # shard key. If a condition of this queryset contains the shard key, compare this key with
+        # the album's. Otherwise look for a row with another key, by one query for each instance.
         options = self._options
         if options.key is None:
             self._refuse_ends_of_two_keys(values)
@@ -264,7 +264,7 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
             if related_key is None:
                 continue
             attname = options.key.attname
-            # Read keys instead of instances, because the caller may have called values().
+            # Read only the keys, and not instances, because the caller may have called values().
             of_other_key = self.exclude(**{attname: related_key}).order_by(attname)
             key = of_other_key.values_list(attname, flat=True).first()
             if key is not None:
@@ -296,10 +296,11 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
     def delete(self) -> tuple[int, dict[str, int]]:
         """Delete the rows on each shard, in one transaction per shard.
 
-        If ``PROTECT`` or ``RESTRICT`` forbids the deletion of a row on any shard, an error is
-        raised before the first shard deletes a row. Cost: this check repeats the reads of Django's
-        ``delete()`` on each shard. It is made only if the rows are on several shards, and a foreign
-        key with ``PROTECT``, ``RESTRICT`` or a function of the project may refuse the deletion.
+        If the rows are on several shards, a check precedes the deletion: if ``PROTECT`` or
+        ``RESTRICT`` forbids the deletion of a row on any shard, an error is raised before any row
+        is deleted. The check repeats the reads of Django's ``delete()`` on each shard. It is left
+        out if no foreign key with ``PROTECT``, ``RESTRICT`` or a function of the project can forbid
+        the deletion.
         """
         if self._is_deletion_refused():
             return super().delete()
@@ -311,9 +312,10 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
         )
 
     def _is_deletion_refused(self) -> bool:
-        """Whether Django's ``delete()`` refuses this queryset because of its form.
+        """Return whether Django's ``delete()`` refuses this queryset because of its form.
 
-        It refuses a slice, ``union()`` and the like, ``values()``, and ``distinct()`` with fields.
+        Django refuses to delete a slice, ``union()`` and the like, ``values()``, and ``distinct()``
+        with fields.
         """
         query = self.query
         is_of_other_rows = query.is_sliced or query.combinator or query.distinct_fields

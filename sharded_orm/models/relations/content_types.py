@@ -1,4 +1,4 @@
-"""Content types for rows on shards: the manager that looks them up in the global database.
+"""The manager of content types, which finds them in the global database, also for rows on shards.
 
 The package's app imports this module only if ``django.contrib.contenttypes`` is installed.
 """
@@ -24,8 +24,8 @@ class GlobalContentTypeManager(ContentTypeManager):
         return super().db_manager(None if _is_on_shards(using) else using, hints)
 
     def __eq__(self, other: object) -> bool:
-        # Django's migrations compare managers, and would record a change of the manager. So this
-        # manager counts as equal to the manager that it replaces.
+        # Django's migrations compare managers. They would record that the manager has changed. So
+        # this manager counts as equal to the manager that it replaces.
         return isinstance(other, ContentTypeManager)
 
     __hash__ = ContentTypeManager.__hash__
@@ -34,7 +34,7 @@ class GlobalContentTypeManager(ContentTypeManager):
 def install_manager() -> None:
     """Replace the manager of content types by :class:`GlobalContentTypeManager`."""
     meta: Any = ContentType._meta
-    # Remove Django's manager from the model. Otherwise Django's manager would take precedence.
+    # Remove Django's manager from the model, because it would take precedence over the new one.
     meta.local_managers.clear()
     ContentType.add_to_class("objects", GlobalContentTypeManager())
 

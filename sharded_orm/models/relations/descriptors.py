@@ -1,6 +1,6 @@
 """Descriptors for both sides of the relations of sharded models.
 
-Django prefetches for a list of instances by one query to one database. The descriptors of this
+Django prefetches for a list of instances with one query to one database. The descriptors of this
 module send one query to each shard that has some of the instances.
 """
 
@@ -45,9 +45,9 @@ from sharded_orm.models.sharding.same_key import key_for_related, known_key, ref
 class _PerShard:
     """A mixin that prefetches separately for each shard.
 
-    Rows of two shards may have the same id. So a related row is matched with an instance only if
-    both are on the same shard. A list of instances is on several shards, for example, if an outer
-    prefetch for global rows has read them.
+    The instances of a prefetch can be on several shards, for example, if an outer prefetch for
+    global rows has read them. Rows on two shards may have the same id. So a related row is matched
+    with an instance only if both are on the same shard.
     """
 
     get_queryset: Callable[..., Any]
@@ -84,13 +84,13 @@ class _PerShard:
     def _checked(self, part: Any, group: str | None) -> Any:
         """Return ``part``, or raise an error if its query computes over the rows of several shards.
 
-        For example, ``union()`` or a window function in a ``Prefetch`` object. If each shard
-        computed it alone, the result would be wrong.
+        For example, the query has ``union()`` or a window function, from a ``Prefetch`` object.
+        Each shard would compute this only for its rows, and the result would be wrong.
 
         :param part: the prefetched rows of one shard, and the functions that match them with the
             instances, as ``get_prefetch_querysets()`` returns them.
-        :param group: the group of the instances if the related rows are on the same shards; None if
-            they are elsewhere.
+        :param group: the group of the instances if the related rows are on the same shards as the
+            instances; None if they are elsewhere.
         """
         query = getattr(part[0], "query", None)
         if query is not None and is_one_of_several() and group_of(self._sides()[0]) is not None:
@@ -100,8 +100,8 @@ class _PerShard:
     def _refuse_several_rows(self, part: Any) -> Any:
         """Raise an error if several rows match an instance that can have only one related row.
 
-        For example, users are global and profiles are on shards. A unique constraint holds only
-        within one shard, so two shards may have a profile of the same user.
+        For example, a user is a global row, and the user's profile is on a shard. A unique
+        constraint holds only within one shard, so two shards can have a profile of the same user.
         """
         rows, rel_attr, instance_attr, single, *cache_arguments = part
         if not single or group_of(self._sides()[1]) is None:
@@ -114,9 +114,10 @@ class _PerShard:
 def _copies(querysets: Sequence[Any] | None) -> list[Any] | None:
     """Return copies of the querysets of a ``Prefetch`` object, each with its own dict of hints.
 
-    Django stores one of the instances in the dict of hints, and the router chooses the shard by it.
-    If the copies for two shards shared a dict, the second instance would replace the first one, and
-    both queries would be sent to one shard. And the project's queryset would keep the hint.
+    Django stores an instance in the dict of hints, and the router chooses the shard by this
+    instance. If the copies for two shards shared a dict, the instance of the second shard would
+    replace the one of the first, and both queries would be sent to the second shard. And the
+    queryset in the project's ``Prefetch`` object would keep the hint.
     """
     if not querysets:
         return None
@@ -129,19 +130,19 @@ def _copies(querysets: Sequence[Any] | None) -> list[Any] | None:
 def refuse_equal_values(rows: Sequence[Any], value_of: Callable[[Any], Any]) -> None:
     """Raise :exc:`CrossShardRelation` if rows of several shards are related to the same instance.
 
-    Called for relations in which an instance can have only one related row, such as
+    This is called for relations in which an instance can have only one related row, such as
     ``user.profile``.
 
     :param rows: the rows of a prefetch.
-    :param value_of: returns the value by which a row is related to an instance.
+    :param value_of: a function that returns the value by which a row is related to an instance.
     """
     for value, number in Counter(map(value_of, rows)).items():
         if number < 2:
             continue
         equal = [row for row in rows if value_of(row) == value]
         aliases = sorted({str(row._state.db) for row in equal})
-        # A join may return a row of one shard twice. This is no error, because it happens on one
-        # database, too.
+        # A join may return a row of one shard twice. Ignore this, because it also happens in one
+        # database.
         if len(aliases) > 1:
             raise CrossShardRelation(
                 f"{number} rows of {equal[0].__class__.__name__} on {aliases!r} have the value"
@@ -153,8 +154,8 @@ def refuse_equal_values(rows: Sequence[Any], value_of: Callable[[Any], Any]) -> 
 class _ByConditions(_PerShard):
     """A mixin for relations to a single row, such as ``photo.album`` or ``user.profile``.
 
-    The related row may be of another group than the instance. Then the instance does not determine
-    the shard of the related row, and the conditions of the query determine it.
+    The related row may be of another group than the instance. Then its shard is not the one of the
+    instance, and is determined by the conditions of the query instead.
     """
 
     def get_queryset(self, **hints: Any) -> Any:
@@ -188,17 +189,18 @@ class _Forward(_ByConditions):
         super().__set__(instance, value)  # type: ignore[misc]  # missing in Django's type stubs
 
     def _refuse_change_of_key(self, instance: Any, value: Any) -> None:
-        # Refuse a change of the shard key as soon as it is made in memory. save() would refuse it,
-        # too, but person.albums.add(album) updates the key's column without calling save().
+        # Refuse a change of the shard key as soon as it is made in memory. save() would refuse it
+        # later. But person.albums.add(album) does not call save(): it updates the column of the key
+        # directly.
         options = options_of(instance)
         if options is None or options.key is not self.field:
             return
-        # Type the field as Any, because the type checker does not know that this shard key is a
+        # The annotation Any is for the type checker, which does not know that this shard key is a
         # relation.
         field: Any = self.field
         name = field.attname
         key = getattr(value, field.target_field.attname, None)
-        # Use getattr() and not ``instance.__dict__``, because getattr() loads a deferred key.
+        # getattr() loads the key if it is deferred; ``instance.__dict__`` would not have it.
         if key != getattr(instance, name):
             raise key_of_row_changed(instance, name, instance.__dict__[name], key)
 
@@ -224,13 +226,13 @@ class ShardedReverseOneToOneDescriptor(_ByConditions, ReverseOneToOneDescriptor)
         return self.related.model, self.related.related_model
 
     def __get__(self, instance: Any, cls: Any = None) -> Any:
-        # Overrides ReverseOneToOneDescriptor.__get__(). If the related row has another shard key
-        # than the instance, it counts as missing. The row may come from this call, or from the
-        # cache of the instance, where a prefetch has stored it.
+        # Overrides ReverseOneToOneDescriptor.__get__(). A related row with another shard key than
+        # the instance counts as missing. Such a row may have been read now, or earlier by a
+        # prefetch, which has stored it in the cache of the instance.
         row = super().__get__(instance, cls)
         if instance is not None and not self._has_key_of(instance, row):
             self.related.set_cached_value(instance, None)
-            # None is cached now, so this second call raises DoesNotExist.
+            # The cache now contains None. So this second call raises DoesNotExist.
             return super().__get__(instance, cls)
         return row
 
@@ -272,8 +274,8 @@ class ShardedManyToManyDescriptor(ManyToManyDescriptor):  # type: ignore[type-ar
         return make_related_manager(manager, self.rel, mixins, reverse=self.reverse)
 
 
-#: Django matches a prefetched row with the instances that have an equal value. A row with a wrong
-#: shard key must match no instance, so it gets this object as its value.
+#: Django matches a prefetched row with the instances that have the same value as the row. A row
+#: with a wrong shard key gets this object as its value, so that it matches no instance.
 _UNRELATED = object()
 
 
@@ -302,15 +304,16 @@ class _RelatedManager(_PerShard):
     def _apply_rel_filters(self, queryset: Any) -> Any:
         # Overrides _apply_rel_filters() of Django's managers, which changes the hints of the
         # queryset. Pass a copy, because the queryset may belong to a Prefetch object of the
-        # project. Also filter by the shard key of the instance, which related rows have, too.
+        # project. Also filter by the shard key of the instance, because related rows have this key.
         rows = queryset._chain()
         if key := key_for_related(queryset.model, self._rel.field, self.instance):
             rows = rows.filter(**key)
         return super()._apply_rel_filters(rows)  # type: ignore[misc]  # Django's manager class has this method
 
     def get_prefetch_querysets(self, instances: Sequence[Any], querysets: Any = None) -> Any:
-        # Related rows have the shard key of their instance. So a prefetched row with another shard
-        # key belongs to no instance, even if its foreign key has the instance's id.
+        # Related rows have the shard key of their instance. A prefetched row with another shard key
+        # belongs to no instance, even if its foreign key contains the id of an instance. So such a
+        # row gets a value that matches no instance.
         part = super().get_prefetch_querysets(instances, querysets)
         rows, value_of, value_of_instance, *cache_arguments = part
         keys = {
@@ -340,8 +343,9 @@ def make_related_manager(
 
     :param manager: the class of the related manager that Django has made for ``rel``.
     :param mixins: classes of ``sharded_orm.models.relations`` that override methods of ``manager``.
-    :param reverse: True for a manager on the model that the field refers to (``album.photos``);
-        False for a manager on the model that declares the field (``photo.tags``).
+    :param reverse: True if the manager belongs to the model to which the field refers, such as
+        ``album.photos``. False if it belongs to the model that declares the field, such as
+        ``photo.tags``.
     """
     attributes = {"_django": manager, "_rel": rel, "_mixins": mixins, "_reverse": reverse}
     return type(manager.__name__, (_RelatedManager, *mixins, manager), attributes)
@@ -367,9 +371,9 @@ _FORWARD: dict[type, type] = {
 def install_descriptors(model: type[Model]) -> None:
     """Install this module's descriptors on both sides of the relations of a sharded model.
 
-    The model on the other side gets a descriptor even if it is a global or plain Django model.
-    Django's own descriptor would ask the router for the database. But Django does not tell the
-    router which relation is followed, so the router could return the wrong shard.
+    The model to which a relation refers gets a descriptor even if it is a global or plain Django
+    model. Django's own descriptor would ask the router for the database. But Django does not tell
+    the router which relation is followed, so the router could return the wrong shard.
     """
     fields: tuple[Any, ...] = (*model._meta.local_fields, *model._meta.local_many_to_many)
     for field in fields:
@@ -380,8 +384,8 @@ def install_descriptors(model: type[Model]) -> None:
             setattr(model, field.name, _FORWARD[type(descriptor)](field))
         elif type(descriptor) is ManyToManyDescriptor:
             setattr(model, field.name, ShardedManyToManyDescriptor(field.remote_field))
-        # Django installs the descriptor of the other side once both models are loaded.
-        # lazy_related_operation() calls _install_reverse() after that.
+        # Call _install_reverse() after both models are loaded. By then, Django has installed its
+        # own descriptor on the other side.
         lazy_related_operation(_install_reverse, model, field.remote_field.model, field=field)
 
 

@@ -1,8 +1,8 @@
-"""Relations in forms of sharded models: a visitor can choose only rows with the key of the form's row.
+"""Relations in forms of sharded models. They offer only rows with the shard key of the form's row.
 
-A model field creates its form field (``formfield()``), and sets the value of a form on the row
-(``save_form_data()``). :func:`install_relations_in_forms` overrides both methods on the relation
-fields of a model. So Django's forms, formsets and admin need no change.
+A model field creates its form field with ``formfield()``. It sets the value that a visitor has
+entered on the row with ``save_form_data()``. :func:`install_relations_in_forms` overrides both
+methods on the relation fields of a model. So Django's forms, formsets and admin need no change.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from sharded_orm.models.sharding.same_key import key_for_related, known_key, nam
 
 
 def install_relations_in_forms(model: type[Model]) -> None:
-    """Make forms of ``model`` offer and accept only related rows with the shard key of the form's row.
+    """Make forms of ``model`` offer and accept only related rows with the form row's shard key.
 
-    Otherwise a visitor could choose a row with a different key. This would raise
-    :exc:`CrossShardRelation`, which a visitor should not see.
+    Without this, a visitor could choose a row with a different key. Saving the form's row would
+    then raise :exc:`CrossShardRelation`, and the visitor would get an error page.
     """
     field: Any
     for field in (*model._meta.local_fields, *model._meta.local_many_to_many):
         if not (field.many_to_one or field.one_to_one or field.many_to_many):
             continue
-        # Set the methods on the field object, where deconstruct() does not see them, so that
-        # migrations do not contain them. If the field has such an attribute already, keep it. (The
-        # field of a shard key may have one.)
+        # Set the methods on the field object. deconstruct() ignores such attributes, so migrations
+        # do not contain them. If the field has such an attribute already, keep it. (The field of a
+        # shard key may have one.)
         field.__dict__.setdefault("formfield", partial(_formfield, field))
         if not field.many_to_many:
             field.__dict__.setdefault("save_form_data", partial(_save_relation, field))
@@ -43,7 +43,7 @@ def install_relations_in_forms(model: type[Model]) -> None:
 
 
 class RelatedRowsField(ModelChoiceField):  # type: ignore[type-arg]  # the class is generic only in the type stubs
-    """A mixin for form fields of a relation: it offers only rows with the shard key of the form's row.
+    """A mixin for form fields of a relation, which offers only rows with the form row's shard key.
 
     The rows come from the field's queryset. If the form does not determine the key of its row, all
     rows of the queryset are offered.
@@ -53,13 +53,13 @@ class RelatedRowsField(ModelChoiceField):  # type: ignore[type-arg]  # the class
 
     def get_bound_field(self, form: Any, field_name: str) -> Any:
         # Overrides Field.get_bound_field(), which a form calls before it shows or cleans the field.
-        # ``self`` can be changed, because each form has its own copy of the field.
+        # This method can change ``self``, because each form has its own copy of the field.
         rows: Any = self.queryset
-        # Offer the rows of a slice as they are, because a slice cannot be filtered.
+        # If the queryset is a slice, offer all its rows, because a slice cannot be filtered.
         if rows is not None and not rows.query.is_sliced and (key := self._key(form)):
             bound_key = key_in_force(rows.model)
-            # If the key of the form's row is not the bound key (set by bound()), offer no rows,
-            # because a query for the row's key would raise an error.
+            # If the key of the form's row is not the bound key (set by bound()), offer no rows. A
+            # query for the key of the row would raise an error.
             is_refused = bound_key is not None and bound_key.value not in key.values()
             self.queryset = rows.none() if is_refused else rows.filter(**key)
         elif rows is not None and self._is_key_wrong(form) and not _names_shards(rows):
@@ -67,10 +67,10 @@ class RelatedRowsField(ModelChoiceField):  # type: ignore[type-arg]  # the class
         return super().get_bound_field(form, field_name)
 
     def _is_key_wrong(self, form: Any) -> bool:
-        """Whether the visitor has sent no valid shard key for the form's new row.
+        """Return whether the visitor has sent no valid shard key for a new row.
 
-        Then no rows can be offered, because the rows to offer must have that key. The form shows an
-        error at the field of the key.
+        The field can offer only rows with the key of the new row, so it then offers none. The form
+        shows an error at the field of the key.
         """
         row: Any = getattr(form, "instance", None)
         options = None if row is None else options_of(row)
@@ -102,7 +102,9 @@ def _names_shards(rows: Any) -> bool:
 
 
 def _key_of_row(form: Any, options: ShardOptions) -> Any:
-    """Return the shard key that the form's row has or will have; None if it is unknown.
+    """Return the shard key of the form's row; None if it is unknown.
+
+    For a new row, this is the key that the row will have when it is saved.
 
     :param options: the options of the row's model, which has a shard key.
     """
@@ -118,7 +120,7 @@ def _key_of_row(form: Any, options: ShardOptions) -> Any:
 
 
 def _key_of_parent(form: Any, key: Any) -> Any:
-    """Return the shard key that the form's row will inherit from the parent of an inline formset."""
+    """Return the shard key that a new row will get from the parent of its inline formset."""
     row = form.instance
     for name, form_field in form.fields.items():
         if isinstance(form_field, InlineForeignKeyField):
@@ -131,8 +133,8 @@ def _key_of_parent(form: Any, key: Any) -> Any:
 def _submitted_key(form: Any, key: Any) -> Any:
     """Return the shard key that the visitor has entered into the form's field for the key.
 
-    Return None if there is no value or an invalid one. The check of the value may send a query. So
-    the result is stored on the form, and the form's other relation fields use it.
+    Return None if there is no value or an invalid one. The result is stored on the form, because
+    several relation fields of the form need it, and the check of the value may send a query.
     """
     if not hasattr(form, "_submitted_shard_key"):
         form._submitted_shard_key = _read_submitted_key(form, key)
@@ -145,8 +147,8 @@ def _read_submitted_key(form: Any, key: Any) -> Any:
         return None
     bound_field = form[key.name]
     try:
-        # If the field is disabled, use its initial value, as the form itself does, because a
-        # visitor cannot change it.
+        # A visitor cannot change a disabled field. So use its initial value, as the form itself
+        # does.
         value = form_field.clean(bound_field.initial if form_field.disabled else bound_field.data)
         if isinstance(value, Model):
             value = getattr(value, key.target_field.attname)
@@ -164,8 +166,8 @@ def _with_rows_of_the_key(form_class: type[Any]) -> type[Any]:
 
 def _formfield(field: Any, **kwargs: Any) -> Any:
     # Overrides ForeignKey.formfield() and ManyToManyField.formfield(). Keep the class of the form
-    # field, which Django or the project has chosen, and add the mixin to it. The form field is None
-    # for the link of a multi-table child to its parent.
+    # field, which Django or the project has chosen, and add the mixin to it. In multi-table
+    # inheritance, the form field of the link to the parent is None.
     form_field: Any = type(field).formfield(field, **kwargs)
     form_class: Any = type(form_field)
     if isinstance(form_field, ModelChoiceField):
@@ -178,19 +180,21 @@ def _formfield(field: Any, **kwargs: Any) -> Any:
 
 
 def _save_relation(field: Any, row: Any, value: Any) -> None:
-    # Overrides Field.save_form_data(), with which a model form sets the value on the row. A new row
-    # in an inline formset also gets the shard key of its parent.
+    # Overrides Field.save_form_data(), with which a model form sets a visitor's choice on the row.
+    # In an inline formset, it also sets the parent. A new row then also gets the parent's shard
+    # key.
     if isinstance(value, Model) and _is_parent_in_formset(field, row, value):
         for name, key in key_for_related(type(row), field, value, load=True).items():
-            # Store the parent's key, because clean_key() compares it with the key that a visitor
-            # has entered.
+            # Store the parent's key. If a visitor has entered a key, too, clean_key() compares the
+            # two.
             row._state.key_of_parent = key
             if row.__dict__.get(name) is None:
                 setattr(row, name, key)
-    # An assignment raises CrossShardRelation if the chosen row has another shard key than the
-    # form's row. Then set only the id of the chosen row. Usually Model.clean_fields() finds no row
-    # with this id and key, and the form shows an error. But the visitor may also have chosen a new
-    # key for the form's row. If the chosen row has the new key, the choice is right.
+    # The assignment raises CrossShardRelation if the chosen row has another shard key than the
+    # form's row. Then set only the id of the chosen row, and leave the decision to
+    # Model.clean_fields(). It looks for a row with this id and with the key of the form's row.
+    # Usually there is none, and the form shows an error. But a visitor may also have entered a new
+    # key for the form's row. If it is the key of the chosen row, the choice is valid.
     try:
         type(field).save_form_data(field, row, value)
     except CrossShardRelation:
@@ -198,10 +202,10 @@ def _save_relation(field: Any, row: Any, value: Any) -> None:
 
 
 def _is_parent_in_formset(field: Any, row: Any, value: Any) -> bool:
-    """Whether ``value`` is the parent of an inline formset, and not a choice of the visitor.
+    """Return whether ``value`` is the parent of an inline formset, and not a choice of the visitor.
 
     ``BaseInlineFormSet._construct_form()`` sets the parent's id on a new row, but not its shard
-    key.
+    key. So if the row is new and has the id of ``value`` already, ``value`` is the parent.
     """
     own, parents = row.__dict__.get(field.attname), getattr(value, field.target_field.attname)
     return bool(row._state.adding) and own == parents

@@ -1,8 +1,9 @@
-"""Generic relations of sharded models: ``note.content_object`` and ``photo.notes``.
+"""Generic relations of sharded models, such as ``note.content_object`` and ``photo.notes``.
 
 A note is *about* the row to which its generic foreign key refers. If both rows are in one group,
-they are on one shard, as with a foreign key. If the other row is outside of the group, the relation
-can be followed only if the stored values determine the shard. Otherwise an error is raised.
+they are on one shard, as with a foreign key. If the row that the note is about is outside of the
+group, the relation can be followed only if the stored values determine the shard. Otherwise an
+error is raised.
 
 The package's app imports this module only if ``django.contrib.contenttypes`` is installed.
 """
@@ -48,22 +49,24 @@ from sharded_orm.models.sharding.same_key import key_for_related, refuse_two_key
 class ShardedGenericForeignKey(GenericForeignKey):
     """A generic foreign key that looks up the row to which it refers in the right database.
 
-    If both rows are of one group, the right database is the shard of the referring row. Otherwise
+    If both rows are of one group, this is the shard of the row that has the foreign key. Otherwise
     the referenced row is in the global database, or on the shard that its id determines.
     """
 
     #: ``Colocation`` refuses a query if a subquery may read rows of another shard. This attribute
-    #: tells it that a subquery may follow this field: two related rows of one group are on one
-    #: shard.
+    #: tells it that this cannot happen along this field, because two related rows of one group are
+    #: on one shard.
     stays_on_shard = True
 
     def check_references(self, alias: str, rows: Sequence[Any]) -> None:
         """Raise :exc:`CrossShardRelation` if a new row refers to a row of a different shard or key.
 
         The row to which a new row refers must be on the same shard, under the same shard key. No
-        constraint of the database ensures this. If an instance was assigned, the assignment has
-        compared the keys. If only an id was set, a query looks for the row: one for each content
-        type and shard key.
+        constraint of the database ensures this.
+
+        If an instance was assigned to the new row, the keys were compared then. If only an id was
+        set, a query looks for the referenced row. There is one query for each content type and
+        shard key.
 
         :param alias: the alias of the shard on which the new rows are stored.
         :param rows: the new rows.
@@ -128,8 +131,8 @@ class ShardedGenericForeignKey(GenericForeignKey):
         if type(rows) is QuerySet and group_of(model) not in (None, group_of(self.model)):
             rows = ShardedQuerySet(model)
         if isinstance(rows.query, BoundKeyQuery):
-            # Find the row even if its key is not the bound key (set by bound()), as Django's base
-            # manager does. If the query were filtered by the bound key, the reference would seem to
+            # Find the row even if its key is not the bound key (set by bound()). If the query were
+            # filtered by the bound key, the row would not be found, and the reference would seem to
             # be None.
             rows.query.bound_key = EXEMPT
         return compat.copy_fetch_mode(rows, instance)
@@ -138,11 +141,12 @@ class ShardedGenericForeignKey(GenericForeignKey):
 class ShardedGenericDescriptor(compat.generic_foreign_key_descriptor()):  # type: ignore[misc]  # the base class is typed as Any
     """The descriptor of a generic foreign key, such as ``note.content_object``."""
 
-    #: A :class:`ShardedGenericForeignKey`. It is typed as Any, because the type checker would give
+    #: A :class:`ShardedGenericForeignKey`. The annotation is Any, because a type checker would give
     #: a field in a class body the type of the field's values.
     field: Any
-    #: Most prefetches are split by shard. This attribute tells ``split_lookups()`` not to split a
-    #: prefetch along this field, because it handles the instances of all shards together.
+    #: ``split_lookups()`` splits most prefetches by shard. This attribute tells it not to split a
+    #: prefetch along this field: get_prefetch_querysets() needs the instances of all shards
+    #: together.
     leads_anywhere = True
 
     def __get__(self, instance: Any, cls: Any = None) -> Any:
@@ -176,8 +180,8 @@ class ShardedGenericDescriptor(compat.generic_foreign_key_descriptor()):  # type
 
     def get_prefetch_querysets(self, instances: Any, querysets: Any = None) -> Any:
         # Overrides GenericForeignKeyDescriptor.get_prefetch_querysets(), which sends one query for
-        # each content type. If the referenced rows are in the group of the instances, they are on
-        # the same shards. Then send one query for each content type and shard.
+        # each content type. If the referenced rows are in the same group as the instances, each of
+        # them is on the shard of its instance. So send one query for each content type and shard.
         model_by_type: dict[Any, Any] = {}
         instance_by_place: dict[tuple[Any, str | None], Any] = {}
         pks_by_place: dict[tuple[Any, str | None], set[Any]] = defaultdict(set)
@@ -218,8 +222,9 @@ class ShardedGenericDescriptor(compat.generic_foreign_key_descriptor()):  # type
                 return None
             model = model_by_type.get(type_id)
             if model is None:
-                # The content type's model no longer exists, or no instance with this content type has
-                # an id. So no row was read for the instance. Return None, which matches no row.
+                # No row was read for the instance: either the model of the content type does not
+                # exist any more, or no instance with this content type has an id. Return None,
+                # which matches no row.
                 return None
             return (
                 model,
@@ -266,13 +271,15 @@ class ShardedGenericRelation(GenericRelation):
     """
 
     #: ``Colocation`` refuses a query if a join may read rows of another shard. This attribute tells
-    #: it that a join may follow this relation: two related rows of one group are on one shard.
+    #: it that this cannot happen along this relation, because two related rows of one group are on
+    #: one shard.
     stays_on_shard = True
 
     def bulk_related_objects(self, objs: Any, using: str = DEFAULT_DB_ALIAS) -> Any:
         # Overrides GenericRelation.bulk_related_objects(), which Django calls before it deletes
-        # ``objs``. Django deletes the returned rows, too, in the database of ``objs``. Related rows
-        # of another group are in other databases. So if there are any, refuse the deletion.
+        # ``objs``. Django then deletes the returned rows, too, in the database of ``objs``. Related
+        # rows of another group are in other databases, where Django does not delete them. So if
+        # there are any, refuse the deletion.
         model: Any = self.remote_field.model
         group = group_of(model)
         if group == group_of(self.model):
@@ -323,8 +330,9 @@ class GenericRows(RelatedRows):
 
     def _apply_rel_filters(self, queryset: Any) -> Any:
         # Overrides _apply_rel_filters() of Django's manager, which always calls using() with an
-        # alias from the router. A queryset with an alias would not be checked for conditions that
-        # select another shard. So call using() only if the caller has chosen the alias.
+        # alias from the router. If a queryset has an alias, it is not checked whether its
+        # conditions determine another shard. So call using() only if the caller has chosen the
+        # alias.
         queryset._add_hints(instance=self.instance)
         if self._db:
             queryset = queryset.using(self._db)
@@ -340,8 +348,8 @@ class GenericRows(RelatedRows):
     def _refuse_key_change(self, objs: Iterable[Any]) -> None:
         """Raise :exc:`ShardKeyChanged` if relating ``objs`` would change their shard key.
 
-        That happens if the shard key of a note is the field with the id of the row that the note is
-        about. Then ``photo.notes.add(note)`` would give the note the photo's id as its key.
+        For example, the shard key of a note is the field that contains the id of the photo that the
+        note is about. Then ``photo.notes.add(note)`` would change the key of the note.
         """
         key = self._options.key
         if key is None or key.name not in (relating := self._related({})):
@@ -363,14 +371,15 @@ class GenericBeside(GenericRows, NullableBeside):
         return super()._apply_rel_filters(self._on_shard(queryset, self.instance))
 
     def get_prefetch_querysets(self, instances: Sequence[Any], querysets: Any = None) -> Any:
-        # All ``instances`` are on one shard, because the descriptor calls this once for each shard.
+        # The descriptor calls this method once for each shard. So all ``instances`` are on one
+        # shard.
         rows = querysets or [super(self._django, self).get_queryset()]  # type: ignore[misc]  # the model's own manager has this method
         rows = [self._on_shard(queryset, instances[0]) for queryset in rows]
         return super().get_prefetch_querysets(instances, rows)  # type: ignore[misc]  # Django's manager class has this method
 
     def _on_shard(self, queryset: Any, instance: Any) -> Any:
-        # Add a condition that selects the shard of ``instance``. On another shard, a different row
-        # may have the same primary key.
+        # Django compares only the primary key of ``instance``. On another shard, a different row
+        # may have the same primary key. So add a condition that determines the shard.
         alias = colocated_alias(self._options, instance)
         if alias is None:
             return queryset
@@ -378,8 +387,8 @@ class GenericBeside(GenericRows, NullableBeside):
         return queryset.filter(on_shard_of(self._options, [instance], ids_are_unique=unique))
 
     def create(self, **kwargs: Any) -> Any:
-        # Overrides create() of Django's manager, which passes only the id of the instance. Pass the
-        # instance itself, so that no query is needed to find it.
+        # Overrides create() of Django's manager, which sets only the id of the instance on the new
+        # row. Set the instance itself, so that no query is needed to find it.
         names = self.content_type_field_name, self.object_id_field_name
         if (field := generic_foreign_key(self.model, *names)) is not None:
             kwargs[field.name] = self.instance
@@ -389,7 +398,7 @@ class GenericBeside(GenericRows, NullableBeside):
 
     def add(self, *objs: Any, bulk: bool = True) -> None:
         # Overrides add() of Django's manager, whose UPDATE could change the shard key of the rows.
-        # Refuse that.
+        # Refuse this before the UPDATE.
         self._refuse_key_change(objs)
         super().add(*objs, bulk=bulk)
 
@@ -408,7 +417,7 @@ class GenericBeside(GenericRows, NullableBeside):
 class GenericFromOutside(GenericRows, NullableFromOutside):
     """The manager of ``person.notes`` if the person is global or of another group than the notes.
 
-    Each note is on the shard of the note's shard key. ``remove()`` deletes the notes, as Django's
+    Each note is on the shard of its own shard key. ``remove()`` deletes the notes, as Django's
     method does.
     """
 
@@ -454,8 +463,8 @@ class GenericFromOutside(GenericRows, NullableFromOutside):
 def install() -> None:
     """Replace Django's classes for generic relations on all models by the classes of this module.
 
-    Plain models get them, too, because any model may be on the other side of a generic relation. If
-    neither side is on shards, they behave like Django's.
+    Plain models get them, too, because a plain model can have a generic relation to a sharded
+    model. If neither side of a relation is on shards, the new classes behave like Django's.
     """
     install_manager()
     for model in apps.get_models(include_auto_created=True):
@@ -466,8 +475,8 @@ def install() -> None:
 def _install_on(sender: Any, **kwargs: Any) -> None:
     fields: list[Any] = sender._meta.private_fields
     for field in fields:
-        # Change the class of the existing field, because other objects refer to it already. Fields
-        # of a subclass of Django's fields are not changed.
+        # Change the class of the existing field object, because other objects refer to it already.
+        # Leave a field alone if its class is a subclass of Django's class.
         if type(field) is GenericForeignKey:
             field.__class__ = ShardedGenericForeignKey
             setattr(sender, field.name, ShardedGenericDescriptor(field))

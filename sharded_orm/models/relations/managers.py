@@ -1,9 +1,9 @@
 """Mixins that make Django's related managers find the right shards.
 
-A related manager of Django gets one alias from the router, which knows only the manager's instance.
-If the related rows are on the shard of the instance, the alias is right; see :class:`Beside` and
-:class:`ManyBeside`. If the instance is global or of another group, the alias is wrong; see
-:class:`~sharded_orm.models.relations.outside_managers.FromOutside`.
+A related manager of Django asks the router for one alias, and the router knows only the instance
+that has the manager. If the related rows are on the shard of the instance, this alias is right; see
+:class:`Beside` and :class:`ManyBeside`. If the instance is global or of another group, the alias is
+wrong; see :class:`~sharded_orm.models.relations.outside_managers.FromOutside`.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ class RelatedRows:
     #: attribute.
     field: Any
     _db: str | None
-    #: Django's relation object, such as a ManyToOneRel, which belongs to the referenced model.
+    #: Django's relation object, such as a ManyToOneRel. It belongs to the model to which the field
+    #: refers.
     _rel: Any
-    #: The class of Django's related manager, the base class that follows the mixins.
+    #: The class of Django's related manager. In the method resolution order, it follows the mixins.
     _django: type[Any]
 
     @property
@@ -52,32 +53,35 @@ class RelatedRows:
         return options
 
     def _repeated(self, change: Callable[[], Any]) -> Any:
-        """Call ``change``. If a shard key moves meanwhile, call it again.
+        """Call ``change``. If a shard key moves to another shard meanwhile, call it again.
 
-        A second call does no harm: the same rows are related after it as after the first one.
+        A second call does no harm, because ``change`` only relates or unrelates rows: the result is
+        the same after two calls as after one.
         """
         return repeated(self._options.group, change, nothing_written=lambda _: True)
 
     def _created(self, create: Callable[[], Any]) -> Any:
-        """Call ``create``. If it fails because a shard key moves meanwhile, call it again.
+        """Call ``create``. If it fails because a shard key moves to another shard, call it again.
 
-        :param create: stores a row, or raises an error if nothing was stored. If it may fail after
-            it has stored the row, it must have called ``write_in_part()``: then it is not repeated.
+        :param create: stores a row. If it raises an error after it has stored the row, it must have
+            called ``write_in_part()`` before. Then it is not called again.
         """
         return repeated(self._options.group, create)
 
     def _found_or_created(self, run: Callable[[], tuple[Any, bool]]) -> tuple[Any, bool]:
-        """Call ``run``; call it again if a shard key moves meanwhile, unless a row was created.
+        """Call ``run``. If a shard key moves to another shard meanwhile, call it again.
+
+        It is not called again if it has created a row.
 
         :param run: returns a row, and whether the row was created.
         """
         return repeated(self._options.group, run, nothing_written=lambda result: not result[1])
 
     def _values_with_key(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Return ``values`` of a new related row, and add the shard key of the instance to them.
+        """Return ``values`` of a new related row, with the shard key of the instance added.
 
-        The key is added only if the row needs the same key as the instance, and ``values`` contains
-        no key.
+        The key is added only if the row must have the same key as the instance, and if ``values``
+        contains no key.
         """
         key = key_for_related(self.model, self._rel.field, self.instance)
         return with_key(self.model, key, values)
@@ -101,8 +105,8 @@ def _refuse_unrelatable(field: Any, instance: Any, rows: Iterable[Any]) -> None:
 class Beside(RelatedRows):
     """The manager of ``album.photos``, whose related rows are on the shard of the album.
 
-    It refuses rows of other shards. Django compares only primary keys, and a row of another shard
-    may have the same primary key as a row of this shard.
+    It refuses rows of other shards. Django compares only primary keys, so it could change a row on
+    the album's shard that has the same primary key.
     """
 
     def add(self, *objs: Any, bulk: bool = True) -> None:
@@ -112,8 +116,8 @@ class Beside(RelatedRows):
 
         def change() -> None:
             for obj in objs:
-                # Update the alias of each row: it is outdated if the row was read before its shard
-                # key moved. Django would refuse such a row.
+                # If a row was read before its shard key moved, its alias is outdated, and Django
+                # would refuse the row. So update the alias.
                 if isinstance(obj, self.model) and not obj._state.adding:
                     obj._state.db = current_alias(self._options, obj)
             add(*objs, bulk=bulk)
@@ -159,7 +163,10 @@ class Beside(RelatedRows):
 
 
 class NullableBeside(Beside):
-    """The manager of ``album.photos`` if the foreign key may be NULL; it can also remove photos."""
+    """The manager of ``album.photos`` if the foreign key may be NULL.
+
+    It also has ``remove()`` and ``clear()``.
+    """
 
     def remove(self, *objs: Any, bulk: bool = True) -> None:
         # Overrides RelatedManager.remove, to refuse rows of other shards.
@@ -170,8 +177,8 @@ class NullableBeside(Beside):
     remove.alters_data = True  # type: ignore[attr-defined]  # Django's method has this attribute, too
 
     def clear(self, *, bulk: bool = True) -> None:
-        # Overrides RelatedManager.clear. If the shard key moves to another shard during the call,
-        # Django's method fails. Then it is called once more, and finds the new shard.
+        # Overrides RelatedManager.clear(). If the shard key moves to another shard during the call,
+        # Django's method fails. Then call it once more, so that it finds the new shard.
         clear = super().clear  # type: ignore[misc]  # Django's manager class has this method
         self._repeated(lambda: clear(bulk=bulk))
 
@@ -191,11 +198,11 @@ class ManyBeside(RelatedRows):
 
     def _apply_rel_filters(self, queryset: Any) -> Any:
         # Overrides ManyRelatedManager._apply_rel_filters(), which filters only by the instance's
-        # primary key. On another shard, a different row may have the same primary key. If related
-        # rows have the shard key of the instance, Django's condition is enough, because the key
-        # determines the shard. Otherwise, add a condition that selects the instance's shard.
-        # add_q() changes the queryset in place. This is safe, because _RelatedManager passes a
-        # copy.
+        # primary key. On another shard, a different row may have the same primary key, so the
+        # filter must also determine the shard. If related rows have the shard key of the instance,
+        # _RelatedManager has filtered by this key already. Otherwise, add a condition that
+        # determines the instance's shard. add_q() changes the queryset in place; _RelatedManager
+        # has passed a copy.
         if key_for_related(self.model, self._rel.field, self.instance):
             return super()._apply_rel_filters(queryset)  # type: ignore[misc]  # Django's manager class has this method
         alias = colocated_alias(self._options, self.instance)
@@ -206,14 +213,14 @@ class ManyBeside(RelatedRows):
         return super()._apply_rel_filters(queryset)  # type: ignore[misc]  # Django's manager class has this method
 
     def add(self, *objs: Any, through_defaults: Any = None) -> None:
-        # Overrides ManyRelatedManager.add(), which inserts rows of the many-to-many table by INSERT
-        # IGNORE. If such a row referred to a row of another shard, MariaDB would skip it without an
-        # error. So first check the rows that are to be related.
+        # Overrides ManyRelatedManager.add(), which inserts the rows of the many-to-many table by
+        # INSERT IGNORE. If such a row referred to a row of another shard, MariaDB would skip it
+        # without an error. So check first that the rows to be related are on this shard.
         self._check_targets(objs)
-        # create() and get_or_create() call this method after they have stored the related row. If a
-        # key moves now, they must not be repeated, because they would store that row twice. So
-        # record that a part of their write is stored. This add() itself may be repeated. In a
-        # transaction, such as that of set(), nothing is repeated anyway.
+        # create() and get_or_create() call add() after they have stored the related row. If a key
+        # moves now, they must not be called again, because they would store that row twice. So
+        # record that a part of their write is stored. add() itself can be called again. In a
+        # transaction, such as that of set(), nothing is ever called again.
         if not in_transaction(self._options.group):
             write_in_part()
         add = super().add  # type: ignore[misc]  # Django's manager class has this method
@@ -226,7 +233,7 @@ class ManyBeside(RelatedRows):
         self, objs: Iterable[Any], *, clear: bool = False, through_defaults: Any = None
     ) -> None:
         # Overrides ManyRelatedManager.set(), which removes old rows before it checks the new ones.
-        # set_base() checks the new rows first.
+        # Call set_base(), which checks the new rows first.
         self.set_base(objs, clear=clear, through_defaults=through_defaults)
 
     set.alters_data = True  # type: ignore[attr-defined]  # Django's method has this attribute, too
@@ -254,8 +261,8 @@ class ManyBeside(RelatedRows):
     set_base.alters_data = True  # type: ignore[attr-defined]  # Django's set() has this attribute, too
 
     def remove(self, *objs: Any) -> None:
-        # Overrides ManyRelatedManager.remove(), which compares only primary keys. Refuse rows of
-        # other shards, because they may have the same primary keys as rows of this shard.
+        # Overrides ManyRelatedManager.remove(), which compares only primary keys. Rows of other
+        # shards may have the same primary keys as rows of this shard, so refuse them.
         _refuse_unrelatable(self._rel.field, self.instance, objs)
         remove = super().remove  # type: ignore[misc]  # Django's manager class has this method
         self._repeated(lambda: remove(*objs))
@@ -264,7 +271,7 @@ class ManyBeside(RelatedRows):
 
     def clear(self) -> None:
         # Overrides ManyRelatedManager.clear(). If the shard key moves to another shard during the
-        # call, Django's method fails. Then it is called once more, and finds the new shard.
+        # call, Django's method fails. Then call it once more, so that it finds the new shard.
         clear = super().clear  # type: ignore[misc]  # Django's manager class has this method
         self._repeated(clear)
 
@@ -306,14 +313,14 @@ class ManyBeside(RelatedRows):
 
     def _add_items(self, *args: Any, **kwargs: Any) -> None:
         # Overrides ManyRelatedManager._add_items(), which inserts the rows of the many-to-many
-        # table. Skip the check of their shard keys: _check_targets() has compared the keys of the
-        # instances to be related already.
+        # table. Skip the check of the keys of these rows, because _check_targets() has already
+        # compared the keys of the instances to be related.
         with related_rows_checked():
             super()._add_items(*args, **kwargs)  # type: ignore[misc]  # Django's manager class has this method
 
     def _through_with_key(self, values: Any) -> Any:
-        # ``values`` is the argument through_defaults. Do not call its values that are callables,
-        # because Django calls them once for each row.
+        # ``values`` is the argument through_defaults. A value in it may be a callable. Do not call
+        # it, because Django calls it once for each row.
         key = key_for_related(self.through, self._rel.field, self.instance)
         return with_key(self.through, key, values or {}) if key else values
 

@@ -1,6 +1,7 @@
-"""Rows with ``order_with_respect_to``: neighbours and the order of the rows of one related row.
+"""The order of rows with ``order_with_respect_to``, which is kept for each related row.
 
-The methods of Django compare the id of the related row only, so their queries do not determine a shard.
+The methods of Django compare only the id of the related row, so their queries do not determine a
+shard. This module replaces them.
 """
 
 from __future__ import annotations
@@ -18,11 +19,14 @@ from sharded_orm.models.sharding.same_key import key_for_related
 
 
 def install_order(model: type[Model]) -> None:
-    """Replace ``get_…_order()`` and ``set_…_order()`` of the model with respect to which rows are ordered."""
+    """Replace Django's methods ``get_…_order()`` and ``set_…_order()`` for rows of ``model``.
+
+    Django sets them on the model to which ``order_with_respect_to`` refers.
+    """
     # A field by now; the stubs know its name only.
     relation: Any = model._meta.order_with_respect_to
     if relation is not None and relation.remote_field is not None:
-        # Django has asked for the same before, so its methods are set by then.
+        # Django has called lazy_related_operation() earlier, so it sets its methods before these.
         lazy_related_operation(_install_accessors, model, relation.remote_field.model)
 
 
@@ -46,7 +50,8 @@ def _set_order(related: Any, model: Any, id_list: Any, using: str | None = None)
     ids = list(id_list)
     if keys is None:
         ids = list(map(model._meta.pk.to_python, ids))
-        # bulk_update() refuses None, as it does for other models.
+        # If ``ids`` contains None, pass a row without a primary key to bulk_update(), which refuses
+        # it with the same error as for other models.
         row_by_id = {None: model(), **rows.in_bulk()}
         ordered = [row_by_id[pk] for pk in dict.fromkeys(ids) if pk in row_by_id]
         for row in ordered:
@@ -57,7 +62,10 @@ def _set_order(related: Any, model: Any, id_list: Any, using: str | None = None)
 
 
 def neighbour_in_order(row: Any, *, is_next: bool) -> Any:
-    """Return the next or the previous row of the same related row; raise ``DoesNotExist``."""
+    """Return the row that follows or precedes ``row`` among the rows of the same related row.
+
+    :raises DoesNotExist: there is no such row.
+    """
     relation = row._meta.order_with_respect_to
     options, values = row._shard_options(), relation.get_filter_kwargs_for_object(row)
     if None in values.values():
@@ -75,5 +83,5 @@ def neighbour_in_order(row: Any, *, is_next: bool) -> Any:
 
 
 def _key_of_rows(model: Any, relation: Any, related: Any) -> dict[str, Any] | None:
-    """Return the shard key of the rows of ``related``; None if they may have several."""
+    """Return the shard key of the rows that refer to ``related``; None if their keys may differ."""
     return key_for_related(model, relation, related, load=True) or None

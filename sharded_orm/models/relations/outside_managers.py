@@ -22,16 +22,16 @@ class FromOutside(RelatedRows):
 
     The photos may be on any shard. If their foreign key to the person is the shard key, all photos
     of one person are on one shard. Otherwise each photo is on the shard of its own shard key, and a
-    query needs a condition on that key. The router is not used: Django does not tell it which
-    relation is followed.
+    query must have a condition on that key. The manager does not ask the router for a shard,
+    because Django does not tell the router which relation is followed.
     """
 
     core_filters: dict[str, Any]
 
     def _apply_rel_filters(self, queryset: Any) -> Any:
         # Overrides RelatedManager._apply_rel_filters() with a copy of Django's code. The copy omits
-        # one case, databases that store an empty string as NULL, because no such database can have
-        # shards.
+        # the case of a database that stores an empty string as NULL, because no such database can
+        # have shards.
         queryset._add_hints(instance=self.instance)
         if self._db:
             queryset = queryset.using(self._db)
@@ -46,8 +46,8 @@ class FromOutside(RelatedRows):
         return queryset
 
     def add(self, *objs: Any, bulk: bool = True) -> None:
-        # Overrides RelatedManager.add(), which updates rows on one alias only. Here the rows may be
-        # on several shards, so send an UPDATE to each.
+        # Overrides RelatedManager.add(), which updates rows on one alias only. The rows may be on
+        # several shards, so send an UPDATE to each of these shards.
         self._begin_change()
         for obj in objs:
             self._check_type(obj)
@@ -67,8 +67,8 @@ class FromOutside(RelatedRows):
                 for obj in objs:
                     obj.save()
             return
-        # Leave the shard key out of the UPDATE, because no key changes: a row whose key would
-        # change was refused before.
+        # Leave the shard key out of the UPDATE. No key changes here, because rows whose key would
+        # change were refused before.
         key = self._options.key
         changes = {name: value for name, value in values.items() if not key or name != key.name}
         if changes:
@@ -79,8 +79,7 @@ class FromOutside(RelatedRows):
 
     def set(self, objs: Iterable[Any], *, bulk: bool = True, clear: bool = False) -> None:
         # Overrides RelatedManager.set(), which works on one alias only. If the foreign key may be
-        # NULL, set() must also remove the old rows, which may be on any shard. So set() is refused
-        # for such a foreign key.
+        # NULL, set() would have to remove the old rows, which may be on any shard. So refuse it.
         if self.field.null:
             raise self._unbounded("set()")
         self.add(*tuple(objs), bulk=bulk)
@@ -124,8 +123,8 @@ class FromOutside(RelatedRows):
     def _plain_manager_method(self, name: str) -> Any:
         """Return the method called ``name`` of the model's own manager, such as ``create()``.
 
-        In the MRO, Django's related manager comes before the model's own manager. So a plain
-        ``super()`` would find the related manager's method.
+        In the method resolution order, Django's related manager comes first. So ``super()`` without
+        arguments would find the method of the related manager.
         """
         return getattr(super(self._django, self), name)
 
@@ -167,9 +166,9 @@ class FromOutside(RelatedRows):
         )
 
     def _relation_and_change(self) -> tuple[str, str]:
-        """Return this manager's name and a queryset call that unrelates rows, for an error message.
+        """Return this manager's name and a call of a queryset, both for an error message.
 
-        For example, ``("photos", "update(person=None)")``.
+        The call unrelates rows. For example, ``("photos", "update(person=None)")``.
         """
         return self.field.remote_field.get_accessor_name(), f"update({self.field.name}=None)"
 
@@ -178,8 +177,8 @@ class NullableFromOutside(FromOutside):
     """The manager of ``person.photos`` if the foreign key may be NULL; see :class:`FromOutside`."""
 
     def remove(self, *objs: Any, bulk: bool = True) -> None:
-        # Overrides RelatedManager.remove(), which works on one alias only. Here the rows may be on
-        # several shards, so send an UPDATE to each.
+        # Overrides RelatedManager.remove(), which works on one alias only. The rows may be on
+        # several shards, so send an UPDATE to each of these shards.
         if not objs:
             return
         self._repeated(lambda: self._remove_rows(objs, bulk=bulk))
@@ -210,8 +209,8 @@ class NullableFromOutside(FromOutside):
                     row.save(update_fields=[self.field.name])
 
     def clear(self, *, bulk: bool = True) -> None:
-        # Overrides RelatedManager.clear(), which works on one alias only. Here the rows may be on
-        # any shard, so clear() is refused.
+        # Overrides RelatedManager.clear(), which works on one alias only. The rows may be on any
+        # shard, so refuse it.
         self._check_fk_val()
         raise self._unbounded("clear()")
 
@@ -219,7 +218,7 @@ class NullableFromOutside(FromOutside):
 
     def _alias_of(self, row: Any) -> str:
         # Accept any row whose values determine its shard, even if it was not read from a database.
-        # Django, too, accepts such a row if it has a primary key.
+        # Django also accepts such a row if it has a primary key.
         alias = colocated_alias(self._options, row)
         if alias is None:
             raise ShardKeyRequired(

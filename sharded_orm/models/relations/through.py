@@ -1,8 +1,8 @@
-"""Puts automatic many-to-many tables on shards: each row is on the shard of the two rows it relates.
+"""Puts each row of an automatic many-to-many table on the shard of the two rows that it relates.
 
-Django derives the models of these tables from its own :class:`~django.db.models.Model`. So this
-module adds the methods that the models would inherit from
-:class:`~sharded_orm.models.ShardedModel`.
+Django derives the models of these tables from its own :class:`~django.db.models.Model`, and not
+from :class:`~sharded_orm.models.ShardedModel`. So this module adds the methods that the models
+would inherit from it.
 """
 
 from __future__ import annotations
@@ -84,10 +84,11 @@ _delete.alters_data = True  # type: ignore[attr-defined]  # Django's method has 
 def _refuse_stored_row_of_other_key(self: Any, alias: str) -> None:
     """Raise :exc:`BoundKeyMismatch` if the stored row does not have the bound key.
 
-    The bound key is the shard key that ``bound()`` has set. A row of an automatic many-to-many
-    table contains only the ids of the two related rows, and not the shard key. So if a key is
-    bound, one query reads the key of a related row. Without this check, code that has read the row
-    before the ``bound()`` block could change it inside the block.
+    The bound key is the shard key that ``bound()`` has set. Without this check, code could read the
+    row before a ``bound()`` block and change it inside the block.
+
+    A row of an automatic many-to-many table contains the ids of the two related rows, but not their
+    shard key. So if a key is bound, one query reads the key of a related row.
     """
     key = key_in_force(type(self))
     if key is None or self.pk is None:

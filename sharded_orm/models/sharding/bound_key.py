@@ -1,8 +1,9 @@
-"""The bound key: the shard key that all queries and new rows use inside a ``with`` block.
+"""The bound key, that is, the shard key that all queries and new rows use inside a ``with`` block.
 
-A binding (the bound shard keys and their values) is stored in a context variable. So it holds in
-the current thread or task, and in code that gets a copy of the context: by ``sync_to_async()``, by
-``asyncio.to_thread()``, or as a new task. A new thread begins without a binding.
+A binding (the bound shard keys and their values) is stored in a context variable. So it applies in
+the current thread or task. It also applies in code that gets a copy of the context: code that is
+called by ``sync_to_async()`` or ``asyncio.to_thread()``, and new tasks. A new thread begins without
+a binding.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ class BoundKey:
     """The value to which an active ``bound()`` block binds the shard key of one model.
 
     :param name: the ``attname`` of the shard key's field, such as ``owner_id``. An automatic
-        many-to-many table has no key of its own. For such a table, ``name`` is the path to the key
-        of one of the related rows, such as ``photo__owner_id``.
-    :param value: the value as the field's ``get_prep_value()`` returns it.
+        many-to-many table has no field for the shard key. For such a table, ``name`` is the path to
+        the key of one of the two related rows, such as ``photo__owner_id``.
+    :param value: the value in the form that the field's ``get_prep_value()`` returns.
     """
 
     name: str
@@ -52,9 +53,9 @@ EXEMPT = BoundKey("", None)
 
 
 class _Binding:
-    """One ``with`` block of :class:`bound` or :class:`unbound` that has been entered.
+    """The bound keys of one entered ``with`` block of :class:`bound` or :class:`unbound`.
 
-    It never changes, except that it remembers the results of :meth:`key_of`.
+    Immutable, except that it remembers the results of :meth:`key_of`.
 
     :param owner: the :class:`bound` or :class:`unbound` object of the block.
     :param outer: the binding of the enclosing block; None if there is none.
@@ -73,15 +74,16 @@ class _Binding:
         self._imports = count_imports_under_way()
 
     def holds(self) -> bool:
-        """Whether the binding applies to the calling code.
+        """Return whether the binding applies to the calling code.
 
-        False for the code of a module that is being imported inside the block. For example, a
-        view's ``queryset = Photo.objects.all()`` must not keep the key of the request that imported
-        the view.
+        It does not apply to the code of a module that is imported inside the block. For example,
+        the first request imports a module of views, in which a view has the attribute
+        ``queryset = Photo.objects.all()``. This queryset serves all requests, so it must not keep
+        the key of the first one.
         """
         imports = count_imports_under_way()
-        # Count only imports that began inside the block: the block itself may be run by code that
-        # is being imported, such as a script.
+        # If code that is being imported, such as a script, runs the block, this import began before
+        # the block. The binding must then apply. So count only imports that began inside the block.
         return not imports or (get_ident() == self._thread and imports <= self._imports)
 
     def key_of(self, model: type[Any]) -> BoundKey | None:
@@ -100,7 +102,7 @@ class _Binding:
             value = self.values.get(options.key)
             return None if value is None else BoundKey(options.key.attname, value)
         # The model is an automatic many-to-many table. Its rows have the shard key of the two rows
-        # that they relate. So use the key of a related model.
+        # that they relate. So use the bound key of either related model.
         if not relates_one_key(options):
             return None
         for relation in options.relations:
@@ -113,9 +115,9 @@ class _Binding:
 _binding: ContextVar[_Binding | None] = ContextVar("sharded_orm_bound_key", default=None)
 
 
-#: Returns the innermost binding of the current context; None if there is none, so that no key is
-#: bound. Each query calls this. So it is the method of the context variable itself: a Python
-#: function around it would be slower.
+#: Returns the innermost binding of the current context; None if there is no binding. Each query
+#: calls this. So it is the method get() of the context variable itself: a Python function around it
+#: would be slower.
 last_binding: Callable[[], object | None] = _binding.get
 
 
@@ -125,7 +127,7 @@ def _binding_in_force() -> _Binding | None:
 
 
 def is_any_bound() -> bool:
-    """Whether ``bound()`` has set a shard key, of any model, for the calling code."""
+    """Return whether ``bound()`` has set a shard key, of any model, for the calling code."""
     binding = _binding.get()
     return binding is not None and binding.holds() and bool(binding.values)
 
@@ -133,8 +135,8 @@ def is_any_bound() -> bool:
 def key_in_force(model: type[Any]) -> BoundKey | None:
     """Return the shard key that ``bound()`` has set for rows of ``model``, or None.
 
-    :attr:`BoundKey.name` may be a path such as ``photo__owner_id``, because rows of an automatic
-    many-to-many table have no shard key of their own. So use it only in filters.
+    Use :attr:`BoundKey.name` only as a name in filters. For an automatic many-to-many table, which
+    has no field for the shard key, it is a path such as ``photo__owner_id``.
     """
     binding = _binding_in_force()
     return None if binding is None else binding.key_of(model)
@@ -143,8 +145,8 @@ def key_in_force(model: type[Any]) -> BoundKey | None:
 class _Block:
     """The base class of :class:`bound` and :class:`unbound`.
 
-    An object may be entered several times, even by several threads and tasks at once. Each thread
-    or task has its own list of entered blocks (:mod:`contextvars`).
+    The same object can be entered several times, even by several threads and tasks at once, because
+    each thread or task has its own list of entered blocks (:mod:`contextvars`).
     """
 
     def _values_inside(self, outer: _Binding | None) -> Mapping[Field[Any, Any], Any]:
@@ -160,9 +162,9 @@ class _Block:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        # The garbage collector may close an abandoned generator, and so end the generator's block,
-        # in any thread or task. If that thread or task has not entered this block, leave its
-        # binding (its bound keys) unchanged.
+        # If a generator is abandoned, the garbage collector closes it, in any thread or task. This
+        # ends the generator's block there. If that thread or task has not entered this block, leave
+        # its binding (its bound keys) unchanged.
         binding = _binding.get()
         while binding is not None and binding.owner is not self:
             binding = binding.outer
@@ -176,7 +178,7 @@ class _Block:
         self.__exit__()
 
     def __call__(self, function: _Function) -> _Function:
-        """Decorator: each call of ``function`` runs inside the block.
+        """As a decorator, run each call of ``function`` inside the block.
 
         ``function`` may also be a coroutine function or a generator function.
         """
@@ -223,15 +225,17 @@ class bound(_Block):  # used like a function
 
     In the block, each query of a model with this shard key is filtered by the key, as by
     ``filter(tenant=…)``, and the key is set on each new row. A query or row with a different key is
-    refused. :class:`unbound` turns this off for a block, and ``scatter()`` for a query.
+    refused. To use other keys inside the block, use an :class:`unbound` block, or ``scatter()`` for
+    one query.
 
     As a decorator, ``@bound("tenant_id")`` takes the value from the function's argument of that
     name. It decorates functions, coroutine functions and generator functions. While a generator is
     suspended, its caller runs without the binding.
 
-    The binding holds in the current context (:mod:`contextvars`): for the thread or task, and for
-    what ``sync_to_async()``, ``asyncio.to_thread()`` and new tasks run. A new thread begins without
-    a binding, and so does the code of a module that is imported inside the block. Sends no query.
+    The binding applies in the current context (:mod:`contextvars`), that is, in the thread or task,
+    and in what ``sync_to_async()``, ``asyncio.to_thread()`` and new tasks run. A new thread begins
+    without a binding, and so does the code of a module that is imported inside the block. Sends no
+    query.
 
     :param names: names of shard keys that are also names of the decorated function's parameters.
     :param keys: the value of each shard key: a plain value, or the instance that the key refers to.
@@ -290,7 +294,8 @@ class bound(_Block):  # used like a function
 class unbound(_Block):  # used like a function
     """Within the ``with`` or ``async with`` block, no key is bound; see :class:`bound`.
 
-    It can also decorate a function. A queryset that was built inside ``bound()`` keeps its key.
+    It can also decorate a function. A queryset that was built under a bound key keeps this key,
+    also in an ``unbound()`` block.
     """
 
     def _values_inside(self, outer: _Binding | None) -> Mapping[Field[Any, Any], Any]:
@@ -353,11 +358,11 @@ def iterate_inside_async(block: _Block, items: AsyncIterator[Any]) -> AsyncItera
 def _keys_named(name: str, given: Any) -> set[Any]:
     """Return the shard key fields that are called ``name`` and can have the value ``given``.
 
-    A shard key that is generated for each new row cannot be bound, because all rows would have the
-    same key.
+    Shard keys that are generated for each new row are left out. If one were bound, all new rows
+    would get the same key.
 
-    :param name: the name of the field or its ``attname``. If it is the name of a foreign key, such as
-        ``owner``, plain fields called ``owner_id`` are included.
+    :param name: the name of the field or its ``attname``. If it is the name of a foreign key, such
+        as ``owner``, plain fields called ``owner_id`` are included.
     :raises InvalidBoundKey: there is no such field.
     """
     all_options = filter(None, map(shard_options, apps.get_models()))
@@ -415,7 +420,7 @@ class _DefaultOfKey:
 
     The bound key is the shard key that the caller's ``with bound()`` block sets.
 
-    Reading rows does not become slower: Django calls ``get_default()`` only if the caller of
+    This does not make reads slower. Django calls ``get_default()`` only if the caller of
     ``Model()`` has not set the field, and never for a row from the database.
     """
 
@@ -430,7 +435,7 @@ class _DefaultOfKey:
 
 
 def _install_default(key: Any) -> None:
-    # Called when bound() sets a shard key. So the method is not replaced in projects that never
-    # call bound().
+    # bound() calls this for each shard key that it sets. So get_default() stays unchanged in
+    # projects that never call bound().
     if "get_default" not in key.__dict__:
         key.get_default = _DefaultOfKey(key)

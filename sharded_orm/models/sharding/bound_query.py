@@ -1,4 +1,4 @@
-"""The part of a query class that handles bound keys: it stores them, and filters queries by them.
+"""The part of a query class that handles bound keys. It stores them, and filters queries by them.
 
 The bound key is the shard key that a ``with bound()`` block sets for all queries in it.
 """
@@ -34,29 +34,31 @@ class BoundKeyQuery(Query):
     """A query that remembers the shard key that was bound when the query was built.
 
     A ``with bound()`` block binds a key. The condition on this key is added only when the query is
-    run, so that ``scatter()`` can still make it a query for all keys. :meth:`with_bound_key`
-    returns the query to be run.
+    run: :meth:`with_bound_key` then returns a copy with the condition. So until then, ``scatter()``
+    can make it a query for all keys.
     """
 
-    #: The key that bound() had set when the query was built or first evaluated. None if it had set
-    #: no key. :data:`EXEMPT` if the query is meant for all keys.
+    #: The key that was bound when the query was built or first evaluated. None if no key was bound
+    #: then. :data:`EXEMPT` if the query is meant for all keys.
     bound_key: BoundKey | None = None
-    #: True if :meth:`exists` has limited the query to one row, and no slice has. A slice can no
-    #: longer be filtered by the bound key, but such a query can.
+    #: True if the only limit of the query is the one row of :meth:`exists`. Such a query can still
+    #: be filtered by the bound key. A query with any other limit is a slice, which cannot be
+    #: filtered.
     is_limited_by_exists = False
 
     def take_bound_key(self) -> None:
         """Store in the query the shard key that ``bound()`` has set now.
 
         :raises BoundKeyMismatch: the query has stored a different key before. Or the query was
-            built outside of the ``bound()`` block, and it is too late to add a condition.
+            built outside of the ``bound()`` block, and no condition on the key can be added any
+            more.
         """
         if self.model is None or (key := key_in_force(self.model)) is None:
             return
         if self.bound_key is None:
             self._take_late(key)
-        # setdefault() is atomic. If two threads evaluate one queryset while different keys are
-        # bound, one of them gets the error below.
+        # setdefault() is atomic. Two threads may evaluate the same queryset while different keys
+        # are bound. Then one of them gets the error below.
         held = self.__dict__.setdefault("bound_key", key)
         if held not in (key, EXEMPT):
             raise BoundKeyMismatch(
@@ -65,10 +67,11 @@ class BoundKeyQuery(Query):
             )
 
     def _take_late(self, key: BoundKey) -> None:
-        """Store the bound key in the parts of a union and in the subqueries, too.
+        """Store the bound key also in the parts of a union and in the subqueries.
 
-        They need it if the query was built outside of the ``bound()`` block. :meth:`take_bound_key`
-        also calls this method for a new query, which has no parts yet.
+        If the query was built outside of the ``bound()`` block, they have not stored the key yet.
+        :meth:`take_bound_key` also calls this method for a new query. That has no effect, because a
+        new query has no parts.
         """
         if self.combined_queries:
             self.combined_queries = tuple(map(_taken, self.combined_queries))
@@ -124,19 +127,21 @@ class BoundKeyQuery(Query):
         return copy
 
     def _starts_at_outer_row(self) -> bool:
-        """Whether this is a subquery from which Django has removed the table of :attr:`model`.
+        """Return whether Django has removed the table of :attr:`model` from this subquery.
 
-        For ``Photo.objects.exclude(comments__text="a")``, Django makes a subquery on photos and
-        removes the table of photos from it, in ``Query.trim_start()``. The subquery then begins at
-        the comments. It cannot be filtered by the photo's shard key, because it has no such column.
-        It need not be: a condition ties the comments to a photo of the outer query, which is
-        filtered by the key. Return False if there is no such condition.
+        For ``Photo.objects.exclude(comments__text="a")``, Django makes a subquery on photos, and
+        then removes the table of photos from it, in ``Query.trim_start()``. The subquery then
+        begins at the comments, so it has no column with the photo's shard key, and cannot be
+        filtered by it.
+
+        It need not be filtered if a condition ties the comments to a photo of the outer query,
+        which is filtered by the key. Return False if there is no such condition.
         """
         tables: dict[str, Any] = self.alias_map
         if len(tables) < 2:
             return False
-        # Find the first table that is in the SQL. Django leaves out a table without references.
-        # Before a query is compiled, perhaps no table has references yet; then ``first`` is None.
+        # Find the first table that is in the SQL. Django leaves out tables that have no references.
+        # If the query is not compiled yet, perhaps no table has references. Then ``first`` is None.
         first = next((alias for alias in tables if self.alias_refcount[alias]), None)
         if first is None or first == self.base_table or tables[first].parent_alias is not None:
             return False
@@ -148,14 +153,14 @@ class BoundKeyQuery(Query):
         )
 
     def _is_of_outer_row(self, compared: Any) -> bool:
-        # A reference to the outer row is a ResolvedOuterRef at first. When Django resolves the
-        # subquery, it becomes a column of a table that only the outer query has.
+        # A reference to the outer row is at first a ResolvedOuterRef. When Django resolves the
+        # subquery, it replaces the reference by a column of a table that only the outer query has.
         return isinstance(compared, ResolvedOuterRef) or (
             type(compared) is Col and compared.alias not in self.alias_map
         )
 
     def lacks(self, key: BoundKey) -> bool:
-        """Whether the query lacks a condition that limits it to rows with the shard key ``key``.
+        """Return whether no condition limits the query to rows with the shard key ``key``.
 
         :param key: the bound key, which ``bound()`` has set.
         :raises BoundKeyMismatch: a condition of the query contains a key that is not ``key``.
@@ -179,8 +184,8 @@ class BoundKeyQuery(Query):
         """Yield the conditions in ``node`` that compare the shard key with values.
 
         Each is a tuple (path, values, is_required), such as ``("owner_id", [7], True)``. The path
-        to the key is a name for ``filter()``, as in :attr:`BoundKey.name`. The last item is True if
-        all rows of the query must meet the condition, and False under an OR, for example.
+        is the name of the key for ``filter()``, as in :attr:`BoundKey.name`. ``is_required`` is
+        True if all rows of the query must meet the condition, and False under an OR, for example.
         Conditions under a NOT are left out.
         """
         denied = denied != node.negated
@@ -211,7 +216,7 @@ class BoundKeyQuery(Query):
             is_key = _is_column(column, options.key) and column.alias in self._tables_of_row()
             return options.key.attname if is_key else None
         # The model is an automatic many-to-many table. Its rows have the shard key of the two rows
-        # that they relate. So search for the shard key of either related model.
+        # that they relate. So the column may be the shard key of either related model.
         for relation in options.relations:
             end = shard_options(relation.related_model)
             key: Any = None if end is None else end.key
@@ -219,7 +224,7 @@ class BoundKeyQuery(Query):
                 continue
             is_key = _is_column(column, key) and column.alias in self._tables_of_row(relation)
             # If the foreign key refers to the shard key, its column contains the key. Then Django
-            # compares this column, without a join.
+            # makes no join, and compares the column of the foreign key.
             holds_key = _is_column(column, relation) and relation.target_field == key
             if is_key or (holds_key and column.alias in self._tables_of_row()):
                 return f"{relation.name}__{key.attname}"
@@ -228,7 +233,7 @@ class BoundKeyQuery(Query):
     def _tables_of_row(self, relation: Any = None) -> set[str]:
         """Return the aliases of the tables that store the columns of a row of the query's model.
 
-        If ``relation`` is given, return those of the row to which ``relation`` refers. In
+        If ``relation`` is given, return the tables for the row to which ``relation`` refers. In
         multi-table inheritance, the tables of parents are included.
         """
         tables: set[str] = set()
@@ -248,9 +253,9 @@ class BoundKeyQuery(Query):
         return tables
 
     def exists(self, limit: bool = True) -> Self:
-        # Overrides exists() of Django's query, which sets a limit of one row. Record that the limit
-        # is this one: a query with any other limit is a slice, which cannot be filtered by the
-        # bound key.
+        # Overrides exists() of Django's query, which limits the query to one row. Record that
+        # exists() has set the limit. A query with any other limit is a slice, which cannot be
+        # filtered by the bound key.
         copy: Self = super().exists(limit)
         copy.is_limited_by_exists = not self.is_sliced
         return copy
@@ -258,8 +263,8 @@ class BoundKeyQuery(Query):
     # -- Where Django turns a query into SQL, or into a part of another query --------------
 
     def get_compiler(self, *args: Any, **kwargs: Any) -> Any:
-        # Add the condition on the bound key, so that no SQL is compiled without it. The methods of
-        # the queryset have usually added it already.
+        # Add the condition on the bound key, so that no SQL is compiled without it. Usually, the
+        # methods of the queryset have added it before.
         return super(BoundKeyQuery, self.with_bound_key()).get_compiler(*args, **kwargs)
 
     def resolve_expression(self, query: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -271,7 +276,7 @@ class BoundKeyQuery(Query):
 
 
 def _taken(query: Any) -> Any:
-    """Return ``query``. If ``bound()`` has set a key, return a copy that stores this key."""
+    """Return ``query``, or a copy that stores the bound key if ``bound()`` has set one."""
     if (
         not isinstance(query, BoundKeyQuery)
         or query.model is None

@@ -1,4 +1,4 @@
-"""Rows under a bound key: new rows get the key, and rows with a different key are refused.
+"""Checks of rows under a bound key. New rows get it, and rows with a different key are refused.
 
 The bound key is the shard key that a ``with bound()`` block sets for all rows used in it.
 """
@@ -28,8 +28,8 @@ def give_bound_key(instance: Any) -> None:
         return
     key: Any = required_options(instance.__class__).key
     if key is not None:
-        # Leave the key empty if it is a foreign key to an instance that is assigned but not saved
-        # yet. Django copies the id of that instance later.
+        # The key may be a foreign key to an instance that is assigned but not saved yet. Then leave
+        # it empty, because Django copies the id of that instance into it later.
         is_related = key.is_relation and key.get_cached_value(instance, default=None) is not None
         is_new = instance._state.adding
         if is_new and instance.__dict__.get(key.attname) is None and not is_related:
@@ -38,12 +38,12 @@ def give_bound_key(instance: Any) -> None:
 
 
 def refuse_other_key(instance: Any) -> None:
-    """Raise :exc:`BoundKeyMismatch` if the key of ``instance`` is not the bound key, which a ``with
-    bound()`` block has set.
+    """Raise :exc:`BoundKeyMismatch` if the shard key of ``instance`` is not the bound key.
 
-    Does nothing if no key of the instance's model is bound, and for a row without a key. If the key
-    was not loaded, one query loads it. A row of an automatic many-to-many table is refused if one
-    of the two related rows is in memory and has another key.
+    The bound key is the one that a ``with bound()`` block has set. Does nothing if no key of the
+    instance's model is bound, or if the instance has no key. If the key of the instance is
+    deferred, one query loads it. A row of an automatic many-to-many table is refused if one of the
+    two related rows is in memory and has another key.
     """
     bound_key = key_in_force(instance.__class__)
     if bound_key is None:
@@ -63,8 +63,9 @@ def refuse_other_key(instance: Any) -> None:
 def refuse_rows_given_by_id(instance: Any, written: Iterable[str] | None = None) -> None:
     """Raise :exc:`BoundKeyMismatch` if a many-to-many row refers to a row only by the row's id.
 
-    For example, ``Through(photo_id=1, tag=tag).save()``. Inside ``bound()``, the photo must have
-    the bound key, but the id does not tell the photo's key.
+    Inside ``bound()``, both related rows must have the bound key. For example,
+    ``Through(photo_id=1, tag=tag).save()`` is refused, because the id does not tell the photo's
+    key.
 
     Does nothing inside :func:`related_rows_checked`, for other models than automatic many-to-many
     tables, or if no key is bound for the rows.
@@ -85,15 +86,17 @@ def refuse_rows_given_by_id(instance: Any, written: Iterable[str] | None = None)
 def refuse_values_given_by_id(
     model: type[Model], values: Mapping[str, Any], row: str | None = None
 ) -> None:
-    """Raise :exc:`BoundKeyMismatch` if a many-to-many row must not get ``values``.
+    """Raise :exc:`BoundKeyMismatch` unless all related rows in ``values`` have the bound key.
 
-    Inside ``bound()``, both related rows must have the bound key. So each related row must be given
-    as an instance with this key: an id alone does not tell the key. Does nothing inside
-    :func:`related_rows_checked`, for other models than automatic many-to-many tables, or if no key
-    is bound for the rows.
+    Inside ``bound()``, both rows that a many-to-many row relates must have the bound key. So
+    ``values`` must contain instances with this key, and not ids, because an id does not tell the
+    key.
+
+    Does nothing inside :func:`related_rows_checked`, for other models than automatic many-to-many
+    tables, or if no key is bound for the rows.
 
     :param values: maps field names to values, as for ``update()``.
-    :param row: a description of the row; None for several rows.
+    :param row: a description of the row for the error message; None for several rows.
     """
     for relation in _checked_relations(model):
         for name in {relation.name, relation.attname}.intersection(values):
@@ -109,8 +112,10 @@ def refuse_values_given_by_id(
 
 
 def _checked_relations(model: type[Model]) -> list[Any]:
-    """Return the foreign keys of ``model`` whose rows must be checked: those of an automatic
-    many-to-many table for whose rows ``bound()`` has set a shard key. Otherwise the list is empty.
+    """Return the foreign keys of ``model`` whose related rows must have the bound key.
+
+    These are the foreign keys of an automatic many-to-many table, if ``bound()`` has set a shard
+    key for its rows. Otherwise the list is empty.
     """
     if key_in_force(model) is None or _are_related_rows_checked.get():
         return []
@@ -128,8 +133,8 @@ def related_rows_checked() -> Iterator[None]:
     """Context manager for a caller that has already compared the shard keys of the rows to relate.
 
     In the ``with`` block, new rows of automatic many-to-many tables are not checked. The check
-    would refuse rows that do not have the bound key, and rows that are given by an id or an
-    expression, because their key is unknown.
+    would refuse related rows that do not have the bound key. It would also refuse ids and
+    expressions instead of related rows, because they do not tell the key.
     """
     token = _are_related_rows_checked.set(True)
     try:
@@ -139,7 +144,7 @@ def related_rows_checked() -> Iterator[None]:
 
 
 def has_other_key(instance: Any) -> bool:
-    """Whether the shard key of ``instance`` differs from the bound key.
+    """Return whether the shard key of ``instance`` differs from the bound key.
 
     The bound key is the shard key that a ``with bound()`` block has set. False if no key is bound,
     or if the instance has no key yet. The model of the instance must have a shard key.

@@ -1,8 +1,8 @@
 """Refuses statements that read rows of another database than the one that executes them.
 
 One database executes a statement with its joins, ``select_related`` and subqueries. So every table
-in the statement must belong to the group of the query's model, and every row that it reads must be
-on the shard that executes it. This is checked before the statement is sent.
+in the statement must belong to the group of the query's model. Every row that the statement reads
+must be on the shard that executes it. This is checked before the statement is sent.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from sharded_orm.routing.where_clause import Bound, OnlyOnShard, OnShard, is_fro
 
 
 class Colocation:
-    """Checks whether the database that executes a statement has all rows that the statement reads.
+    """Checks that the database which executes a statement has all rows that the statement reads.
 
     :param options: the group and shard key of the statement's model; None for a global model.
     :param alias: the alias of a database for which the statement can be compiled.
     :param shards: the numbers of the shards that execute the statement; None for all shards of the
         group.
-    :param bound_of: a function that returns the shards that the conditions of a subquery determine;
-        None if they determine none.
+    :param bound_of: a function that returns the shards that the conditions of a subquery determine.
+        It returns None if they determine none.
     """
 
     def __init__(
@@ -69,19 +69,20 @@ class Colocation:
         values: Iterable[Any] = (),
         beside: frozenset[str] = frozenset(),
     ) -> None:
-        """Raise :exc:`CrossShardRelation` if a shard may lack a row that ``query`` reads there.
+        """Raise :exc:`CrossShardRelation` if an executing shard may lack a row of ``query``.
 
         :param outer: the queries that enclose ``query``, outermost first; empty if ``query`` is not
             a subquery.
-        :param ordered: whether the SQL will have an ORDER BY, whose expressions are then checked,
-            too.
+        :param ordered: True if the SQL will have an ORDER BY, so that its expressions must be
+            checked, too.
         :param values: other resolved expressions of the statement to check, such as values to be
             written.
-        :param beside: as :attr:`Nested.beside` if ``query`` is a subquery.
+        :param beside: the shards outside of which the result of ``query`` does not matter, if
+            ``query`` is a subquery; see :attr:`Nested.beside`.
         :raises UnknownExpression: the library cannot know which rows an expression reads.
 
-        Cost: next to nothing for a query on one table with plain values. The query is never sent.
-        Only ``bound_of`` may send one, to the directory (the table of each key's shard).
+        Cost: next to nothing for a query on one table with plain values. ``query`` is never sent.
+        Only ``bound_of`` may send a query, to the directory (the table of each key's shard).
         """
         for combined in query.combined_queries:
             if combined.model is not None:
@@ -111,9 +112,12 @@ class Colocation:
         """Raise an error if an expression or subquery compares with an instance of another shard.
 
         ``filter(album=album)`` also adds a condition on the album's shard. In the WHERE of the
-        statement itself, this condition is written anew for each shard, so it is right on all of
-        them. In a subquery, or in an expression such as ``When(album=album, …)``, it is right only
-        on the album's shard. So the statement must be for this shard alone.
+        statement itself, this is no problem, because the condition is written anew for each shard
+        that executes the statement.
+
+        In a subquery, or in an expression such as ``When(album=album, …)``, the condition is not
+        written anew, and is right only on the album's shard. So no other shard may execute the
+        statement.
         """
         shard = runtime.topology().resolve(condition.alias)
         if (
@@ -137,15 +141,16 @@ class Colocation:
             for alias, join in tables.items()
         }
         for alias, join in tables.items():
-            # Skip a join that Django has trimmed: it is still in alias_map, with a reference count
-            # of 0.
+            # Check only joins with a reference. If Django has removed a join from the SQL, it is
+            # still in alias_map, with a reference count of 0.
             if join.parent_alias is not None and query.alias_refcount[alias]:
                 self._check_model(query, models[alias], "joins")
                 self._check_way_from_copy(query, models[join.parent_alias], models[alias])
                 self._check_join(query, join)
-        # The loop above does not check the first table. It is usually the table of query.model. But
-        # in a subquery that exclude() has made, Query.trim_start() removes this table, and another
-        # model's table is the first. Find its model by the compared columns.
+        # The loop above does not check the first table, because this is usually the table of
+        # query.model. But if exclude() has made the subquery, Query.trim_start() has removed this
+        # table, and the first table is that of another model. Find that model by the columns in the
+        # conditions.
         for lookup in required_conditions(query.where):
             for column in columns(getattr(lookup, "lhs", None)):
                 if column.alias in tables:
@@ -154,8 +159,8 @@ class Colocation:
     def _check_way_from_copy(self, query: Query, model: Any, joined: Any) -> None:
         """Raise an error if a join leads from copies of global rows back to rows of the group.
 
-        Global rows of a reference model are copied to every shard. Rows of several shards may refer
-        to the same global row, so a join on one shard would miss some of them.
+        Global rows of a reference model are copied to every shard. Rows on several shards may refer
+        to the same global row. A join on one shard would find only the rows of that shard.
         """
         if self._group is not None and has_copies(model) and not has_copies(joined):
             raise CrossShardRelation(
@@ -175,8 +180,8 @@ class Colocation:
             return
         if getattr(field, "stays_on_shard", False):
             return
-        # A ForeignObject may join rows of different shards. Allow the join only if equal values in
-        # the two columns mean that the rows are on the same shard.
+        # A ForeignObject may join rows of different shards. Allow this join only if rows
+        # with equal values in two of the compared columns are always on one shard.
         if any(
             colocation_keys(left, self._group) & colocation_keys(right, self._group)
             for left, right in join.join_fields or ()
@@ -203,9 +208,9 @@ class Colocation:
     def _check_select_related(self, query: Query) -> Query:
         """Raise an error if ``select_related()`` follows a relation to another database.
 
-        Return the query whose joins the caller must check: usually ``query`` itself. If
-        ``select_related()`` follows a :class:`FilteredRelation`, return a copy of ``query`` that
-        has the joins of this relation.
+        Return the query whose joins the caller must check. This is ``query`` itself, unless
+        ``select_related()`` follows a :class:`FilteredRelation`. Then it is a copy of ``query``
+        that has the joins of this relation.
         """
         meta: Any = query.get_meta()
         relations: Any = query.select_related
@@ -224,7 +229,7 @@ class Colocation:
         return query
 
     def _check_required_relations(self, query: Query, meta: Any, depth: int) -> None:
-        """Raise an error if ``select_related()`` without names leaves the database of the query.
+        """Raise an error if ``select_related()`` without names leads to another database.
 
         Without names, ``select_related()`` follows all foreign keys with ``null=False``.
 
@@ -255,12 +260,13 @@ class Colocation:
     def _check_nested(self, query: Query, nested: Nested, outer: Sequence[Query]) -> None:
         """Raise an error if a shard that executes the statement may lack rows of the subquery.
 
-        The check passes in three cases:
+        There is no error in three cases:
 
-        - The statement is for one shard, and the subquery's own conditions determine that shard.
-        - No row can meet the subquery's own conditions.
-        - A condition compares a column of the subquery with a column of the outer query, and equal
-          values of these columns are always on one shard.
+        - The statement is for one shard, and the subquery's own conditions determine the same
+          shard.
+        - The subquery's own conditions show that no row can meet them.
+        - A condition compares a column of the subquery with a column of the outer query, and rows
+          with equal values in these columns are always on one shard.
         """
         inner = nested.query
         if not inner.combinator and has_copies(inner.model):
@@ -291,10 +297,11 @@ class Colocation:
         return self._is_correlated(nested.query, outer) or self._is_compared(nested, outer)
 
     def _is_correlated(self, inner: Query, outer: Sequence[Query]) -> bool:
-        """Whether a condition limits the subquery ``inner`` to rows on the outer row's shard.
+        """Return whether a condition limits ``inner`` to rows on the shard of the outer row.
 
-        For example, ``ref=OuterRef("pk")``. A GROUP BY or a slice of ``inner`` changes nothing,
-        because the database applies it after the condition.
+        For example, the condition is ``ref=OuterRef("pk")``, where ``ref`` is a foreign key. The
+        subquery ``inner`` may also have a GROUP BY or a slice. These need no check, because the
+        database applies them after the condition.
         """
         for lookup in required_conditions(inner.where):
             if isinstance(lookup, Exact) and is_from_django(lookup):
@@ -314,12 +321,13 @@ class Colocation:
         return False
 
     def _are_about(self, inner: Query, object_id: Col, pk: Col) -> bool:
-        """Whether the rows of the subquery ``inner`` refer to the outer row by a GenericForeignKey.
+        """Return whether the rows of ``inner`` refer to the outer row by a GenericForeignKey.
 
-        If so, the rows of the subquery are on the shard of the outer row.
+        If so, the rows of the subquery ``inner`` are on the shard of the outer row.
 
-        :param object_id: a column of ``inner`` that is equal to ``pk``. To refer to the outer row,
-            the rows of ``inner`` must also have its content type.
+        :param object_id: a column of ``inner`` that a condition compares with ``pk``. The rows
+            refer to the outer row only if another condition compares their content type with its
+            model.
         :param pk: a column of the outer query.
         """
         model: Any = object_id.target.model
@@ -339,11 +347,11 @@ class Colocation:
         return False
 
     def _is_compared(self, nested: Nested, outer: Sequence[Query]) -> bool:
-        """Whether ``pk__in=….values("ref")`` has the right result if each shard evaluates it alone.
+        """Return whether each shard can evaluate ``pk__in=….values("ref")`` without other shards.
 
-        On each shard, the subquery returns only rows of that shard. This is enough if equal values
-        of both sides are always on one shard. False for a subquery with a slice or an aggregate,
-        which would need the rows of all shards.
+        On each shard, the subquery returns only rows of that shard. This is enough if rows with
+        equal values on the two sides of ``IN`` are always on one shard. Return False for a subquery
+        with a slice or an aggregate, because it would need the rows of all shards.
         """
         inner, compared = nested.query, columns(nested.compared)
         selected = tuple(column for part in inner.select for column in columns(part))
@@ -363,16 +371,16 @@ class Colocation:
             or not self._are_colocated(selected, compared)
         ):
             return False
-        # With a NULL on either side, SQL's ``IN`` yields "unknown" instead of "false". If the NULL
-        # is in a row of another shard, ``IN`` on this shard yields "false", and the results differ.
-        # This matters under NOT, for example. There, neither side may contain NULL.
+        # If one side has a NULL, SQL's ``IN`` can yield NULL instead of false. A shard does not see
+        # a NULL that is in a row of another shard, and there ``IN`` yields false. The difference
+        # matters, for example, under NOT. So if it may matter, neither side may contain NULL.
         return nested.certain or (
             not any(_may_be_null(column, inner, _not_null_columns(inner)) for column in selected)
             and not any(_may_be_null(column, outer[-1], nested.not_null) for column in compared)
         )
 
     def _are_colocated(self, columns: Sequence[Col], others: Sequence[Col]) -> bool:
-        """Whether two rows are always on one shard if their values in these columns are equal.
+        """Return whether two rows with equal values in these columns are always on one shard.
 
         :param columns: the columns with the values of the first row.
         :param others: the columns with the values of the second row, in the same order.
@@ -388,8 +396,8 @@ class Colocation:
 def required_values(query: Query, alias: str | None, field: Any) -> Iterator[int]:
     """Yield each number n for which all rows of ``query`` must meet the condition ``field = n``.
 
-    :param alias: the alias of the table that the condition must be about, because a query may have
-        the table of ``field`` more than once.
+    :param alias: the alias of the table to which ``field`` belongs, because a query may have this
+        table more than once.
     """
     for lookup in required_conditions(query.where):
         if isinstance(lookup, Exact) and is_from_django(lookup) and isinstance(lookup.rhs, int):
@@ -401,24 +409,25 @@ def required_values(query: Query, alias: str | None, field: Any) -> Iterator[int
 def _joined_model(join_field: Any) -> Any:
     """Return the model whose table a join along ``join_field`` adds to the query."""
     field = getattr(join_field, "field", join_field)
-    # Unlike a foreign key, a generic relation is declared on the model to which the rows refer. So
-    # the joined model is in ``model`` and not in ``related_model``.
+    # A foreign key is declared on the model that has the reference. A generic relation is declared
+    # on the model to which the rows refer, so its ``model`` is the joined model.
     is_generic = field.one_to_many
     return join_field.model if is_generic else join_field.related_model
 
 
 def colocation_keys(field: Any, group: str) -> frozenset[tuple[Any, ...]]:
-    """Return tokens that tell with which other fields ``field`` may be compared in SQL.
+    """Return tokens that tell with which other fields ``field`` can be compared on one shard.
 
-    If two fields share a token, two rows with equal values in these fields are always on the same
-    shard of ``group``. So each shard can evaluate a join or comparison of the two fields alone.
+    A token is a tuple. If two fields have a token in common, two rows with equal values in these
+    fields are always on the same shard of ``group``. So each shard can evaluate a join or a
+    comparison of the two fields without the rows of other shards.
 
     A field gets these tokens:
 
     - one if its values determine the shard,
     - one for each primary key that it is or refers to.
 
-    A field without tokens may have the same value on several shards.
+    If a field has no token, rows on several shards may have the same value in it.
     """
     keys: set[tuple[Any, ...]] = set()
     options = shard_options(field.model)
@@ -442,8 +451,8 @@ def colocation_keys(field: Any, group: str) -> frozenset[tuple[Any, ...]]:
 def _value_kind(field: Any) -> Any:
     """Return a class that stands for the kind of values of ``field``, such as text.
 
-    Equal values of the same kind are the same shard key. The number 1 and the text "1" are of
-    different kinds, and may be different shard keys.
+    Equal values of the same kind are the same shard key. Values of different kinds may be different
+    shard keys, such as the number 1 and the text "1".
     """
     field = target_field(field)
     if isinstance(field, IntegerField):

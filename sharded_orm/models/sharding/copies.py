@@ -1,4 +1,7 @@
-"""Recognises global models whose rows are copied to every shard, so that statements can join them."""
+"""Recognizes global models whose rows are copied to every shard.
+
+Statements on a shard can join these rows.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,9 @@ from typing import Any
 
 
 def has_copies(model: Any) -> bool:
-    """Whether each shard of each group has a table of ``model`` with copies of its global rows.
+    """Return whether each shard of each group has a table with copies of all rows of ``model``.
 
-    An app that maintains such copies sets ``_has_copies_on_shards`` on the class. Each shard has
-    all rows of the model, so a statement may join them or read them in a subquery.
+    If so, a statement on a shard can join the rows or read them in a subquery. An app that
+    maintains such copies sets ``_has_copies_on_shards`` on the class of the model.
     """
     return getattr(model, "_has_copies_on_shards", False) is True

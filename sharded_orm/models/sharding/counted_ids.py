@@ -10,9 +10,10 @@ from sharded_orm.models.sharding.options import shard_options, target_field
 
 
 def counts_per_shard(field: Any) -> bool:
-    """Whether each shard counts the ids in ``field`` by itself, and so repeats ids of other shards.
+    """Return whether each shard counts the ids in ``field`` by itself.
 
-    If ``field`` is a foreign key, its ids are those of the referenced rows.
+    Then rows of two shards may have the same id. If ``field`` is a foreign key, its ids are those
+    of the referenced rows.
     """
     target = target_field(field)
     if not isinstance(target, AutoField) or hasattr(type(target), "embedded_shard"):
@@ -22,9 +23,9 @@ def counts_per_shard(field: Any) -> bool:
 
 
 def is_unique_over_shards(field: Any) -> bool:
-    """Whether no two rows can have the same id in ``field``, even if they are on different shards.
+    """Return whether an id in ``field`` is certainly the id of only one row on all shards together.
 
-    If ``field`` is a foreign key, the rows are the referenced rows. False if this is not certain.
+    If ``field`` is a foreign key, the rows are the referenced rows.
     """
     target = target_field(field)
     return isinstance(target, UUIDField) or getattr(type(target), "unique_over_shards", False)

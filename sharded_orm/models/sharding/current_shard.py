@@ -1,7 +1,7 @@
 """Finds the current shard of a stored row, whose key may have moved since the row was read.
 
-``_state.db`` is the shard from which the instance was read, perhaps long ago: it may have been
-pickled or cached. Only a key that has moved costs an additional query.
+``_state.db`` is the shard from which the instance was read. That may be long ago, for example if
+the instance was pickled or cached. An additional query is sent only if keys have moved.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from sharded_orm.exceptions import KeyMoved
 def current_alias(options: Any, instance: Any) -> str | None:
     """Return the alias of the shard that has a stored row now.
 
-    The result is ``_state.db`` if the key has not moved, or if ``_state.db`` is not a shard, such
-    as the database that had the rows before they were sharded.
+    The result is ``_state.db`` if the key has not moved. It is also ``_state.db`` if this is not a
+    shard, such as the database that had the rows before they were sharded.
 
     Cost: one look-up of the key's shard, but nothing inside Django's ``TestCase``, where no key
     moves. If some keys have moved and the instance was loaded without its key, one query reads the
@@ -42,8 +42,8 @@ def current_alias(options: Any, instance: Any) -> str | None:
     try:
         number = strategy.moved_to(field.get_prep_value(value))
     except (TypeError, ValueError, ValidationError):
-        # The instance's value cannot be a shard key. Raise no error here, because the code that
-        # uses the key raises one.
+        # The instance's value cannot be a shard key. Raise no error here. The code that uses the
+        # key raises one later.
         return alias
     if number is None:
         return alias
@@ -56,8 +56,8 @@ def current_alias(options: Any, instance: Any) -> str | None:
 def _key_field(options: Any) -> Any:
     """Return the field of the shard key.
 
-    An automatic many-to-many table has no shard key. For it, return the key of the first of the two
-    related models.
+    An automatic many-to-many table has no field for the shard key. For it, return the key of the
+    first of the two related models.
     """
     if options.key is not None:
         return options.key
@@ -65,9 +65,10 @@ def _key_field(options: Any) -> Any:
 
 
 def _read_key(options: Any, instance: Any, alias: str) -> Any:
-    """Read the shard key of ``instance``, which was loaded without its key, from the shard ``alias``.
+    """Read the shard key of ``instance`` from the shard ``alias``.
 
-    Return None if ``alias`` is not a shard of the group, or if the instance has no primary key.
+    It is called if the instance was loaded without its key. Return None if ``alias`` is not a shard
+    of the group, or if the instance has no primary key.
 
     :raises KeyMoved: the shard does not have the row.
     """
@@ -76,8 +77,8 @@ def _read_key(options: Any, instance: Any, alias: str) -> Any:
     if shard is None or shard.group != options.group or instance.pk is None:
         return None
     if options.key is not None and attname in instance.__dict__:
-        # The program has assigned None to the shard key, so the key need not be loaded. Code that
-        # needs the key reports this.
+        # The key is not deferred: the program has set it to None. So do not load it. Code that
+        # needs the key raises an error later.
         return None
     path = attname if options.key is not None else f"{options.relations[0].name}__{attname}"
     # Use Django's queryset, because the library's own would look for the shard again.
@@ -99,7 +100,7 @@ def is_of_other_key(options: Any, instance: Any, rows: Any, pk: Any) -> bool:
 
     Call this function after an UPDATE of the row has found no row. It sends at most two queries.
 
-    :param rows: a queryset on the shard of the UPDATE, not limited to one key.
+    :param rows: a queryset on the shard of the UPDATE, for rows of all keys.
     :param pk: the primary key of the row.
     """
     if rows.filter(pk=pk).exists():
@@ -107,8 +108,8 @@ def is_of_other_key(options: Any, instance: Any, rows: Any, pk: Any) -> bool:
     read_from = instance._state.db
     if read_from in (None, rows.db):
         return False
-    # The instance was read from another shard than that of its present key. Either the row has
-    # moved with its key, or the program has assigned a new key to the instance. In the second case,
-    # the first shard still has the row, with its old key.
+    # The instance was not read from the shard of its present key. Either the row has moved with its
+    # key, or the program has assigned a new key to the instance. In the second case, the shard from
+    # which the instance was read still has the row, with its old key.
     former = rows.using(read_from).filter(pk=pk)
     return bool(former.exclude(**{options.key.attname: options.key_of(instance)}).exists())

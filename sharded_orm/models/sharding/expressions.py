@@ -1,11 +1,12 @@
 """Finds the parts of a query that may read rows of another shard.
 
 These parts are subqueries, and conditions on the shard of an instance. Django's
-``get_source_expressions()`` does not return all of them: a subquery may also be the value of a
-lookup, or be in the condition of a joined relation, or in an attribute that a later version of
-Django adds. So this module searches all attributes of an object. It refuses SQL text that contains
-SELECT or TABLE. It also refuses a project's expression that generates its own SQL, unless the class
-has the decorator ``reads_own_row``.
+``get_source_expressions()`` does not return all of them. For example, a subquery may be the value
+of a lookup, or be in the condition of a joined relation, or in an attribute that a later version of
+Django adds. So this module searches all attributes of an object.
+
+It refuses SQL text that contains SELECT or TABLE. It also refuses a project's expression that
+generates its own SQL, unless the class has the decorator ``reads_own_row``.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from django.utils.tree import Node
 from sharded_orm.exceptions import UnknownExpression
 from sharded_orm.routing.where_clause import OnShard, is_from_django, writes_own_sql
 
-#: Attributes of Django's ``Query`` that can contain expressions. So they are searched for
+#: Attributes of Django's ``Query`` that can contain expressions, so that they must be searched for
 #: subqueries.
 HOLDS_EXPRESSIONS = frozenset(
     {
@@ -75,9 +76,9 @@ HOLDS_NONE = frozenset(
     }
 )  # fmt: skip
 
-# Attributes of ``Query`` that are not searched for subqueries. "combined_queries" contains the
-# parts of a union, which Colocation.check() checks like separate queries. "bound_key" is a plain
-# value of BoundKeyQuery, and "is_limited_by_exists" is a flag.
+# Attributes of ``Query`` that are not searched for subqueries. The parts of a union, in
+# "combined_queries", are checked by Colocation.check() like separate queries. "bound_key" of
+# BoundKeyQuery is a plain value, and "is_limited_by_exists" is a flag.
 _SKIPPED = HOLDS_NONE | HOLDS_NAMES | {"combined_queries", "bound_key", "is_limited_by_exists"}
 # Types whose values cannot contain an expression.
 _PLAIN = frozenset(
@@ -86,8 +87,8 @@ _PLAIN = frozenset(
     }
 )  # fmt: skip
 _LISTS = frozenset({frozenset, list, set, tuple})
-# Attributes that contain the arguments of an expression's constructor, before Django resolved them.
-# They are not searched: other attributes have the resolved arguments.
+# Attributes that contain the arguments of an expression's constructor as they were before Django
+# resolved them. They are not searched, because other attributes contain the resolved arguments.
 _CONSTRUCTION = frozenset({"_constructor_args", "identity"})
 _SELECTS = re.compile(r"\b(select|table)\b", re.IGNORECASE)
 _registered: set[type] = set()
@@ -97,7 +98,7 @@ _Class = TypeVar("_Class", bound=type)
 
 
 def reads_own_row(cls: _Class) -> _Class:
-    """Class decorator: declare that the SQL of an expression reads only what its arguments read.
+    """Declare, as a class decorator, that an expression's SQL reads only what its arguments read.
 
     ::
 
@@ -121,7 +122,7 @@ def reads_own_row(cls: _Class) -> _Class:
 class ShardCondition:
     """A condition on the shard of an instance.
 
-    :param condition: the condition, such as the one that the query adds to ``album=album``.
+    :param condition: the condition. For example, ``filter(album=album)`` adds one.
     :param in_expression: False for a condition of the where tree, which limits the rows of the
         query. True for a condition inside an expression, such as ``When(album=album, …)``.
     """
@@ -132,25 +133,25 @@ class ShardCondition:
 
 @dataclass(frozen=True, slots=True)
 class Nested:
-    """A subquery, with the facts about its position in the outer query.
+    """A subquery, and where it is in the outer query.
 
-    :param query: the subquery; its references to the outer query are resolved to columns.
+    :param query: the subquery, in which references to the outer query are resolved to columns.
     :param compared: the left side of ``column IN (query)`` if the subquery is the right side;
         otherwise None.
-    :param certain: True if it makes no difference whether ``IN`` yields NULL or false, as in
-        ``WHERE ref IN (query)``, which excludes the row in both cases. False if it may make a
-        difference, such as under NOT.
-    :param not_null: columns that cannot be NULL in the outer query's rows, because another of its
-        conditions excludes NULL.
+    :param certain: True if it makes no difference whether ``IN`` yields NULL or false. For example,
+        ``WHERE ref IN (query)`` excludes the row in both cases. False if it may make a difference,
+        such as under NOT.
+    :param not_null: columns that are not NULL in the rows of the outer query, because another of
+        its conditions excludes NULL.
     """
 
     query: Query
     compared: Any = None
     certain: bool = False
     not_null: tuple[Col, ...] = ()
-    #: The shards of the :class:`OnShard` conditions that AND joins to the subquery, as aliases. On
-    #: any other shard, such a condition is false. So the result of the subquery does not matter
-    #: there.
+    #: Aliases of shards. The where tree joins the subquery by AND to a condition that is true only
+    #: on such a shard, an :class:`OnShard` condition. So on other shards, the result of the
+    #: subquery does not matter.
     beside: frozenset[str] = frozenset()
 
 
@@ -167,8 +168,9 @@ def nested_queries(query: Query, *more: Any, trusted: bool = False) -> Iterator[
 def parts_to_check(
     query: Query, *more: Any, trusted: bool = False
 ) -> Iterator[Nested | ShardCondition]:
-    """Yield the subqueries of ``query``, and its conditions on the shard of an instance. Does not
-    look inside the subqueries.
+    """Yield the subqueries of ``query``, and its conditions on the shard of an instance.
+
+    The subqueries themselves are not searched.
 
     :param more: other expressions whose subqueries are yielded, too.
     :param trusted: whether to accept SQL that may read any rows. True for the global database,
@@ -216,7 +218,7 @@ def required_conditions(where: WhereNode) -> Iterator[Any]:
 
 
 def columns(expression: Any) -> tuple[Col, ...]:
-    """Return the columns of an expression that is a single column or a tuple of columns.
+    """Return the columns of ``expression`` if it is a single column or a tuple of columns.
 
     Return ``()`` for any other expression.
     """
@@ -230,8 +232,8 @@ def columns(expression: Any) -> tuple[Col, ...]:
 def is_known(kind: type) -> bool:
     """Return whether expressions of class ``kind`` read only what their arguments read.
 
-    False for a class of a project that generates its own SQL and lacks the decorator
-    :func:`reads_own_row`, because such SQL may read any table.
+    Return False for a class of a project that generates its own SQL without the decorator
+    :func:`reads_own_row`. Such SQL may read any table.
     """
     known = _known_kinds.get(kind)
     if known is None:
@@ -240,9 +242,9 @@ def is_known(kind: type) -> bool:
 
 
 def is_plain_value(value: Any) -> bool:
-    """Whether ``value`` is a plain value or a list of plain values, which contain no expression."""
-    # Compare the distinct types of the values, not each value: a list of keys may be long, but has
-    # few types.
+    """Return whether ``value`` is a plain value, or a list of such values, and no expression."""
+    # A list of keys may be long, but has few types. So compare the distinct types of the values,
+    # and not each value.
     kind = type(value)
     return kind in _PLAIN or (kind in _LISTS and _PLAIN.issuperset(map(type, value)))
 
@@ -257,7 +259,7 @@ def _shows_its_sql(kind: type) -> bool:
 
 
 class _Position(NamedTuple):
-    """Where a condition stands in the where tree; the attributes are those of :class:`Nested`."""
+    """The position of a condition in the where tree; :class:`Nested` describes the attributes."""
 
     certain: bool = False
     not_null: tuple[Col, ...] = ()
@@ -291,8 +293,8 @@ def _in_where(node: Any, position: _Position, trusted: bool) -> Iterator[Nested 
                 beside |= {child.lhs.alias}
     position = _Position(certain, not_null, beside)
     for child in node.children:
-        # Skip the usual condition, which compares a column with a plain value or a list of plain
-        # values. It has no subquery.
+        # The usual condition compares a column with a plain value or a list of plain values. It has
+        # no subquery, so skip it.
         if (
             type(getattr(child, "lhs", None)) is Col
             and is_plain_value(child.rhs)

@@ -79,9 +79,9 @@ def groups_of_app(app_label: str) -> set[str | None]:
 
 
 def _current_name(app_label: str, module: str | None, model_name: str) -> str | None:
-    """Return the present name of a renamed model.
+    """Return the present name of a model that was renamed.
 
-    Return None if the model was not renamed, or was deleted after the renaming.
+    Return None if the model was never renamed, or was deleted after it was renamed.
     """
     names = _new_names(app_label, module)
     name, seen = model_name.lower(), set[str]()

@@ -1,4 +1,8 @@
-"""A condition that limits a query to the shard of instances, even after their key has moved."""
+"""Conditions on the shard that has certain model instances.
+
+A shard key may move to another shard after the queryset was built. So these conditions look up the
+shard of the instances each time a query is sent.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +20,10 @@ from sharded_orm.routing.where_clause import OnlyOnShard, OnShard
 def on_shard_of(
     options: ShardOptions, instances: Sequence[Any], *, ids_are_unique: bool = False
 ) -> OnShard:
-    """Return a condition that is true on the shard that has ``instances``.
+    """Return a condition that is true for rows on the shard that has ``instances``.
 
-    The shard is looked up when the query is sent, because the key of ``instances`` may move after
-    the queryset was built.
+    The shard is looked up when the query is sent, because the key of ``instances`` may move to
+    another shard after the queryset was built.
 
     :param options: the options of the query's model.
     :param instances: at least one instance, all on one shard of the group of ``options``.
@@ -32,9 +36,10 @@ def on_shard_of(
 
 
 def only_on_shard_of(options: ShardOptions, instances: Sequence[Any]) -> OnlyOnShard:
-    """Return a condition that refuses every statement that is not for the shard of ``instances``.
+    """Return a condition that refuses to be sent to another shard than that of ``instances``.
 
-    The arguments are those of :func:`on_shard_of`.
+    A query that contains this condition raises an error if it would be sent to any other shard. The
+    arguments are those of :func:`on_shard_of`.
     """
     if runtime.strategy(options.group).moves_keys:
         return _OnlyOnShardOf(options, tuple(instances))

@@ -23,16 +23,17 @@ class KeptShard:
         self._question: tuple[Any, ...] | None = None
         self._shard: Shard | None = None
         self._accepted: tuple[Any, ...] | None = None
-        #: Whether the UPDATE of the row was sent already, and found no row. (The UPDATE of a cached
-        #: model has a condition on the isolate key, too. So the row may still exist, with another
-        #: isolate key.)
+        #: True after the UPDATE of the row was sent and has found no row. The row may still exist:
+        #: if its model is cached, the UPDATE also has a condition on the isolate key, and the
+        #: stored row may have another isolate key.
         self.has_found_none = False
 
     @classmethod
     def of(cls, generation: int, group: str, value: Any, shard: Shard) -> KeptShard:
-        """Return an object that remembers ``shard`` for ``value``.
+        """Return an object that remembers ``shard`` as the shard of ``value``.
 
-        :param generation: ``relocation.generation``, read before ``shard`` was looked up.
+        :param generation: ``relocation.generation``, which changes with the topology. Read it
+            before ``shard`` is looked up, so that a shard from an old topology is not used.
         """
         kept = cls()
         kept._question, kept._shard = (generation, group, type(value), value), shard
@@ -57,8 +58,7 @@ class KeptShard:
         If no shard is remembered, call ``find(group, value)`` and remember its result.
         """
         if not self._is_open or isinstance(value, bytearray | memoryview):
-            # Do not remember a shard for a mutable value, because the program may change the value
-            # later.
+            # The program may change a mutable value later. So do not remember a shard for it.
             return find(group, value)
         # relocation.generation counts changes of the topology (which says where the shards are).
         # Read it before the look-up, so that the result is not used again if the topology changes
@@ -69,9 +69,11 @@ class KeptShard:
         return self._shard
 
     def accept(self, alias: str, value: Any) -> None:
-        """Record that a row with the shard key ``value`` belongs on the shard ``alias``.
+        """Remember that the shard ``alias`` is the right one for a row with the shard key
+        ``value``.
 
-        One save checks this several times. After the first check, :meth:`is_accepted` answers.
+        One save checks several times whether the row is on the right shard. After the first check
+        has called this method, the next checks only call :meth:`is_accepted`.
 
         :param value: the key as it is on the instance.
         """
@@ -79,7 +81,9 @@ class KeptShard:
             self._accepted = (relocation.generation, alias, type(value), value)
 
     def is_accepted(self, alias: str, value: Any) -> bool:
-        """Whether :meth:`accept` was called with these arguments under the present topology."""
+        """Return whether :meth:`accept` was called with these arguments since the topology last
+        changed.
+        """
         return self._is_open and self._accepted == (
             relocation.generation, alias, type(value), value,
         )  # fmt: skip
@@ -95,7 +99,8 @@ class keep_shard:
     It is a class because a context manager from a generator function would take three times as
     long.
 
-    :param kept: an object that remembers the shard already; None if the shard is not known yet.
+    :param kept: an object that already remembers the shard of ``instance``; None if the shard was
+        not looked up yet.
     """
 
     __slots__ = ("_kept", "_state")

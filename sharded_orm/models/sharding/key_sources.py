@@ -34,26 +34,30 @@ class KeyGuess(Protocol):
 
 
 class KeySource(Protocol):
-    """A source of keys: finds the shard keys of the rows that have certain values in a column."""
+    """A source of keys, that is, an object that finds shard keys by the values of another
+    column.
+    """
 
     def keys(
         self, model: type[Model], field: Field[Any, Any], values: Sequence[Any]
     ) -> Sequence[Any] | None:
         """Return the shard keys of all stored rows whose ``field`` has one of ``values``.
 
-        The result must be complete, even if another process changes a row from one of ``values`` to
-        another one during the call. It may contain more keys than necessary.
+        The result must be complete. For example, another process may change a row from one of
+        ``values`` to another of them during the call; the result must contain the key of this row,
+        too. The result may also contain keys of other rows.
 
         :param field: a field of the model's own table.
         :param values: values as the database stores them, without None.
-        :returns: the keys as the database stores them; None if the source may not know all of them.
+        :returns: the keys as the database stores them; None if the source cannot be sure that it
+            knows all of them.
         """
 
     def guess(self, model: type[Model], field: Field[Any, Any], value: Any) -> KeyGuess | None:
-        """Return a guess: the shard key that the row with ``value`` probably has. Sends nothing.
+        """Return the shard key that the row with ``value`` probably has, without a query.
 
-        :returns: None if the source remembers nothing for ``value``, or if the field is not unique
-            over all shards.
+        :returns: None if the source remembers nothing for ``value``, or if several rows, perhaps
+            on different shards, may have the same value in ``field``.
         """
 
     def hint(self, model: type[Model]) -> str:
@@ -65,8 +69,8 @@ class KeySource(Protocol):
 
 
 _sources: list[KeySource] = []
-# The function that hand_over() passes to the next read of this thread or task. It is not stored in
-# the queryset, because several threads may evaluate one queryset.
+# The function that hand_over() sets for the next read of this thread or task. keys_of_read()
+# returns it. It is not stored in the queryset, because several threads may evaluate one queryset.
 _keys_of_read: ContextVar[KeysOfRows | None] = ContextVar("_keys_of_read", default=None)
 
 
@@ -99,11 +103,11 @@ def known_keys(
 
 @contextmanager
 def hand_over(keys: KeysOfRows) -> Iterator[None]:
-    """Within the ``with`` block, let :func:`keys_of_read` return the function ``keys`` once.
+    """Pass the function ``keys`` to the next call of :func:`keys_of_read` in the ``with`` block.
 
-    A read that has already queried the sources of keys uses this before it leaves the query to
-    Django: ``keys`` returns the keys that were found, so that the sources are not queried twice.
-    This applies only to the current context (:mod:`contextvars`).
+    A read queries the sources of keys first. If it then leaves the query to Django, Django's code
+    looks for the keys once more. So the read passes a function that returns the keys it has found,
+    and the sources are not queried twice. Other threads and tasks are not affected.
     """
     token = _keys_of_read.set(keys)
     try:

@@ -30,12 +30,12 @@ KEY_STAYS = (
 
 
 class StoredKeyValidator:
-    """A validator of the shard key's field for serializers of Django REST framework.
+    """A validator for the field of the shard key in serializers of Django REST framework.
 
     A ``ModelSerializer`` calls the validators of the model's fields before it changes the row.
-    Because of ``requires_context``, the serializer passes its field as the second argument, from
-    which the row is found. Django passes only the value, so nothing is checked. Sends a query only
-    if the key was deferred.
+    Because of ``requires_context``, the serializer passes its own field as the second argument,
+    which leads to the row. When Django itself calls the validator, it passes only the value. Then
+    the row is unknown, and nothing is checked. Sends a query only if the key was deferred.
     """
 
     requires_context = True
@@ -70,11 +70,12 @@ def install_key_validation(model: type[Model]) -> None:
     for field in model._meta.local_fields:
         if name in (field.name, field.attname):
             key: Any = field
-            # Set the attributes after the field was made: deconstruct(), and so migrations, do not
-            # see them.
+            # Set the attributes only now. What is set after a field was made is not seen by
+            # deconstruct(), and so not written to migrations.
             if "validators" in vars(key):
-                # The field has its list of validators already, as CharField does. Create a new
-                # list, because copies of the field in other models use the old one.
+                # This field has its own list of validators already, as a CharField does. Copies of
+                # the field in other models share this list. So create a new list and do not append
+                # to the old one.
                 key.validators = [*key.validators, StoredKeyValidator()]
             else:
                 # Do not read ``validators`` here, because integer fields use the default database
@@ -109,8 +110,8 @@ def clean_key(options: ShardOptions, row: Any) -> None:
         if key_of_parent is not None:
             is_of_other_key |= _prepared(key, row.__dict__[key.attname]) != key_of_parent
     except (TypeError, ValueError, ValidationError):
-        # The value cannot be a key. Ignore this here, because the validation of its field reports
-        # it.
+        # The value cannot be a shard key. Raise no error here, because the validation of the key's
+        # field reports it.
         return
     if is_of_other_key:
         raise _other_key(key) if row._state.adding else _key_stays(key)
@@ -133,8 +134,8 @@ def _clean_stored_key(options: ShardOptions, row: Any) -> None:
             shard = row_placement.locate(options, row)
             changed = shard is None or shard.alias != alias
     except (ShardKeyRequired, TypeError, ValueError, ValidationError):
-        # The value cannot be a key. Ignore this here, because the validation of its field reports
-        # it.
+        # The value cannot be a shard key. Raise no error here, because the validation of the key's
+        # field reports it.
         return
     if changed:
         raise _key_stays(key)

@@ -57,9 +57,10 @@ class ShardOptions:
 
     @cached_property
     def where_key(self) -> ShardKey | None:
-        """The group, and the columns whose values determine the shard; None if no column does.
+        """The group, and the columns whose values determine the shard of a row; None if no column
+        does.
 
-        The result is for :mod:`sharded_orm.routing.where_clause`.
+        The parser of conditions, :mod:`sharded_orm.routing.where_clause`, uses the result.
         """
         return ShardKey(self.group, self.columns) if self.columns else None
 
@@ -91,7 +92,7 @@ class ShardOptions:
 
     @cached_property
     def relations(self) -> list[Any]:
-        """The foreign keys of the model."""
+        """The foreign keys of the model, including one-to-one fields."""
         return [field for field in self.model._meta.concrete_fields if field.is_relation]
 
     @cached_property
@@ -183,10 +184,10 @@ class ShardOptions:
 
     @cached_property
     def _key_may_change_on_insert(self) -> bool:
-        # True if, for example, the key's field is a DateTimeField, whose pre_save() may set the
-        # time. False for a generated key, which the insert checks. Also False if the project has
-        # written the pre_save() of the field: key_of() calls this method before the shard is
-        # chosen.
+        # True if, for example, the key's field is a DateTimeField, because its pre_save() may set
+        # the time when the row is inserted. False in two cases. A generated key is checked by the
+        # insert. If the project has written the pre_save() of the field, key_of() has called it
+        # before the shard is chosen, so the insert does not change the key.
         return (
             self.key is not None
             and type(self.key).pre_save is not Field.pre_save

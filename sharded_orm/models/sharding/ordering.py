@@ -17,10 +17,10 @@ from django.db.models.sql import Query
 
 
 def is_plain(query: Query) -> bool:
-    """Whether ``query`` can be sorted without another join.
+    """Return whether ``query`` can be sorted without another join.
 
-    True if ``query`` has no ordering, or if it is ordered only by columns of its model and by its
-    annotations.
+    This is so if ``query`` has no ordering, or if it is ordered only by columns of its model and by
+    its annotations.
     """
     if query.distinct_fields or query.extra_order_by:
         return False
@@ -77,9 +77,9 @@ def resolved(query: Query, alias: str) -> tuple[Query, list[Any]]:
     compiler: Any = connections[alias].ops.compiler("SQLCompiler")(copy, connections[alias], alias)
     expressions: Iterable[Any]
     if copy.combinator:
-        # In the ORDER BY of a union, a name is a column of the result, which needs no join.
-        # Expressions may need joins, because Django adds them to each part of the union. So return
-        # only the expressions.
+        # The ORDER BY of a union may contain names and expressions. A name is a column of the
+        # result and needs no join. An expression may need joins, because Django adds it to each
+        # part of the union. So return only the expressions.
         return copy, [name for name in copy.order_by if hasattr(name, "resolve_expression")]
     # Resolve the names as SQLCompiler.get_order_by() and get_distinct() do.
     expressions = [

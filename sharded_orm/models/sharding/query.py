@@ -27,18 +27,21 @@ from sharded_orm.models.sharding.row_placement import colocated_alias
 class _InstancesInExpressions(Query):
     """A query in which an expression such as ``When(album=album, …)`` may compare with an instance.
 
-    The comparison is right only on the album's shard: on another shard, a different album may have
-    the same id. So the query refuses statements for other shards. Django builds a condition inside
-    an expression, or of a ``FilteredRelation``, without :meth:`add_q`. It calls
-    :meth:`build_filter` with ``split_subq=False``, and passes this argument for no other condition.
+    Django compares the primary key only, and a different album may have the same id on another
+    shard. So if an expression compares with an instance, this query raises an error when it would
+    be sent to another shard than that of the instance.
+
+    This class finds such comparisons in :meth:`build_filter`. Django calls it with
+    ``split_subq=False`` only for conditions inside an expression or a ``FilteredRelation``.
     """
 
-    # The callers that pass split_subq=False are Q.resolve_expression() and
+    # Django passes split_subq=False in Q.resolve_expression() and in
     # FilteredRelation.resolve_expression().
 
     def _add_q(self, q_object: Q, *args: Any, **kwargs: Any) -> Any:
-        # Overrides Query._add_q(), which Django calls for each Q. If the Q is inside an expression,
-        # replace its iterators by lists: such a Q is resolved twice.
+        # Overrides Query._add_q(), which Django calls for each Q. A Q inside an expression is
+        # resolved twice. An iterator among its values would be empty the second time, so replace it
+        # by a list.
         if not kwargs.get("split_subq", True):
             _read_iterators(q_object)
         return super()._add_q(q_object, *args, **kwargs)  # type: ignore[misc]  # missing in Django's type stubs
@@ -182,8 +185,9 @@ def _with_shard_conditions(
         if not any(map(_mentions_instance, condition.children)):
             return condition
         changed = Q()
-        # Add the shard to a negated condition, too, although it does not route the query. Otherwise
-        # exclude(album=album) would also exclude rows of other shards whose album has the same id.
+        # Add the condition on the shard to a negated condition, too. Otherwise exclude(album=album)
+        # would also exclude rows of other shards whose album has the same id. (A negated condition
+        # does not choose the shards to which the query is sent.)
         changed.connector, changed.negated = condition.connector, condition.negated
         is_negated = is_negated or condition.negated
         changed.children = [
@@ -218,13 +222,14 @@ def _with_shard_conditions(
 
 
 def _refuse_other_shards(model: Any, condition: Any, built: WhereNode) -> None:
-    """Add a condition to ``built`` by which a statement is refused on a wrong shard.
+    """Make the query raise an error if it would be sent to a shard without the compared instances.
 
-    The statement is right only on the shard that has the instances in ``condition``.
+    On another shard, the comparison would be wrong, because a different row may have the same id.
 
     :param model: the model of the query.
     :param condition: a condition inside an expression, such as ``("album", album)``.
-    :param built: the result of Django for ``condition``.
+    :param built: Django's compiled form of ``condition``. A condition that checks the shard is
+        added to it.
     """
     options = shard_options(model) if _mentions_instance(condition) else None
     by_alias = {} if options is None else _instances_by_alias(options, condition)
@@ -252,8 +257,8 @@ def _compares_unique_ids(model: Any, name: str) -> bool:
 def _instances_by_alias(options: ShardOptions, condition: Any) -> dict[str, list[Any]]:
     """Map the alias of each shard to the instances in ``condition`` that are on this shard.
 
-    The query needs a condition on these shards. Instances that are on no shard of the group are
-    left out. The result is empty if the query needs no such condition.
+    The caller adds conditions on these shards to the query. Instances that are on no shard of the
+    group are left out. The result is empty if ``condition`` is right without conditions on shards.
     """
     if not _mentions_instance(condition):
         return {}
@@ -266,9 +271,10 @@ def _instances_by_alias(options: ShardOptions, condition: Any) -> dict[str, list
             return {}
         value = [value]
     if _names_shard(options, name):
-        # The compared value, such as the id of a user, determines the shard. So add no condition on
-        # the shard from which the instance was read. If the program has changed the value since
-        # then, the value may determine another shard, and that shard is right.
+        # The compared value, such as the id of a user, determines the shard of the rows. So add no
+        # condition on the shard of the instance. If the program has changed the value since the
+        # instance was read, the new value may determine another shard, and the query must go to
+        # that shard.
         return {}
     by_alias: dict[str, list[Any]] = {}
     for instance in value:
@@ -280,7 +286,7 @@ def _instances_by_alias(options: ShardOptions, condition: Any) -> dict[str, list
 
 
 def _names_shard(options: ShardOptions, name: str) -> bool:
-    """Return whether ``name`` looks up by ``=`` or ``IN`` a field that determines the shard.
+    """Return whether ``name`` compares a field that determines the shard, by ``=`` or ``IN``.
 
     :param name: the keyword in ``filter()``, such as ``album`` or ``album__in``.
     """

@@ -38,13 +38,16 @@ def place(options: ShardOptions, instance: Model, *, check_key: bool = True) -> 
 
     If its shard key has no shard yet, the group's strategy chooses a shard and records it.
 
-    If the key is not generated yet, the shard is that of the row passed as ``near=``, or else that
-    of a row of the same group to which ``instance`` refers, or else a random open shard.
-    ``instance`` keeps the random shard until it is stored, unless no session can be opened to the
-    shard's node.
+    If the model has no key, or the key is not generated yet, the shard is that of the row passed as
+    ``near=``, or else that of a row of the same group to which ``instance`` refers. If there is no
+    such row, a key that will be generated gets a random open shard. ``instance`` keeps this shard
+    until it is stored, except if the shard's node cannot be reached: then the next call chooses
+    another shard.
 
     :param check_key: whether a new key that is a foreign key to the global database must refer to
         an existing row.
+    :raises ShardKeyRequired: the shard key is missing, or the model has no key and no other row
+        determines the shard.
     :raises DanglingShardKey: the row to which a new key refers does not exist.
     :raises NoOpenShard: no shard is open for new keys.
     :raises UnplacedKey: the row passed as ``near=`` is on no shard yet.
@@ -133,9 +136,9 @@ def _shard_of_relations(
             continue  # Skip a value that the database computes: it determines no shard yet.
         if value is not None and options.names_shard(field):
             # ``value`` is the key of a row to which ``instance`` refers. If the strategy records
-            # the shard of each key, call locate(): place() would record a shard for a key of which
-            # no row is written now. If the strategy computes the shard, call place() before a
-            # write, because it refuses an id that no row can have.
+            # the shard of each key, call locate(), because place() would record a shard for this
+            # key although no row with it is written now. If the strategy computes the shard, call
+            # place() before a write, because it refuses an id that no row can have.
             must_exist = for_write and not runtime.strategy(options.group).places
             look_up = runtime.place if must_exist else runtime.locate
             return find_shard(instance, options.group, field.get_prep_value(value), look_up)

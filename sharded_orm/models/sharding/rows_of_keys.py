@@ -90,10 +90,10 @@ class RowsOfKeys:
 
 
 def way_to_key(model: type[Model]) -> tuple[list[Any], Any]:
-    """Return a list of the foreign keys from ``model`` to the row with the key, and the key's
-    field.
+    """Return the foreign keys that lead from a row of ``model`` to the row with its shard key.
 
-    The list is empty if the model's own table has the key.
+    :return: a list of foreign keys, and the field of the shard key. The list is empty if the
+        model's own table has the key.
     """
     options = required_options(model)
     key: Any = options.key
@@ -129,8 +129,8 @@ class HasKey(Expression):
 
     def as_sql(self, compiler: Any, connection: Any) -> tuple[str, tuple[Any, ...]]:
         if not self._links:
-            # If the key is NULL, the comparison is unknown. Make it false, so that NOT of the
-            # condition is true.
+            # If the key is NULL, the comparison gives NULL, which NOT leaves as it is. Make the
+            # result false, so that NOT of the condition is true.
             sql, params = compiler.compile(In(self._column, self._values))
             if self._key.null:
                 column, more = compiler.compile(self._column)

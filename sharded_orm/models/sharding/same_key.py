@@ -8,10 +8,11 @@ keys on the same shard.
 With the strategy ``embedded``, each row may have a key of its own, and related rows are put on one
 shard on purpose. So relations in such a group may join different keys.
 
-A stored row may have been read without its shard key (``only("name")``). A write, a form, and the
-other side of a one-to-one field then load the key with one query (``load=True``). Other reads do
-not load the key. A row of an automatic many-to-many table has the key of the two rows that it
-relates. If only one of them is in memory, a write of a stored row loads the other.
+A stored row may have been read without its shard key (``only("name")``). Then one query loads the
+key before a write, in a form, or when the reverse side of a one-to-one field is read
+(``load=True``). Other reads do not load the key. A row of an automatic many-to-many table has no
+key of its own, so the keys of the two rows that it relates are compared. If only one of the two is
+in memory when a stored row is written, the other is loaded.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ from sharded_orm.models.sharding.options import (
 
 
 def needs_same_key(options: ShardOptions, related: ShardOptions | None) -> bool:
-    """Whether a row of the model of ``options`` and a related row need the same shard key.
+    """Return whether a row and a related row must have the same shard key.
 
+    :param options: the options of the row's model.
     :param related: the options of the related row's model; None if its rows are global.
     """
     return (
@@ -51,7 +53,8 @@ def needs_same_key(options: ShardOptions, related: ShardOptions | None) -> bool:
 
 
 def relates_one_key(options: ShardOptions) -> bool:
-    """Whether the two rows that an automatic many-to-many table relates need the same shard key.
+    """Return whether the two rows that an automatic many-to-many table relates must have the same
+    key.
 
     :param options: the options of the table's model.
     """
@@ -80,8 +83,8 @@ def known_key(options: ShardOptions, instance: Any, *, load: bool = False) -> An
 def refuse_two_keys(field: Any, instance: Model, other: Any, *, load: bool = False) -> None:
     """Raise :exc:`CrossKeyRelation` if ``instance`` must not refer to ``other`` by ``field``.
 
-    Nothing is checked if the relation is itself the shard key of ``instance``, because ``instance``
-    then gets its key from ``other``.
+    Nothing is checked if the relation is itself the shard key of one of the two rows, because this
+    row then gets its key from the other.
 
     :param field: the relation between the two, declared by either side; None for a row of an
         automatic many-to-many table.
@@ -124,7 +127,8 @@ def refuse_related_of_other_key(instance: Model, written: Iterable[str] | None =
     options = options_of(instance)
     if options is None or options.key is not None or not referred:
         return
-    # A row of an automatic many-to-many table has no key of its own: compare those of its two rows.
+    # A row of an automatic many-to-many table has no key of its own, so compare the keys of the two
+    # rows that it relates.
     if len(referred) == 1 and not instance._state.adding and relates_one_key(options):
         # Only one of the two rows is in memory, so load the other.
         referred = [getattr(instance, relation.name) for relation in options.relations]
@@ -183,7 +187,8 @@ def key_for_related(
 
 
 def name_of_related_key(model: type[Model], field: Any, own: ShardOptions) -> str | None:
-    """Return the attname of ``model``'s shard key if related rows must have the same key.
+    """Return the attname of the shard key of ``model`` if rows related by ``field`` must have one
+    key.
 
     :return: None if the keys may differ, or if ``field`` itself is a shard key.
     :param field: the foreign key or many-to-many field of the relation.
@@ -215,11 +220,9 @@ def with_key(
 def gives_key(field: Any, options: ShardOptions) -> bool:
     """Return whether a row gets its shard key by the relation ``field``.
 
-    If so, the shard key in ``options`` stores the id of the related row, and the keys of the two
-    rows need not be compared.
-
-    If ``field`` is a foreign key, it must be the shard key itself. If it is a generic relation, its
-    object id must be the shard key.
+    For example, ``options`` may say that the shard key of a photo is the foreign key ``owner``.
+    Then the id of the related owner is the key, and the two rows need no comparison of keys. If
+    ``field`` is a generic relation, its object id must be the shard key.
     """
     key = options.key
     if field is None or key is None:
@@ -246,7 +249,8 @@ def cross_key_relation(
 ) -> CrossKeyRelation:
     """Return the error to raise if a row and a related row have different shard keys.
 
-    :param row: a description of the row, for the message. ``related`` describes the related row.
+    :param row: a description of the row, for the message.
+    :param related: a description of the related row.
     :param field: the name of the relation; None for a row of an automatic many-to-many table.
     """
     by = "" if field is None else f" by {field!r}"
@@ -258,12 +262,17 @@ def cross_key_relation(
 
 
 def are_of_two_keys(row: Any, other: Any) -> bool:
-    """Whether two rows with the same primary key are different rows, because their keys differ.
+    """Return whether two instances with the same primary key stand for two different rows.
 
-    False if both were read from the same shard, even if one of the keys was changed in memory.
-    False if the keys are equal: the row may have moved to another shard with its key. Also False if
-    one of the instances was not read from a database. If a key is not loaded, or the table has
-    none, they are different rows, unless their ids are unique over all shards.
+    Two shards may have different rows with the same primary key. They have different shard keys.
+
+    - The result is False if both instances were read from the same database, even if a key was
+      changed in memory.
+    - It is False if one of the instances was not read from a database.
+    - It is False if the keys are equal, because the row may have moved to another shard with its
+      key.
+    - If a key is not loaded, or the table has no key, the result is True, except for ids that are
+      unique over all shards.
     """
     one, two = row._state.db, other._state.db
     if one == two or one is None or two is None or row._state.adding or other._state.adding:

@@ -25,7 +25,7 @@ from sharded_orm.models.sharding.colocation import Colocation
 from sharded_orm.models.sharding.expressions import is_plain_value, nested_queries
 from sharded_orm.models.sharding.query import ShardedQuery, own_columns
 
-# The types of most attributes of an instance: none of them is an expression.
+# The types that most attributes of an instance have. Values of these types are no expressions.
 _NO_EXPRESSIONS = frozenset({
     int, str, bool, float, Decimal, datetime, date, time, timedelta, UUID, bytes, dict, list, type(None),
     ModelState,
@@ -33,9 +33,10 @@ _NO_EXPRESSIONS = frozenset({
 
 
 def named_aggregates(args: Iterable[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Map the name that Django gives to each argument of ``aggregate()`` to the argument.
+    """Return the arguments of ``aggregate()`` by name, with Django's default names where none is
+    given.
 
-    For example, ``{"stars__sum": Sum("stars")}``.
+    For example, ``aggregate(Sum("stars"))`` gives ``{"stars__sum": Sum("stars")}``.
     """
     named = dict(kwargs)
     for arg in args:
@@ -53,8 +54,8 @@ def check_aggregates(colocation: Colocation, query: Query, aggregates: Mapping[s
     """
     copy = query.chain()
     expressions = []
-    # Add each aggregate to the query before the next is resolved, as Query.get_aggregation() does:
-    # a later aggregate may refer to an earlier one.
+    # An aggregate may refer to an earlier one. So add each aggregate to the query before the next
+    # is resolved, as Query.get_aggregation() does.
     for name, aggregate in aggregates.items():
         if not hasattr(aggregate, "resolve_expression"):
             return  # The argument is no aggregate, so let Django raise its error.
@@ -91,20 +92,26 @@ def check_values(colocation: Colocation, query: Query, values: Iterable[Any]) ->
 
 
 def has_expressions(row: Any) -> bool:
-    """Whether a value of ``row`` is an expression, or may be one. If not, :func:`check_update` and
-    :func:`check_insert` have nothing to check.
+    """Return whether a value of ``row`` is an expression, or a lazy object that may contain one.
+
+    If not, :func:`check_update` and :func:`check_insert` have nothing to check.
     """
     kinds = set(map(type, row.__dict__.values()))
     return not kinds <= _NO_EXPRESSIONS and any(map(may_be_expression, kinds))
 
 
 def has_lazy(values: Iterable[tuple[Any, Any, Any]]) -> bool:
-    """Whether a lazy object is among the new values that ``Model._do_update()`` receives."""
+    """Return whether one of the new values that ``Model._do_update()`` receives is a lazy
+    object.
+    """
     return any(issubclass(type(value), LazyObject) for _, _, value in values)
 
 
 def may_be_expression(kind: type) -> bool:
-    """Whether values of the type ``kind`` are expressions, or may turn out to be: lazy objects."""
+    """Return whether a value of the type ``kind`` is an expression, or may contain one.
+
+    A lazy object may contain an expression. This is known only when it is evaluated.
+    """
     return hasattr(kind, "resolve_expression") or issubclass(kind, LazyObject)
 
 
@@ -121,8 +128,8 @@ def check_update(
     computes it, so it must not read rows of other databases.
 
     :param names: the names of the fields to be saved; None for all fields.
-    :param lazy: whether to check lazy objects, too. That evaluates them, so it must not be done
-        before Django does so.
+    :param lazy: whether to check lazy objects, too. The check evaluates them. So pass False if
+        Django has not evaluated them yet.
     """
     values = _expressions(rows, names, lazy)
     if values:
@@ -155,8 +162,8 @@ def check_found_or_created(
     """Raise :exc:`CrossShardRelation` if values to be written read rows of another database.
 
     ``get_or_create()`` and ``update_or_create()`` call this before they look up the row. The check
-    by ``save()`` would come after the look-up. An expression that Django itself refuses raises no
-    error here: Django raises one, but only if it uses the value.
+    by ``save()`` would come after the look-up. If Django itself refuses an expression, this
+    function raises no error, because Django does so if it uses the value.
 
     :param changed: new values of the row, if it exists.
     :param new: values of the row, if it does not exist.
@@ -164,8 +171,8 @@ def check_found_or_created(
     for query, values in ((UpdateQuery(model), changed), (InsertQuery(model), new)):
         resolved = []
         for value in (values or {}).values():
-            # Ask the type, because a lazy object would be evaluated. save() evaluates and checks
-            # the object, but only if it writes the value.
+            # Look at the type only. hasattr(value, ...) would evaluate a lazy object, although
+            # save() may not need it. If save() writes the value, it evaluates and checks it.
             if hasattr(type(value), "resolve_expression"):
                 with suppress(FieldError):
                     allow_joins = isinstance(query, UpdateQuery)
@@ -187,10 +194,10 @@ def check_constraint(constraint: Any) -> None:
 
 
 def _reads_own_columns(query: Query, expression: Any) -> bool:
-    """Whether ``expression`` consists only of columns of the updated row and of plain values.
+    """Return whether ``expression`` has only columns of the updated row and plain values.
 
-    A shortcut: such an expression, for example ``F("stars") + 1``, needs no further check. False if
-    in doubt, for example if a name may be that of an annotation.
+    For example, ``F("stars") + 1``. Such an expression need not be checked further. The result is
+    False if this is uncertain, for example because a name may be that of an annotation.
     """
     kind = type(expression)
     if kind is F:
@@ -205,8 +212,8 @@ def _reads_own_columns(query: Query, expression: Any) -> bool:
 def _expressions(
     rows: Sequence[Any], names: Iterable[str] | None = None, lazy: bool = True
 ) -> list[Any]:
-    # Look at the types of all values first, and return at once if none is an expression. This is the
-    # usual case.
+    # Usually, no value is an expression. So look at the types of all values first, and return at
+    # once if none can be an expression.
     types = {type(value) for row in rows for value in row.__dict__.values()}
     if types <= _NO_EXPRESSIONS or not any(map(may_be_expression, types)):
         return []

@@ -1,8 +1,9 @@
-"""The type variable of querysets: the model of their rows.
+"""The type variable of querysets. It stands for the model of their rows.
 
 The mypy plugin of django-stubs copies the methods of querysets to managers, but only if the
-queryset has a single type variable. For managers of relations, the plugin leaves the variable open.
-Because its bound is ``Any``, mypy then accepts any use of their rows.
+queryset has a single type variable. For managers of relations, the plugin does not set the
+variable. Its bound is ``Any``, so mypy then treats their rows as ``Any`` and accepts any use of
+them.
 """
 
 from __future__ import annotations

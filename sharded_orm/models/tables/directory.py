@@ -42,8 +42,9 @@ class Placement(models.Model):
         return f"{self.key} of {self.group} on shard {self.shard}"
 
 
-#: A subquery for the number of the last move that has switched a key to another shard. It is a part
-#: of the query for the key's shard, so that the number and the shard are read at the same moment.
+#: A subquery for the number of the last move that has switched the key to another shard. It is a
+#: part of the query for the key's shard, so that the number and the shard are read at the same
+#: moment.
 _LAST_MOVE = Subquery(
     KeyMove.objects.filter(
         group=OuterRef("group"), key=OuterRef("key"), phase__in=("switched", "settled")
@@ -51,8 +52,8 @@ _LAST_MOVE = Subquery(
     .order_by("-id")
     .values("id")[:1]
 )
-#: A query of the moves that have not ended, and of the latest move even if it has ended. By the
-#: number of the latest move, a process sees whether a move was announced since its previous query.
+#: A query of the moves that have not ended, and of the latest move even if it has ended. The number
+#: of the latest move tells a process whether a move was announced since its previous query.
 _OPEN_MOVES = KeyMove.objects.filter(
     Q(in_flight=True) | Q(id=Subquery(KeyMove.objects.order_by("-id").values("id")[:1]))
 )
@@ -60,10 +61,10 @@ _MOVE_COLUMNS = ("in_flight", "group", "key", "value", "id", "source", "target",
 
 
 def missing_table_remedy(exc: BaseException, alias: str) -> str:
-    """Return what to do if ``exc`` says that a table of the directory is missing, as a sentence.
+    """Return a sentence that says what to do if the directory lacks a table.
 
-    The text is empty if ``exc`` says anything else.
-
+    :param exc: the error to look at. If it does not say that a table of the directory is missing,
+        the result is "".
     :param alias: the alias of the directory's database.
     """
     tables = (Placement._meta.db_table, KeyMove._meta.db_table)
@@ -104,8 +105,8 @@ class DatabaseDirectory:
             Placement(group=group, key=k, shard=n) for k, n in sorted(placements.items())
         ]
         for start in range(0, len(rows), BATCH):
-            # If several processes insert the same key, the first insert wins. All of these
-            # processes then read the stored shard of the key with _find().
+            # If several processes insert the same key at once, the first insert wins and the others
+            # do nothing. All of these processes then read the stored shard of the key with _find().
             query = InsertQuery(Placement, on_conflict=OnConflict.IGNORE)
             query.insert_values(fields, rows[start : start + BATCH])
             query.get_compiler(connection=connection).execute_sql()

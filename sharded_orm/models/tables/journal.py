@@ -79,9 +79,10 @@ class OperationStep(models.Model):
     operation: models.TextField[str, str] = models.TextField(default="")
     position: models.JSONField[dict[str, Any], dict[str, Any]] = models.JSONField(default=dict)
     error: models.TextField[str, str] = models.TextField(default="")
-    #: If several processes share the steps of one run, each process also has a run for itself
-    #: alone, whose lease shows that the process is alive. This is the id of the run of the process
-    #: that executes the step. Usually None. See ``operations/runs/work_units.py``.
+    #: The id of the worker that executes the step. Usually None, because one process executes all
+    #: steps of a run. If several processes share the steps, each is a worker: it has a row of its
+    #: own among the runs, and this row says that the process is alive. See
+    #: ``operations/runs/work_units.py``.
     worker: models.BigIntegerField[int | None, int | None] = models.BigIntegerField(null=True)
     updated_at: models.DateTimeField[datetime, datetime] = models.DateTimeField(auto_now=True)
 

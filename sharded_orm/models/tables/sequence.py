@@ -8,11 +8,12 @@ from django.db import models
 
 
 class TicketSequence(models.Model):
-    """The state of one sequence of ids on one ticket server: how far its ids have advanced.
+    """The last id, and other state, of one sequence of ids on one ticket server.
 
-    Read-only; query it with ``using()`` and the alias of a ticket server. ``manage.py tickets
-    create`` creates the table. Django does not manage the model: the flush after a test would empty
-    the table, and the sequence would return the same ids once more.
+    Read-only; query it with ``using()`` and the alias of a ticket server.
+    ``manage.py tickets create`` creates the table. Django does not manage the model, because it
+    would empty the table after a test that flushes the database. The sequence would then return the
+    same ids once more.
     """
 
     name: models.CharField[str, str] = models.CharField(max_length=100, primary_key=True)

@@ -94,10 +94,10 @@ def _targets(topology: Topology, group: ShardGroup) -> frozenset[str]:
 
 
 def _replication(topology: Topology) -> dict[str, frozenset[str]]:
-    """Map the name of each node to the names of the nodes from or to which its server replicates.
+    """Map the name of each node to the nodes to which it replicates, or which replicate to it.
 
     For example, ``{"db1": {"db2"}, "db2": {"db1"}}``, if ``db2`` is the replica of ``db1``. If
-    several nodes are one server, all their names are included.
+    several node names stand for one server, all these names are included.
     """
     servers: dict[object, set[str]] = {}
     for name, node in topology.nodes.items():
@@ -134,10 +134,10 @@ def _server_problems(topology: Topology) -> Iterator[str]:
 
 
 def _schema_problems(topology: Topology, groups: Collection[str]) -> Iterator[str]:
-    """Yield a sentence for each two groups that have schemas of the same name.
+    """Yield a sentence for each pair of groups that have schemas of the same name.
 
-    A plan must not bring shards of two such groups to one server, because a server can have only
-    one schema of a name.
+    A server can have only one schema of a name. So a plan must not bring shards of two such groups
+    to one server.
     """
     for one, other in combinations(topology.groups.values(), 2):
         if one.name not in groups and other.name not in groups:

@@ -39,8 +39,8 @@ _LOOK_UPS: Final = 500
 class KeyBalance:
     """A plan to move keys between the shards of a group.
 
-    :param plan: the moves. Its items are the keys, named by their text. Its bins are the shards,
-        named by their aliases.
+    :param plan: the moves. Its items are the keys. The name of an item is the key as text. Its bins
+        are the shards, named by their aliases.
     :param keys: maps the name of each item that moves to the value of the key. For example,
         ``{"7": 7}``.
     :param notes: sentences for an operator.

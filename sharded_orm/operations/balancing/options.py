@@ -21,8 +21,8 @@ class BalanceOptions:
     :param threshold: a node gives shards away (or a shard gives keys away) only if it exceeds its
         share by more than this fraction, such as 0.1. The share is the size that the plan intends
         for the node, usually in proportion to the node's capacity.
-    :param goal: such a node gives shards away until it exceeds its share by at most this fraction.
-        None means the same fraction as ``threshold``.
+    :param goal: a node (or shard) above the threshold gives shards (or keys) away until it exceeds
+        its share by at most this fraction. None means the same fraction as ``threshold``.
     :param cool_down: the time during which a shard or key that has moved must not move again.
     :param load: path of a JSON file with loads, for ``by="load"``.
     """

@@ -22,9 +22,9 @@ from sharded_orm.operations.balancing.problem import (
 )
 from sharded_orm.operations.balancing.subset import least_cover
 
-#: If a bin (a node or shard) cannot be brought down to the goal, a move of a single item out of it
-#: is planned only if it is worth its cost: after the move, the fuller of the two bins must be less
-#: full than the source was before, by at least this fraction.
+#: If a bin (a node or shard) cannot be brought down to the goal, the planner may move a single item
+#: out of it. The move must be worth its cost: the fuller of its two bins after the move must be
+#: less full than the source was before, by at least this fraction.
 _LEAST_GAIN: Final = 0.01
 #: The planner divides by the capacity of each bin (a node or shard). A bin that is to be emptied
 #: has the capacity 0, for which the planner uses this number instead.
@@ -47,9 +47,10 @@ def plan_balance(problem: BalanceProblem) -> BalancePlan:
 
     Items (shards or keys) move out of a bin (a node or shard) only if the bin exceeds its share by
     more than the threshold. They move until the bin is down to the goal (see
-    :class:`BalanceProblem`). It is safe to stop after any move: the fuller of its two bins is then
-    less full than the source was before. If a bin stays too full, the plan says which item prevents
-    further moves. If the planner is called again after all moves, the new plan has no moves.
+    :class:`BalanceProblem`). It is safe to stop after any move, because each move is an
+    improvement: of the two bins, the fuller one is then less full than the source was before. If a
+    bin stays too full, the plan says which item prevents further moves. If the planner is called
+    again after all moves, the new plan has no moves.
 
     Takes less than a second for 4,096 items in 16 bins.
     """
@@ -92,8 +93,8 @@ def _joined(parts: Iterable[dict[str, float]]) -> dict[str, float]:
 def _connected(problem: BalanceProblem) -> Iterator[tuple[list[Bin], list[Item]]]:
     """Yield the independent parts of the problem, as pairs (bins, items).
 
-    No item can move from a bin (a node or shard) of one part to a bin of another. For example, two
-    groups that share no nodes are independent parts.
+    No item can move from a bin (a node or shard) of one part to a bin of another part. For example,
+    the shards of two groups that share no nodes are independent parts.
     """
     parent = {one.name: one.name for one in problem.bins}
 
@@ -127,7 +128,8 @@ class _BinState:
     :param load: the size of everything in the bin.
     :param part: the size that this bin gets if the items are divided evenly, in proportion to the
         capacities of the bins.
-    :param share: the size that the bin is to have: ``part``, or a larger size that it must keep.
+    :param share: the size that the bin is to have. This is ``part``, or more if the bin must keep
+        more.
     :param is_aside: whether the bin must keep more than ``part``. Such a bin gets no other items.
     :param is_emptied: whether all items are to leave the bin, even an item that is too large for
         every other bin.
@@ -157,8 +159,8 @@ class _BinState:
     def limit(self, excess: float) -> float:
         """Return the load above which the bin (a node or shard) is too full.
 
-        :param excess: how much more than its share a bin may have, as a fraction, such as 0.1, of
-            :attr:`part`, the load that the bin gets in an even division.
+        :param excess: how much more than its share a bin may have, such as 0.1. It is a fraction of
+            :attr:`part`, the load that the bin would get in an even division.
         """
         return self.share + excess * self.part
 
@@ -202,15 +204,16 @@ class _Pool:
         self.before = {name: one.load for name, one in self.bins.items()}
         capacity = sum(one.capacity for one in self.bins.values())
         self._mean = sum(self.before.values()) / capacity
-        #: The load that a bin (a node or shard) with the capacity 1 is to have. This is the mean
-        #: load, or less if some bin must keep more than an even division would give it.
+        #: The load for each unit of capacity: a bin (a node or shard) with the capacity 2 is to
+        #: have twice this load. At first, this is the mean load. It is less if some bin must keep
+        #: more than its even part, because the other bins then divide less.
         self._level = self._mean
         #: A heap of bins (nodes or shards), with the emptiest first. If the load of a bin
         #: changes, a new entry is added, and the old entry is skipped when it is reached.
         self._heap = [(one.fullness, name) for name, one in self.bins.items()]
         heapq.heapify(self._heap)
-        #: The planned moves, as a list of lists. The moves of one inner list are all out of the
-        #: same bin (node or shard), and may be made in any order.
+        #: The planned moves, as a list of lists. All moves of one inner list are out of the same
+        #: bin (node or shard). An operator may make the moves of one inner list in any order.
         self._batches: list[list[_ChosenMove]] = []
         self.least = 0.0
 
@@ -246,8 +249,9 @@ class _Pool:
         """Compute the share of each bin (a node or shard): the load that the bin is to have.
 
         An even division gives each bin a part of all items, in proportion to its capacity. But a
-        bin may have to keep more: items that must stay, or one item that is too large for every
-        bin. Its share is then the load that it must keep. The rest is divided among the other bins.
+        bin may have to keep more, because some of its items must stay, or one item is too large for
+        every bin. Its share is then the load that it must keep, and the other bins divide what is
+        left.
         """
         kept: dict[str, float] = {}
         while True:
@@ -308,8 +312,8 @@ class _Pool:
     def _reach_goal(self, source: _BinState) -> bool:
         """Move items out of ``source``, a node or shard, to bring it down to the goal.
 
-        As little as possible is moved, and no other bin rises above its goal. If there is too
-        little room, ``source`` stays above the goal.
+        The sizes of the moved items have the smallest sum that is found. No other bin rises above
+        its goal. If the other bins have too little room, ``source`` stays above the goal.
 
         :return: whether an item was moved.
         """
@@ -382,8 +386,11 @@ class _Pool:
         return best is not None
 
     def _improving_moves(self, source: _BinState) -> Iterator[_RatedMove]:
-        """Yield each move of a single item out of ``source`` (a node or shard) that is an
-        improvement: the fuller of its two bins is then clearly less full than ``source`` was.
+        """Yield the moves of a single item out of ``source`` (a node or shard) that are
+        improvements.
+
+        A move is an improvement if the fuller of its two bins after the move is clearly less full
+        than ``source`` was before.
         """
         limit = source.fullness * (1 - _LEAST_GAIN)
         targets = self._emptiest(source)
@@ -415,8 +422,8 @@ class _Pool:
     def may_be_better(self) -> bool:
         """Return whether another plan might be better, so that the planner should look for one.
 
-        True if a bin (a node or shard) is still too full. But always False if some bin must keep
-        more than an even division would give it.
+        True if a bin (a node or shard) is still too full. But False if some bin must keep more than
+        its even part, because no plan can then reach an even division.
         """
         return not any(one.is_aside for one in self.bins.values()) and any(self.obstacles())
 

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-#: Texts show the load of a bin as a percentage of the load that it is to have. For a bin that is to
-#: be emptied, that load is nearly 0, so the percentage would have many digits. If the load is at
-#: least this many times as large, the text is "far more than 100%".
+#: Texts show the load of a bin as a percentage of the load that it is to have. A bin that is to be
+#: emptied should have almost no load, so its percentage would have many digits. From this ratio on,
+#: the text is "far more than 100%".
 _MOST: Final = 1000
 
 
@@ -55,8 +55,8 @@ class BalanceProblem:
 
     :param threshold: items move out of a bin only if its load exceeds its share by more than this
         fraction, such as 0.1. The share of a bin is the load that the bin is to have.
-    :param goal: items move out of such a bin until its load exceeds its share by at most this
-        fraction.
+    :param goal: items move out of a bin above the threshold until its load exceeds its share by at
+        most this fraction.
     """
 
     bins: tuple[Bin, ...]
@@ -72,8 +72,8 @@ class BalanceMove:
 
     After the move, the fuller of the two bins is less full than the source was before.
 
-    :param source_before: how full the source is before the move. 1.0 is the mean of all bins, in
-        proportion to their capacities.
+    :param source_before: how full the source is before the move. At 1.0, it has the mean load of
+        all bins, in proportion to its capacity.
     """
 
     item: str
@@ -90,8 +90,8 @@ class BalanceMove:
 class Obstacle:
     """The reason why a bin (a node or shard) stays fuller than it should be.
 
-    :param item: the shard or key that is the reason; None if the reason is what must stay in the
-        bin.
+    :param item: the name of a shard or key that cannot usefully leave the bin; None if the bin is
+        too full even without any item that may move, or if no item may move.
     """
 
     bin: str
@@ -101,14 +101,15 @@ class Obstacle:
 
 @dataclass(frozen=True)
 class BalancePlan:
-    """Moves of shards between nodes, or of keys between shards, in their order, and what they
-    achieve.
+    """The moves that balance shards on nodes, or keys on shards, and what they achieve.
 
+    :param moves: the moves, in the order in which they are to be made.
     :param before: maps the name of each bin (node or shard) to its load now.
     :param after: maps the name of each bin to its load after all moves.
     :param shares: maps the name of each bin to the load that the bin is to have.
     :param obstacles: one entry for each bin that stays too full.
-    :param least: a lower bound for the sum of the sizes that any plan must move to reach the goal.
+    :param least: a lower bound for the work: every plan that reaches the goal moves items whose
+        sizes have at least this sum.
     :param parts: independent parts of the problem, as tuples of the names of bins, such as
         ``(("db1", "db2"), ("db3",))``. No item can move from one part to another.
     """

@@ -15,7 +15,7 @@ from sharded_orm.topology.range_entries import primary_of, replica_of
 from sharded_orm.topology.sources.base import Revision
 
 #: The history of the topology may be long, so only this many of the latest entries are read at
-#: first. If they do not reach back far enough, twice as many are read, and so on.
+#: first. If the oldest of them is too recent, twice as many entries are read, and so on.
 _FIRST = 100
 #: The version number of the first topology document that is ever published.
 _FIRST_VERSION = 1
@@ -27,8 +27,8 @@ def recent_moves(topology: Topology, now: datetime, cool_down: timedelta) -> fro
     """Return the aliases of shards that have moved to another node in the last ``cool_down``.
 
     The history of the topology contains every move, by any process. A promotion, in which a replica
-    takes over, is not a move. Costs one round trip to the source of the topology, and one for each
-    version of the topology from that time.
+    takes over, is not a move. Costs at least one round trip to the source of the topology, and one
+    more for each version of the topology in that time.
 
     :raises BalanceRefused: the history does not reach back for the whole ``cool_down``.
     :raises TopologyError: the source does not answer.

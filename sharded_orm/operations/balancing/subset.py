@@ -8,18 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-#: The search does not add up sizes exactly, but as whole numbers of steps, rounded down. The limit
-#: of the sum is this many steps.
+#: The search computes with whole numbers of steps, not with exact sizes. The limit is divided into
+#: this many steps, and each size is rounded down to whole steps.
 _STEPS = 4096
-#: Because sizes are rounded down to steps, the rounded sum of a good choice may be a little below
-#: the limit. So the search begins below the limit, by at most this many steps.
+#: Sizes are rounded down to whole steps. So the rounded sum of some items may be a little below the
+#: limit although the exact sum reaches it. For this reason, the search begins below the limit, by
+#: at most this many steps.
 _SLACK = 16
 
 
 def least_cover(sizes: Sequence[float], limit: float) -> list[int]:
     """Return the indexes of items whose sizes have a sum of at least ``limit``, but hardly more.
 
-    No item of the result can be left out: without it, the sum would be below ``limit``. Of choices
+    No item of the result can be left out, because the sum would then be below ``limit``. Of choices
     with the same sum, the one with the fewest items is returned. If even the sum of all items is
     too small, the indexes of all items are returned.
 
@@ -42,10 +43,10 @@ def least_cover(sizes: Sequence[float], limit: float) -> list[int]:
 
 
 def _needed(sizes: Sequence[float], choice: Sequence[int], limit: float) -> list[int]:
-    """Return ``choice``, indexes of items, without the items that are not needed to reach
-    ``limit``.
+    """Return the indexes in ``choice`` without those of items that are not needed.
 
-    Items are tried in the order of ``choice``, so the largest ones are left out first.
+    An item is not needed if the sum of the other sizes reaches ``limit``. Items are tried in the
+    order of ``choice``, so the largest ones are left out first.
     """
     needed = list(choice)
     total = sum(sizes[index] for index in choice)
@@ -64,8 +65,8 @@ def _rounded_covers(sizes: Sequence[float], limit: float) -> Iterator[list[int]]
     """
     small = [index for index, size in enumerate(sizes) if size < limit][::-1]
     steps = {index: int(sizes[index] / limit * _STEPS) for index in small}
-    # Each number in ``possible`` is a set of bits. Bit n of ``possible[i]`` says whether some of
-    # the i smallest items have a rounded sum of n.
+    # ``possible[i]`` is a set of bits. Its bit n is set if some of the i smallest items have sizes
+    # whose sum is n steps.
     mask = (1 << 2 * _STEPS) - 1
     possible = [1]
     for index in small:
@@ -75,7 +76,8 @@ def _rounded_covers(sizes: Sequence[float], limit: float) -> Iterator[list[int]]
             yield _choice(small, steps, possible, total)
             if total >= _STEPS:
                 return
-    # No list above is certain to reach the limit. All items together do, so yield them last.
+    # None of the lists above may reach the limit with its exact sizes. All items together do, so
+    # yield them last.
     yield list(range(len(sizes)))
 
 

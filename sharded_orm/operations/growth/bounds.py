@@ -34,8 +34,8 @@ def parse_bounds(name: str, texts: Sequence[str]) -> list[Any]:
             f"Bounds of type {kind.__name__} cannot be given to a command; change BOUNDS where they"
             " stand."
         )
-    # Check the text first: int() also accepts the digits of other alphabets, and it raises an error
-    # if there are thousands of digits.
+    # Check the text before int(), because int() also accepts the digits of other alphabets, and
+    # raises an error if there are thousands of digits.
     number = re.compile(r"-?\d{1,100}", re.ASCII)
     wrong = [text for text in texts if kind is int and not number.fullmatch(text)]
     if wrong:
@@ -71,18 +71,18 @@ def add_bounds(entry: dict[str, Any], new: NewRange, kind: KeyRouting) -> None:
 def keys_above(new: NewRange) -> list[str]:
     """Return sentences about keys that are in use although they belong to the new shards.
 
-    Before the range was added, the last of the older shards had no upper bound. So only this shard
-    can have rows with such keys, and all its shard keys are read. This process must already use the
-    topology with the new range. The list is empty if there are no such keys, if the group has no
-    ``BOUNDS``, or if there are no older shards.
+    Before the range was added, the last of the older shards took all keys above its lower bound. So
+    only this shard can have rows with such keys, and this function reads all shard keys on it. This
+    process must already use the topology with the new range. The list is empty if there are no such
+    keys, if the group has no ``BOUNDS``, or if there are no older shards.
 
     :raises GrowthRefused: the shard could not be read.
     """
     group: ShardGroup = runtime.group(new.group)
     if "BOUNDS" not in group.strategy_options or new.first == 0:
         # No key in use can belong to the new shards. Either there are no older shards, or the group
-        # has no bounds but a ``SIZE``, the number of keys per shard. A group with a ``SIZE`` has
-        # always refused keys beyond its last shard.
+        # has no bounds but a ``SIZE``, the number of keys per shard. In a group with a ``SIZE``,
+        # keys beyond the last shard have always been refused.
         return []
     shard = group.shard(new.first - 1)
     scan = RowScan(sample=None)

@@ -69,8 +69,8 @@ class GrowthReport:
 class GrowthRun:
     """Executes the growth of one group by one range.
 
-    :param run: the record of this growth in the journal. This process holds it, so no other process
-        can continue the growth.
+    :param run: the record of this growth in the journal. This process has the lease of the run, so
+        no other process can continue the growth.
     :param new: the range of shards to add.
     :param kind: how the group finds the shard of a key.
     """
@@ -219,8 +219,8 @@ class GrowthRun:
         """Wait until all processes use the lower bounds of the new shards. Then look again for keys
         above these bounds.
 
-        Rows with such keys may have been written to the older shard since the first check. If so,
-        sentences about these keys are added to the report's problems.
+        Until all use the bounds, a process may write rows with such keys to the older shard, after
+        the first check. If so, sentences about these keys are added to the report's problems.
         """
         self._wait_until_used()
         self.report.problems += [

@@ -115,8 +115,8 @@ def give_up(name: str) -> NewRange | None:
     """Give up a growth that was interrupted before its range was added to the topology.
 
     Return the range of shards that the growth would have added. Return None if no growth was
-    interrupted, or if it was interrupted before it chose a range. Databases that it has created are
-    kept: a later growth of the group uses them.
+    interrupted, or if it was interrupted before it chose a range. The databases that the growth has
+    created are kept, and a later growth of the group uses them.
 
     :raises GrowthRefused: the topology has the range already.
     :raises OperationHeld: another process grows the group.

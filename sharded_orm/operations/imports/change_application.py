@@ -23,7 +23,8 @@ from sharded_orm.operations.relations import batched
 
 # For each table: maps the primary key of a changed row to the anchors that the row had before its
 # changes. The anchor of a row is its shard key, or the foreign key to the parent row that has the
-# shard key (:attr:`SourceTable.anchor_field`). From it the shard with the old copy is found.
+# shard key (:attr:`SourceTable.anchor_field`). The old anchors lead to the shard that has the old
+# copy of the row.
 _Changed = dict[SourceTable, dict[Any, set[Any]]]
 
 
@@ -47,8 +48,8 @@ class ChangeApplication:
         self._check = check
 
     def apply(self, changes: Iterable[Change], *, afresh: bool = False) -> None:
-        """Copy each changed row from the import's source to its shard, with its present values.
-        Delete it from its shard if it does not exist on the source any more.
+        """Bring each changed row of the import's source to its shard, with its present values. If
+        the row does not exist on the source any more, delete it from its shard.
 
         If the shard key of a row has changed, the row moves to the shard of the new key. Rows that
         get their shard key from this row move with it.
@@ -60,8 +61,8 @@ class ChangeApplication:
         :param afresh: True deletes a changed row from its shard and inserts it again; False updates
             it. Deleting first helps if two rows have exchanged unique values.
         :raises ImportConflict: a shard has a different row with the same primary key.
-        :raises IntegrityError: a constraint of a shard refuses a row. Perhaps the row fits only
-            together with the change of a second row, which is not among ``changes``.
+        :raises IntegrityError: a constraint of a shard refuses a row. Perhaps it would accept the
+            row if a second row was changed, too, and that change is not among ``changes``.
         """
         changed = self._changed(changes)
         rows = {table: self._read(table, changed) for table in self._tables}
@@ -90,8 +91,8 @@ class ChangeApplication:
     def _read(self, table: SourceTable, changed: _Changed) -> dict[Any, SourceRow]:
         """Return the changed rows of ``table`` as they are on the source now, keyed by primary key.
 
-        Rows of other tables may get their shard key from one of these rows, and must move with it
-        to another shard. Add such rows to ``changed``.
+        Rows of other tables may get their shard key from one of these rows. If the row moves to
+        another shard, they must move with it, so this method adds them to ``changed``.
         """
         rows: dict[Any, SourceRow] = {}
         for batch in batched(changed[table], LOOK_UPS):
@@ -119,9 +120,9 @@ class ChangeApplication:
         keys = self._keys(table, {anchor for anchors in gone.values() for anchor in anchors})
         for pk, anchors in gone.items():
             for anchor in anchors:
-                # Skip this anchor (the old shard key, or the foreign key to the parent row that has
-                # the key) if it leads to no shard. Either no shard ever stored the row, or the
-                # parent row was deleted from the source, too. In the second case,
+                # Skip an anchor that leads to no shard. (The anchor is the old shard key, or the
+                # foreign key to the parent row that has the key.) Either no shard ever stored the
+                # row, or the parent row was deleted from the source, too. In the second case,
                 # ShardTable.remove() deletes the row together with its parent.
                 shard = (
                     runtime.locate(table.options.group, keys[anchor]) if anchor in keys else None
@@ -171,12 +172,11 @@ class ChangeApplication:
 def _gone(
     table: SourceTable, changed: Mapping[Any, set[Any]], rows: Mapping[Any, SourceRow]
 ) -> dict[Any, set[Any]]:
-    """Return the anchors that rows had before their changes and do not have now, keyed by primary
-    key.
+    """Return the old anchors of changed rows that are not their anchors now, keyed by primary key.
 
     An anchor (:attr:`SourceTable.anchor_field`) is the shard key of a row, or the foreign key to
-    the parent row that has the shard key. An anchor that is gone shows that the row may have to be
-    deleted from its former shard.
+    the parent row that has the shard key. If a row has lost an anchor, its old copy may have to be
+    deleted from the shard to which that anchor leads.
 
     :param changed: the anchors that each row had before its changes, keyed by primary key.
     :param rows: the rows as they are on the source now, keyed by primary key.

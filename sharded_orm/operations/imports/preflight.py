@@ -146,9 +146,9 @@ def _table_problems(table: SourceTable, names: set[str]) -> Iterator[str]:
         if column.plain_field is None:
             yield f"values of {table.label}.{column.field.name} cannot be copied: its type is unknown"
     for field in table.pk_fields:
-        # Refuse a primary key whose field class has from_db_value(), which may change a value that
-        # is read. For example, it may decrypt the value. The import copies the stored form of a
-        # primary key, but looks the row up by the changed form. So it might not find the row.
+        # The field class may change a value that is read from the database; for example, it may
+        # decrypt the value. The import copies the stored form of a primary key, but looks the row
+        # up by the changed form. So it might not find the row, and such a primary key is refused.
         if hasattr(target_field(field), "from_db_value"):
             yield (
                 f"the primary key {field.name!r} of {table.label} cannot be copied: its field class"
@@ -157,8 +157,10 @@ def _table_problems(table: SourceTable, names: set[str]) -> Iterator[str]:
 
 
 def _target_problems(request: ImportRequest) -> Iterator[str]:
-    """Yield reasons why the shards cannot store the imported rows, or why later rows could not get
-    ids.
+    """Yield the reasons why an import would fail on the shards.
+
+    For example, a shard is not migrated. A further reason is that no ticket server could give ids
+    to rows that are created after the import.
     """
     group = runtime.group(request.group)
     shards = list(group.shards())

@@ -15,7 +15,8 @@ from sharded_orm.operations.runs.farm import FarmReport, PlannedUnit
 def report_of(report: FarmReport) -> ImportReport:
     """Return the report on an import, or on a comparison of imported rows.
 
-    :param report: the report on the same work by the class that shares it among processes.
+    :param report: the report on the same work from :mod:`sharded_orm.operations.runs.farm`, which
+        shares the work among processes.
     """
     summary = report.summary
     problems = [*report.failures, *summary.get("problems", ())]

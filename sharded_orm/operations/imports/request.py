@@ -24,8 +24,8 @@ class ImportRequest:
     :param tables: the tables. Each comes after the tables to which it refers.
     :param group: the name of the group.
     :param source: the alias of the database with the rows.
-    :param update: True overwrites a row that is on its shard already, with other values than on the
-        source; False keeps such a row and reports it.
+    :param update: what to do if a row is already on its shard, but with values that differ from
+        those on the source. True overwrites the row; False keeps it and reports it.
     :param rows: number of rows in a range of primary keys, the unit of work.
     :param rounds: the largest number of rounds. Each round goes through all tables once, because a
         row may be waiting for a row that an earlier round has not stored.
@@ -72,7 +72,7 @@ class ImportRequest:
 def in_order(models: Sequence[type[Model]]) -> list[type[Model]]:
     """Sort ``models`` so that foreign keys refer to earlier models only, and return the list.
 
-    Models that refer to one another in a circle cannot be sorted so. They keep their order.
+    If models refer to one another in a circle, there is no such order, and they keep their order.
     """
     ordered: dict[type[Model], None] = {}
     under_way: set[type[Model]] = set()
@@ -133,7 +133,7 @@ class ImportReport:
 
 
 def add_counts(total: dict[str, int], counts: Iterable[tuple[str, int]]) -> None:
-    """Add numbers to the numbers of the same names in ``total``.
+    """Add each number in ``counts`` to the number with the same name in ``total``.
 
     :param counts: pairs (name, number), such as ``("copied", 7)``.
     """

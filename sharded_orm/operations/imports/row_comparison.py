@@ -31,8 +31,8 @@ from sharded_orm.operations.runs.rollout import Stopping
 from sharded_orm.operations.runs.work_units import WorkUnit
 
 KIND = "import check"
-#: The largest number of differences that are reported for one range of rows, and the largest number
-#: for all ranges together.
+#: The largest numbers of differences that are reported: for one range of rows, and for all ranges
+#: together.
 _EXAMPLES, _REPORTED = 20, 100
 _LOOK_UPS = 500
 _COUNTS = ("rows", "missing", "differing", "surplus", "misplaced")
@@ -117,8 +117,8 @@ class _CompareJob(Job):
             examples += unit["examples"]
         for table in self._request.tables:
             # Count the rows of the source once more. If there are more rows than were compared,
-            # some were missed: for example, rows that were inserted into a range after its
-            # comparison.
+            # some were not compared. For example, rows may have been inserted into a range after
+            # its comparison.
             count = QuerySet(table.model, using=table.alias).count()
             if count > tables[table.label]["rows"]:
                 examples.append(
@@ -171,7 +171,8 @@ def _alias_of(table: SourceTable, key: Any) -> str | None:
 class _RowComparison:
     """Compares rows of one table on the source of an import with those on shards.
 
-    The values that are compared are those that Django reads, through the model's field classes.
+    The values that are compared are those that Django reads. If a field class changes values when
+    it reads them, the stored values are compared as text.
     """
 
     def __init__(self, table: SourceTable) -> None:
@@ -181,9 +182,7 @@ class _RowComparison:
         self._pk_places = [names.index(name) for name in table.pk_names]
 
     def read(self, rows: QuerySet[Any], key_path: str | None) -> dict[Any, tuple[Any, Any]]:
-        """Return a dict that maps the primary key of each row to a pair: the values of the row, and
-        its shard key.
-        """
+        """Return a dict that maps the primary key of each row to a pair (values, shard key)."""
         columns: list[Any] = [self._expression(field) for field in self._fields]
         # Read the shard key as an extra column, because it may be in the table of a parent row.
         paths = [] if key_path is None else [F(key_path)]
@@ -196,8 +195,9 @@ class _RowComparison:
         return by_pk
 
     def _expression(self, field: Any) -> Any:
-        # The field class may change values when it reads them: for example, it may round them. Two
-        # different values would then look equal. So let the database convert the value to text.
+        # If the field class changes values when it reads them, two different values might look
+        # equal. For example, it may round them. So let the database convert the stored value to
+        # text.
         if hasattr(target_field(field), "from_db_value"):
             return Cast(F(field.attname), TextField())
         return F(field.attname)
@@ -205,12 +205,12 @@ class _RowComparison:
     def compare(
         self, alias: str | None, rows: Mapping[Any, Any], differences: _Differences
     ) -> None:
-        """Compare ``rows`` of the source with the rows on one shard; add what differs to
-        ``differences``.
+        """Compare ``rows`` of the source with the rows on one shard.
 
         :param alias: the alias of the shard to which the keys of the rows belong; None if no shard
             is known for them.
-        :param rows: the source's rows: maps each primary key to the row's values.
+        :param rows: maps the primary key of each row of the source to the row's values.
+        :param differences: receives what differs.
         """
         label = self._table.label
         there: dict[Any, tuple[Any, Any]] = {}

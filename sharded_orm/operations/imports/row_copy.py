@@ -27,8 +27,8 @@ from sharded_orm.operations.runs.rollout import Stopping
 from sharded_orm.operations.runs.work_units import WorkUnit
 
 KIND = "import"
-# Names of counters in the report on a round. If one of them is above 0, the round has made
-# progress.
+# Names of counters in the report on a round. A round whose counter "copied" or "updated" is above 0
+# has made progress, so another round may be needed.
 _NEWS = ("copied", "updated")
 
 
@@ -75,8 +75,8 @@ class _CopyJob(Job):
         last = table.from_json(unit.content["last"])
         stored, read = Stored(), 0
         while True:
-            # Read the range in batches, because it may have more rows than when it was planned: new
-            # rows may have been inserted into it, and the last range has no upper limit.
+            # Read the range in batches. It may have more rows now than when it was planned, because
+            # new rows may have been inserted into it, and the last range has no upper limit.
             rows = table.read(table.between(after, last)[: self._request.rows])
             read += len(rows)
             self._store(table, rows, stored, unit, stopping)
@@ -94,9 +94,10 @@ class _CopyJob(Job):
     ) -> None:
         conflicts: list[str] = []
         written: list[str] = []
-        # Invalidate the cache even if this call writes nothing: a killed worker may have inserted
-        # rows of this unit (a range of rows) and not have invalidated the cache. In the second and
-        # later rounds, this is not necessary if this worker is the first that works on the unit.
+        # Usually, the cache is invalidated only for shards to which this call has written. But a
+        # worker that was killed may have inserted rows of this unit (a range of rows) and not
+        # invalidated the cache. So invalidate it always, except if this cannot have happened: in
+        # the second and later rounds, if no other worker has begun the unit.
         is_certain = unit.content["round"] > 1 and not unit.is_repeated
         try:
             for alias, rows_there in sorted(rows_by_alias(table, rows).items()):
@@ -118,8 +119,8 @@ class _CopyJob(Job):
         finally:
             cached = cached_model(table.model)
             if cached is not None and written:
-                # Invalidate the cache. A request may have looked for one of the rows before it was
-                # inserted, and the cache then remembers that the row does not exist.
+                # Invalidate the cache. If a request has looked for one of the rows before it was
+                # inserted, the cache remembers that the row does not exist.
                 void_shards(cached, written)
         if conflicts:
             raise ImportConflict(" ".join(conflicts[:EXAMPLES]))
@@ -135,9 +136,9 @@ class _CopyJob(Job):
             label = self._request.tables[unit["table"]].label
             add_counts(tables.setdefault(label, {}), result.items())
         rounds.append({"tables": tables, "examples": examples})
-        # A row waits if it refers to a row that its shard does not have yet. So run one more round
-        # after a round that has copied rows: a waiting row may refer to one of them. After a round
-        # without copied rows, a further round would not copy any either.
+        # A row waits if it refers to a row that its shard does not have yet. A waiting row may
+        # refer to one that this round has copied, so run one more round. If this round has copied
+        # no rows, a further round would not copy any either.
         has_news = any(counts.get(name) for counts in tables.values() for name in _NEWS)
         return has_news and len(rounds) < self._request.rounds
 

@@ -29,15 +29,15 @@ EXAMPLES = 3
 
 @dataclass
 class Stored:
-    """What has happened to the rows of one range: how many rows were inserted, updated and so on.
+    """Counts of what has happened to the rows of one range.
 
     :param copied: rows that were inserted.
     :param equal: rows that the shard had already, with the same values.
     :param updated: rows of the shard that were overwritten with the values of the source.
     :param differing: rows that the shard had already, with other values than on the source. They
         were left as they are.
-    :param waiting: rows with a foreign key to a row that their shard does not have yet.
-    :param examples: sentences about differing and waiting rows.
+    :param waiting: references from rows to a row that their shard does not have yet.
+    :param examples: sentences about some of the differing rows and of these references.
     """
 
     copied: int = 0
@@ -59,8 +59,8 @@ class ShardTable:
     before the row to which it refers. :meth:`note_waiting` finds references to missing rows.
 
     :param alias: the alias of the shard.
-    :param update: True overwrites a row of the shard whose values differ from those on the source;
-        False leaves it as it is.
+    :param update: whether to overwrite a row of the shard if its values differ from those on the
+        source. False leaves the row as it is.
     """
 
     def __init__(self, table: SourceTable, alias: str, *, update: bool) -> None:
@@ -84,8 +84,8 @@ class ShardTable:
             try:
                 self._insert(missing)
             except IntegrityError:
-                # Another worker may have inserted some of these rows since they were looked up, which
-                # is harmless. Look again which of them exist.
+                # Another worker may have inserted some of these rows since they were looked up.
+                # That is harmless, so look again which of them exist.
                 there = self._table.stored(self._alias, [row.pk for row in missing])
                 # If none of the rows is on the shard, no other worker has inserted them, and the
                 # error has another cause. For example, a row to insert has the key "A", the shard
@@ -97,7 +97,7 @@ class ShardTable:
             stored.copied += len(missing)
 
     def _compare(self, rows: Sequence[SourceRow], stored: Stored) -> list[SourceRow]:
-        """Compare ``rows`` with the rows of the shard. Return the rows that the shard does not
+        """Compare ``rows`` with the rows of the shard, and return those that the shard does not
         have.
         """
         there = self._table.stored(self._alias, [row.pk for row in rows])
@@ -125,18 +125,18 @@ class ShardTable:
     def _refuse_other_row(
         self, row: SourceRow, values: Sequence[Any], names: Sequence[str]
     ) -> None:
-        """Raise an error if the shard has another row with the primary key of ``row``.
+        """Raise an error if the shard has a different row with the primary key of ``row``.
 
-        An update would overwrite this other row. If only the values differ, the two are the same
-        row.
+        An update would overwrite that row. Two rows are different if their shard keys differ. If
+        only other values differ, it is the same row.
 
         :param values: the values of the shard's row.
-        :param names: the names of the columns in which the two differ.
+        :param names: the names of the columns whose values differ.
         """
         table = self._table
-        # Two rows with the same primary key are different rows if their shard keys differ. A row of
-        # an automatic many-to-many table has no column for its shard key: there, two rows are
-        # different if they connect different rows.
+        # Compare the shard keys of the two rows. A row of an automatic many-to-many table has no
+        # column for its shard key. In such a table, two rows are different if any of their columns
+        # differ, because they then connect different rows.
         own = [table.key_field.attname] if table.owner is None else names
         for name, before, there in zip(
             [column.name for column in table.columns], row.values, values, strict=True
@@ -180,11 +180,13 @@ class ShardTable:
         """Delete rows from this shard in one transaction, with the rows of other tables that get
         their shard key from them.
 
-        A row is kept if the shard has it with another anchor than the given ones, because by that
-        anchor it may belong to this shard. The anchor of a row (:attr:`SourceTable.anchor_field`)
-        is its shard key, or the foreign key to the parent row that has the shard key.
+        The anchor of a row (:attr:`SourceTable.anchor_field`) is its shard key, or the foreign key
+        to the parent row that has the shard key. A row is deleted only if its present anchor on
+        this shard is among the given ones. Otherwise it may belong to this shard by its present
+        anchor.
 
-        :param anchors: the rows: maps each primary key to the anchors that the row had before.
+        :param anchors: maps the primary key of each row to delete to the anchors that the row had
+            before.
         :param dependents: tables that may get their shard key from this table, directly or through
             other tables.
         :returns: the number of deleted rows, including those of ``dependents``.
@@ -356,10 +358,10 @@ class ShardTable:
     # ##### Foreign keys #####
 
     def note_waiting(self, rows: Iterable[SourceRow], stored: Stored) -> None:
-        """Count the rows of ``rows`` with a foreign key to a row that this shard does not have.
+        """Count the references from ``rows`` to rows that this shard does not have yet.
 
-        Adds the count, and examples, to ``stored``. Costs one query for each foreign key inside the
-        group and each 500 values.
+        Adds the count, and examples, to ``stored``. Only foreign keys to models of the same group
+        are checked. Costs one query for each such foreign key and 500 values.
         """
         rows = list(rows)
         for place, column in enumerate(self._table.columns):

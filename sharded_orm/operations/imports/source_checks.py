@@ -248,7 +248,7 @@ def _generic_pair_problems(
 
 
 def _key_problems(table: SourceTable) -> Iterator[str]:
-    """Yield sentences about values of the shard key that the group refuses or that lead to no
+    """Yield sentences about shard keys of the source that the group refuses, or that lead to no
     shard.
     """
     group = runtime.group(table.options.group)

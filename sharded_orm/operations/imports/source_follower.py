@@ -36,8 +36,8 @@ KIND: Final = "import follow"
 BATCH: Final = 1000
 #: If the journal of changes is empty, it is read again after this number of seconds.
 INTERVAL: Final = 0.3
-#: If at most this many changes are left to apply, the import's source can be closed (made to refuse
-#: writes). So the site is without writes for a short time only.
+#: The import's source is closed (made to refuse writes) only when at most this many changes are
+#: left to apply. So the site is without writes for a short time only.
 FEW_CHANGES: Final = 100
 #: Default number of seconds to wait for transactions that are open when the source is to be closed
 #: (made to refuse writes).
@@ -275,7 +275,7 @@ class _Follower:
 
     def _copy(self, threads: int, progress: FarmProgress) -> ImportReport:
         # Copy the rows in one round. Further rounds would look for rows that have changed since,
-        # but here a journal on the source records these.
+        # but here a journal on the source records such rows.
         request = replace(self._request, update=True, rounds=1)
         for number in range(1, _COPIES + 1):
             # copy_rows() reports a conflict if the shard key of a row has changed after the row was
@@ -294,9 +294,9 @@ class _Follower:
     def follow(self, *, until_current: bool, few: int = 0) -> None:
         """Apply changes of the import's source to the shards until the work is stopped.
 
-        :param until_current: True ends as soon as at most ``few`` changes were left to apply; False
-            goes on until the work is stopped.
-        :param few: the number of changes that may be left at the end.
+        :param until_current: whether to end earlier, as soon as at most ``few`` changes are left to
+            apply.
+        :param few: the number of changes that may be left if ``until_current`` is true.
         """
         was_current = False
         while not self._stopping():
@@ -323,8 +323,8 @@ class _Follower:
                 break
             except IntegrityError:
                 # A constraint of the shard refuses a row. For example, two rows have exchanged
-                # unique values, and ``changes`` has only one of them. The change that solves the
-                # conflict may come later in the journal, so read more of the journal and try again.
+                # unique values, and ``changes`` has only one of them. The journal may contain the
+                # change of the other row later. So read more of the journal and try again.
                 if attempt == _ATTEMPTS - 1:
                     raise
                 changes = self.journal.changes(BATCH * BATCH)

@@ -29,8 +29,8 @@ from sharded_orm.operations.exceptions import ImportRefused
 from sharded_orm.operations.imports.request import ImportRequest
 from sharded_orm.operations.imports.source_tables import SourceTable
 
-#: The largest number of seconds to wait for open transactions, which keep triggers from being
-#: created or dropped.
+#: A trigger cannot be created or dropped while a transaction that uses its table is open. This is
+#: the largest number of seconds to wait for such transactions.
 TRIGGER_PATIENCE: Final = 30.0
 # The classes that create triggers on the source of an import, keyed by the source's vendor. They
 # are named here because the source usually has one of Django's own backends, which know nothing of
@@ -46,11 +46,11 @@ _RECORDABLE = (models.IntegerField, models.CharField, models.TextField, models.U
 
 
 class SourceJournal:
-    """The journal of changes, and the fence, on the source of an import.
+    """Creates and reads two things in the database from which an import copies, the *source*.
 
-    The journal records which rows of the imported tables change. The fence refuses writes to them
-    once it is closed. All tables of a group share one fence. To be used by one thread, as a context
-    manager that closes its database session at the end.
+    The journal of changes records which rows of the imported tables change. The fence makes these
+    tables refuse writes once it is closed; all tables of a group share one fence. To be used by one
+    thread, as a context manager that closes its database session at the end.
 
     :raises ImportRefused: the library cannot create triggers with the backend of the source.
     """
@@ -60,9 +60,9 @@ class SourceJournal:
         self._group = request.group
         self._source = request.source
         digest = md5(request.group.encode(), usedforsecurity=False).digest()
-        # This number marks the group's changes in the journal, and its fence (the triggers that
-        # refuse writes). Compute it from the group's name, so that every process finds the same
-        # number.
+        # This number marks the entries of the group in the journal, and the triggers of the group's
+        # fence, which refuse writes. It is computed from the group's name, so that every process
+        # finds the same number.
         self._number = int.from_bytes(digest[:7])
         self._capture = _open_capture(request.source)
 
@@ -167,7 +167,8 @@ class SourceJournal:
         """Return the primary key of the changed row, and its anchor before the change.
 
         The anchor (:attr:`SourceTable.anchor_field`) is the row's shard key, or the foreign key to
-        the parent row that has the shard key. It shows on which shard the old row is.
+        the parent row that has the shard key. If the change has moved the row to another shard, the
+        anchor before the change shows on which shard the imported copy of the row still is.
         """
         size = len(table.pk_fields)
         values: list[Any] = [

@@ -59,10 +59,10 @@ class SourceTable:
 
     @cached_property
     def owner(self) -> Any:
-        """For an automatic many-to-many table: the foreign key to the model that declares the
+        """The foreign key of an automatic many-to-many table to the model that declares the
         relation.
 
-        None for other tables.
+        None if this table is not an automatic many-to-many table.
         """
         source: Any = self.model._meta.auto_created
         if not source:
@@ -118,8 +118,8 @@ class SourceTable:
     # ##### Reading #####
 
     def query(self, alias: str | None = None) -> QuerySet[Any]:
-        """Return a query for all rows of one database. It is a plain QuerySet of Django, which is
-        not routed to shards.
+        """Return a query for all rows of this table in one database. It is a plain QuerySet of
+        Django, which is not routed to shards.
 
         :param alias: the alias of the database; by default the database from which rows are
             imported.
@@ -206,10 +206,11 @@ class SourceTable:
     # ##### Ranges #####
 
     def ranges(self, size: int) -> Iterator[tuple[Any, Any]]:
-        """Yield ranges of ``size`` rows that cover the table, as arguments for :meth:`between`.
+        """Divide the table into ranges of ``size`` rows. Yield each range as the two arguments of
+        :meth:`between`, for example (1000, 2000).
 
         The first range has no lower limit, and the last range has no upper limit. So a row that is
-        inserted later is in one of the ranges, too. Costs one query for each range.
+        inserted later is also in one of the ranges. Costs one query for each range.
         """
         last = None
         while True:

@@ -1,4 +1,7 @@
-"""Make ticket servers, which hand out new ids, continue above the ids of imported rows."""
+"""After an import, make ticket servers hand out only ids that are greater than all imported ids.
+
+A ticket server hands out the ids of new rows.
+"""
 
 from __future__ import annotations
 

@@ -27,9 +27,9 @@ _SERVER_ERRORS = (Error, ShardedOrmError, OSError)
 class AppliedState:
     """How far the examined shards are migrated.
 
-    Shards with the same applied migrations need the same plan. A *digest*, a short text computed
-    from the applied migrations, tells which shards these are. It is "" for a shard without the
-    table ``django_migrations``. Shards that are up to date are only counted, and take no memory.
+    Shards with the same applied migrations need the same plan. They have the same *digest*, a short
+    text that is computed from the applied migrations. The digest of a shard without the table
+    ``django_migrations`` is "". Shards that are up to date are only counted, and take no memory.
     """
 
     #: Number of shards that are up to date: they have no migration to run, and no squashed

@@ -13,7 +13,7 @@ from sharded_orm.operations.migrate.plan import Key
 
 
 class What(Enum):
-    """The kind of a step: of the step that comes next or, after a kill, of the interrupted step.
+    """The kinds of steps: what a step of a shard's migration does.
 
     The descriptions of the kinds mention ``script``, ``index``, ``count`` and ``operation``, which
     are fields of :class:`Checkpoint`. A script is a list of recorded SQL statements
@@ -53,8 +53,8 @@ class Checkpoint:
         migration, finds the script with this id.
     :param serial: the number of marker names that this shard has used so far in the run.
     :param migration: app label and name; None for a step that belongs to no single migration.
-    :param operation: index of the operation in its migration. For recorded statements: index of the
-        first operation that their script does not run.
+    :param operation: index of the operation in its migration. If the step runs recorded statements,
+        this is the index of the first operation that their script does not run.
     :param outline: the result of :meth:`Unit.outline`, which shows whether somebody has edited the
         migration since. It covers the operations before ``operation``; for the kind ``PER_SHARD``,
         it also covers ``operation``.

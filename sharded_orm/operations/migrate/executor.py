@@ -150,9 +150,10 @@ class ScriptExecutor:
     ) -> None:
         """Check that the shard now has the schema to which ``script`` (recorded SQL) must lead.
 
-        If the transaction of a migration is open, do nothing.
+        If a migration runs in one transaction, and this transaction is open, do nothing.
 
-        :param unit: the migration that the shard continues or records after the check, if any.
+        :param unit: the migration that comes after the check: the shard continues it, or records it
+            as applied. None if there is none.
         :param before: the schema when ``script`` began; None if it was not read.
         :raises SchemaDiffers: the shard has another schema.
         """
@@ -226,8 +227,9 @@ class ScriptExecutor:
                 continue
             session.check()
             if statement.records and index == len(script.statements) - 1:
-                # This statement records the last migration of the script. Compare the schemas
-                # before: a shard with a wrong schema must not count as migrated.
+                # This statement records the last migration of the script. Before it is run,
+                # compare the schemas, because a shard with a wrong schema must not count as
+                # migrated.
                 self._compare(script, key, run, self._unit_of(statement), before)
             if index not in stretch:
                 stretch = script.stretch(index)
@@ -339,7 +341,10 @@ class ScriptExecutor:
         return first is not None and (first.key, first.backwards) == interrupted
 
     def _is_untouched(self, checkpoint: Checkpoint) -> bool:
-        """Whether the interrupted migration has changed nothing. Then it need not be finished."""
+        """Whether the interrupted migration has changed nothing yet.
+
+        Such a migration need not be finished before another plan begins.
+        """
         assert checkpoint.migration is not None
         if checkpoint.what is What.PER_SHARD:
             is_rolled_back = (
@@ -406,7 +411,8 @@ class ScriptExecutor:
         """Return the interrupted migration if the plan can finish it.
 
         The plan cannot do this if it begins with a different migration, or if somebody has edited
-        the operations. Then return None, unless a part of the interrupted migration took effect.
+        the operations. Then return None if the interrupted migration has changed nothing yet, and
+        raise an error otherwise.
 
         :raises OperationError: the plan cannot finish the interrupted migration, although a part of
             it took effect.

@@ -49,10 +49,13 @@ class Failure:
 class Progress(Protocol):
     """Receives reports while a group is migrated. Its methods are called by one thread at a time.
 
-    :meth:`failed` is called before :meth:`begin` for each shard on which the migration cannot even
-    begin, such as an unreachable shard. :meth:`resume` is called before them if an earlier process
-    was interrupted, with the run's id, the numbers of the shards that it has migrated, and the
-    number of shards that are left.
+    The order of the calls is:
+
+    - :meth:`resume`, only if an earlier process was interrupted. Its arguments are the run's id,
+      the numbers of the shards that are migrated already, and the number of shards that are left.
+    - :meth:`failed`, for each shard on which the migration cannot even begin, such as an
+      unreachable shard.
+    - :meth:`begin`; then :meth:`done` or :meth:`failed` for shards; and :meth:`end`.
     """
 
     def resume(self, group: str, run: int, done: Sequence[int], left: int) -> None: ...
@@ -149,8 +152,8 @@ def migrate(
         refuse_conflicts(run)
         if run.resumed:
             run.note(**arguments)
-        # Only now is it sure that no other process migrates the group. Examine the shards again,
-        # because another process may have migrated some of them since the first examination, or
+        # This process holds the run now, so no other process migrates the group. Examine the shards
+        # again: since the first examination, another process may have migrated some of them, or
         # left some unfinished.
         pending = PendingShards(migrator, selected, request)
         report = pending.report
@@ -175,9 +178,9 @@ def migrate(
 
 
 def _finish_broken_off(kind: str, subject: str) -> None:
-    """Mark the last run as finished if its process was killed after the last shard.
+    """Mark the last run as finished if its process was killed just after the last shard.
 
-    All shards are migrated then, and only the end of the run is not recorded.
+    Then all shards are migrated, but the journal does not have the end of the run yet.
     """
     last = journal.last_run(kind, subject)
     if last is None or last.state != "broken off":
@@ -189,7 +192,10 @@ def _finish_broken_off(kind: str, subject: str) -> None:
 
 
 class PendingShards:
-    """Of the selected shards, those that must be migrated. The others are in ``report``."""
+    """Finds out which of the selected shards must be migrated, and lists them in ``shards``.
+
+    The attribute ``report`` has the selected shards that need no migration or cannot be migrated.
+    """
 
     def __init__(self, migrator: Migrator, selected: Selected, request: MigrationRequest) -> None:
         states: dict[str, str] = {}
@@ -220,8 +226,9 @@ class PendingShards:
                 report.missing.append(shard)
             elif alias in behind or alias in missing or alias in states:
                 self.shards.append(shard)
-                # The journal says that the last operation on this shard was interrupted. So do not
-                # count the shard as current, even if all its migrations are recorded as applied.
+                # The journal may have a migration of this shard that was begun and not completed.
+                # Then do not count the shard as current, even if all its migrations are recorded as
+                # applied.
                 report.current -= _looks_current(alias, behind, missing)
 
     def report_failures(self, progress: Progress) -> None:
@@ -363,11 +370,10 @@ def settle(alias: str, *, done: bool) -> None:
 
 
 def _unclear(shard: Shard) -> MigrationRequest | None:
-    """Return the request of the migration that was interrupted on ``shard`` in an unclear
-    operation.
+    """Look in the journal for an unclear migration of ``shard``, and return its request.
 
-    An operation is unclear if nothing shows whether it took effect. Return None if ``shard`` has no
-    such operation.
+    A migration is unclear if one of its operations was interrupted, and nothing shows whether this
+    operation took effect. Return None if ``shard`` has no such migration.
     """
     with global_database.require_journal():
         for side in ("", shard.node, shard.replica):
@@ -396,16 +402,16 @@ class MigrationStatus:
     behind: int
     missing: Sequence[Shard]
     unreachable: dict[str, str]
-    #: Maps each state to the number of the group's shards with an unfinished step in this state. A
-    #: step is the migration of one shard, as the journal records it.
+    #: Numbers of the group's shards whose migration was begun and not completed, by the state of
+    #: the migration in the journal. For example, {"failed": 2}: it has failed on two shards.
     left: dict[str, int]
     #: The shards of the group whose migration failed, or was interrupted so that nothing shows
     #: whether the last operation took effect.
     failures: list[Failure]
     #: The latest run, which is one migration of the group's shards; None if there was none.
     run: journal.RunStatus | None
-    #: Maps each state to the number of the latest run's steps in this state. A step is the
-    #: migration of one shard.
+    #: The number of steps of the latest run in each state, such as {"done": 5, "failed": 1}. A step
+    #: is the migration of one shard.
     steps: dict[str, int]
     #: Pairs (number of shards, names of the migrations to run). There is one pair for each distinct
     #: list of migrations.
@@ -413,8 +419,9 @@ class MigrationStatus:
 
     @property
     def ok(self) -> bool:
-        """Whether all selected shards are up to date, and the journal has no unfinished migration
-        of any shard of the group, even of shards that are not selected.
+        """Whether all selected shards are up to date, and the journal has no unfinished migration.
+
+        An unfinished migration counts even if its shard is in the group but not selected.
         """
         return self.current == self.selected and not self.left
 

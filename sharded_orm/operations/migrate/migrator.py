@@ -88,8 +88,8 @@ class Migrator:
         session.check()
         snapshot = self._finish_interrupted(session, session.snapshot())
         if snapshot.is_empty:
-            # The shard is empty, so a checkpoint of an earlier process is outdated: nothing on the
-            # shard must be finished.
+            # The shard is empty, so nothing is left of an interrupted step. Ignore the checkpoint
+            # of an earlier process, because there is nothing to finish.
             session.checkpoint = None
         else:
             snapshot = session.ensure_records(snapshot)
@@ -110,9 +110,9 @@ class Migrator:
         """Finish an interrupted step that can be finished without a plan. Return the shard's
         schema.
 
-        These are steps of two kinds. BUILD creates all tables of an empty shard. COMPARE checks
-        that the shard has the schema to which its migrations must lead. A step of another kind is
-        left unfinished here.
+        Two kinds of steps need no plan. BUILD creates all tables of an empty shard. COMPARE checks
+        that the shard has the schema to which its migrations must lead. A step of any other kind
+        is left unfinished here.
         """
         checkpoint = session.checkpoint
         if checkpoint is None or checkpoint.what not in (What.BUILD, What.COMPARE):

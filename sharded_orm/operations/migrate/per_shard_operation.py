@@ -81,8 +81,8 @@ class PerShardOperation:
                 self._run_operation()
             return
         statements = self._raw_statements()
-        # Session variables ended with the interrupted session. Set them again, because the next
-        # statements may depend on them.
+        # The variables that the operation had set were lost with the interrupted session. Set them
+        # again in this session, because the next statements may depend on them.
         for sql, params in statements[: checkpoint.index]:
             if _SESSION_SETTING.match(sql):
                 self._execute(sql, params)
@@ -132,10 +132,10 @@ class PerShardOperation:
                 with self._observe_statements(in_transaction=in_transaction):
                     self._call(self._editor)
                 if self._editor.deferred_sql:
-                    # The schema editor runs its deferred statements after the commit. If the
-                    # process is killed between, the marker (a row) proves the commit, but not those
-                    # statements. So note in the journal, before the commit, that a rollback does
-                    # not undo the whole operation.
+                    # The schema editor runs its deferred statements after the commit. The marker (a
+                    # row) proves the commit, but does not prove that these statements were run: the
+                    # process may be killed before. So note in the journal, before the commit, that
+                    # a rollback does not undo the whole operation.
                     self.forget_revertibility()
             for sql in self._editor.deferred_sql:
                 self._editor.execute(sql, None)

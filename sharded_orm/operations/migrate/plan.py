@@ -27,15 +27,15 @@ from sharded_orm.backends.snapshot import applied_digest
 Key = tuple[str, str]
 
 # Modules with operations of Django that send SQL only through the schema editor. Their SQL is
-# recorded once and sent to every shard. A subclass in another module may do anything else, too. So
-# it runs as Python code on each shard.
+# recorded once and sent to every shard. A subclass in another module may do more than send SQL. So
+# a subclass runs as Python code on each shard.
 _SCHEMA_OPERATIONS = frozenset(
     f"django.db.migrations.operations.{module}" for module in ("fields", "models")
 )
 # Operations of django.contrib.postgres that send SQL only through the schema editor. They are named
-# as text, because the module is not imported here. CreateExtension is left out: the SQL that it
-# sends depends on the extensions of the database. They are no part of a shard's schema, so shards
-# with the same schema may need different SQL.
+# as text, because the module is not imported here. CreateExtension is left out: its SQL depends on
+# the extensions that the database has already. Extensions are not part of a shard's schema, so two
+# shards with the same schema may need different SQL.
 _POSTGRESQL = "django.contrib.postgres.operations"
 _POSTGRESQL_OPERATIONS = frozenset(
     {
@@ -53,7 +53,8 @@ _POSTGRESQL_OPERATIONS = frozenset(
 class Piece:
     """An operation, the project state before it runs, and the project state after it has run.
 
-    If the migration is undone, the state before is the one with the operation applied.
+    If the migration is undone, ``from_state`` is the state with the operation applied, and
+    ``to_state`` is the state without it.
     """
 
     operation: Operation
@@ -65,8 +66,8 @@ class Piece:
 class Unit:
     """One migration in one direction, forwards or backwards.
 
-    :param alias: the alias of a shard, to ask database routers whether an operation runs on shards.
-        Any shard of the group will do, because routers give the same answer for all of them.
+    :param alias: the alias of any shard of the group. With it, the database routers are asked
+        whether an operation runs on shards. Their answer is the same for all shards of the group.
     :param records: the rows of ``django_migrations`` that the unit adds (forwards) or deletes
         (backwards).
     """
@@ -107,8 +108,8 @@ class Unit:
         """
         operation = self.operations[number]
         if type(operation) in (RunPython, RunSQL):
-            # RunPython and RunSQL do nothing if the database router refuses the app. Most of them
-            # are in apps without tables on shards, so this saves their calls on each shard.
+            # RunPython and RunSQL do nothing if the database router refuses the app, as it does for
+            # apps without tables on shards. Then they need not be called on each shard.
             hints: dict[str, Any] = operation.hints  # type: ignore[attr-defined]  # RunPython and RunSQL have ``hints``
             return router.allow_migrate(self.alias, self.migration.app_label, **hints)
         kind = type(operation)
@@ -117,9 +118,9 @@ class Unit:
         )
 
     def is_atomic(self, number: int) -> bool:
-        """Whether an operation gets a transaction of its own.
+        """Whether an operation runs in a transaction of its own.
 
-        This matters only if the migration as a whole does not run in a transaction.
+        The answer is used only if the migration as a whole does not run in one transaction.
 
         :param number: the index of the operation in :attr:`operations`.
         """
@@ -310,9 +311,9 @@ class MigrationPlan:
         """Return the argument ``plan`` of ``pre_migrate`` and ``post_migrate``, with copied
         migrations.
 
-        A receiver may add operations to a migration, as that of ``contenttypes`` does. All shards
-        share the plan. Without the copies, the receiver would add its operations again for each
-        shard.
+        A receiver may add operations to a migration; for example, a receiver of ``contenttypes``
+        does. All shards share the plan. Without the copies, the receiver would add its operations
+        to the shared plan again for each shard.
         """
         plan = []
         for unit in self.units:
@@ -325,7 +326,8 @@ class MigrationPlan:
     def _render(state: ProjectState) -> ProjectState:
         state.clear_delayed_apps_cache()
         _ = state.apps
-        # RunPython calls clear_delayed_apps_cache() in each thread. With ``is_delayed`` set to
-        # False, the call leaves the models alone, which were rendered for all threads.
+        # The models of this state were rendered once for all threads. RunPython calls
+        # clear_delayed_apps_cache() in each thread, which would discard them. It does nothing if
+        # ``is_delayed`` is False.
         state.is_delayed = False
         return state

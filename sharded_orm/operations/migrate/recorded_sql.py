@@ -127,9 +127,9 @@ class RecordedScript:
     def stretch(self, index: int) -> range:
         """Return the indexes of statements, from ``index`` on, for which one checkpoint is enough.
 
-        If the process is killed among these statements, the schema must show how many of them took
-        effect. So they all belong to one operation, and each leaves a different schema. The
-        statement that records the migration may follow as the last one, because the rows of
+        If the process is killed while it runs these statements, the schema must show how many of
+        them took effect. So they all belong to one operation, and each leaves a different schema.
+        The last of them can be the statement that records the migration, because the rows of
         ``django_migrations`` show whether it took effect.
         """
         first = self.statements[index]
@@ -162,11 +162,11 @@ class RecordedScript:
         return statement.after != self.fingerprint_before(index) or is_repeatable(statement.sql)
 
     def altered_tables(self, before: SchemaSnapshot) -> list[str] | None:
-        """Return the names of the tables that the script may alter, if it does nothing else.
+        """Return the names of the tables that the script alters, or None.
 
-        After such a script, it is enough to read these tables again. Return None if a statement
-        does anything but alter existing tables, for example create one. Also return None if the
-        script changes a table that none of its statements names.
+        If the script only alters existing tables, it is enough to read these tables again
+        afterwards. Return None if a statement does anything else, for example creates a table. Also
+        return None if the script changes a table that none of its statements names.
 
         :param before: the schema at which the script begins.
         """

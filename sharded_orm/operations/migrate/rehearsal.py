@@ -250,9 +250,9 @@ class Rehearsals:
         label = unit.migration.app_label
         with recorder.attach(), copy.schema_editor(atomic=unit.migration.atomic) as editor:
             fingerprints = not editor.atomic_migration
-            # Indexes and constraints are deferred statements: the schema editor runs them at the
-            # end of this ``with`` block. So the next operation, which runs on each shard itself,
-            # finds them in place.
+            # The schema editor puts off statements for indexes and constraints, and runs them at
+            # the end of this ``with`` block. So the script has these statements, and the next
+            # operation of the migration, such as a RunPython, finds the indexes in place.
             for number, piece in enumerate(unit.pieces(state)):
                 if not start <= number < end:
                     continue

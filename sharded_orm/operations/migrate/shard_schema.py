@@ -40,10 +40,11 @@ def compare(
     """Check that the shard has the schema to which ``script`` must lead. Return the shard's schema.
 
     :param script: recorded SQL that was run on the shard.
-    :param checkpoint: the step to write into the journal if the schema differs. The next attempt
-        compares the schemas again and, if they are equal, continues.
-    :param before: the schema when ``script`` began; None if it was not read. It saves time if
-        ``script`` only alters tables: then only these tables are read, unless one of them differs.
+    :param checkpoint: the step to write into the journal if the schema differs. It makes the next
+        attempt compare the schemas again and, if they are equal, continue.
+    :param before: the schema when ``script`` began; None if it was not read. If it is given, and
+        ``script`` only alters tables, only these tables are read. This saves time. If the result
+        is not the expected schema, all tables are read.
     :raises SchemaDiffers: the shard has another schema.
     """
     tables = script.altered_tables(before) if before is not None else None

@@ -63,8 +63,8 @@ class ShardSession:
         self.step.run.check()
         if self._stopping():
             raise OperationStopped(f"{self.alias} was left in order, to be gone on with.")
-        # Lock the shard at the first call. An operation may have closed the connection since, and
-        # closing it releases the lock. Then lock the shard again.
+        # Lock the shard at the first call. At a later call, lock it again if an operation has
+        # closed the connection since, because the lock was released with the connection.
         if self._lock_holder is None or self._lock_holder is not self.connection.connection:
             self.lock()
 
@@ -160,9 +160,9 @@ class ShardSession:
         if self.checkpoint.what is What.PER_SHARD and not (
             self.checkpoint.marker and self.checkpoint.reverts
         ):
-            # The operation took effect, but no marker proves it. So record the success in the
-            # journal now. If the process were killed before the next checkpoint, nothing else would
-            # show it.
+            # The whole operation took effect, but no marker (a row in ``django_migrations``)
+            # proves this. So record the success in the journal now. Otherwise nothing would show
+            # it if the process were killed before the next checkpoint.
             self.amend(settled="done")
 
     @property
@@ -175,9 +175,9 @@ class ShardSession:
         """A context manager whose block sends ``post_migrate`` after the last migration.
 
         If the block is interrupted or raises an error, a later process must send ``post_migrate``
-        again. A checkpoint of the kind END in the journal makes it do so. It is written before the
-        block, unless the present checkpoint has the same effect. After an error, it is always
-        written.
+        again. A checkpoint of the kind END in the journal makes the later process do so. This
+        checkpoint is written before the block, unless the present checkpoint has the same effect.
+        If the block raises an error, the checkpoint is always written.
         """
         end = Checkpoint(What.END, self.step.run.id)
         if self.checkpoint is None or self.checkpoint.what is What.COMPARE:

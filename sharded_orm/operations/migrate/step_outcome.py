@@ -38,8 +38,8 @@ class RecoveryCheck:
     def statements(self, checkpoint: Checkpoint, script: RecordedScript) -> int:
         """Return how many recorded statements of an interrupted step took effect.
 
-        The statement that records the migration is not counted: call this only if it took no
-        effect.
+        Call this only if the statement that records the migration, the last one of the step, took
+        no effect. It is not counted.
 
         :param script: the script to which the checkpoint's statements belong.
         """
@@ -71,9 +71,9 @@ class RecoveryCheck:
     def raw(self, checkpoint: Checkpoint, label: str, sql: str, effect: Effect) -> bool:
         """Whether a statement of ``RunSQL`` took effect.
 
-        For a statement that changes the schema, this can be seen only if the schema is not the one
-        before the statement. The schema after it is not known, because ``RunSQL`` was not run on an
-        empty copy first.
+        If the statement changes the schema, compare the present schema with the one before the
+        statement. It cannot be compared with the one that the statement leads to: this is not
+        known, because ``RunSQL`` is not run on an empty copy of the schema first.
 
         :param label: a description of the operation for people.
         :param effect: what the statement changes: rows or the schema.

@@ -1,7 +1,7 @@
-"""Convert the shard keys of a group between three forms.
+"""Convert the shard keys of a group between three forms of the same key.
 
-Operators type keys as text. The directory stores another text for each key. The shards store the
-value of a column.
+These are the text that an operator types, the text that the directory stores, and the value that
+the shards store in a column.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COMPARABLE = (models.IntegerField, models.CharField, models.TextField, models.UU
 class GroupKeys:
     """Converts the shard keys of ``group``.
 
-    The group has a directory: the table that records the shard of each key.
+    The strategy of the group must be a directory: a table that records the shard of each key.
 
     :raises LookupError: no model belongs to the group.
     """

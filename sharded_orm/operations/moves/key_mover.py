@@ -1,11 +1,11 @@
 """The move of one shard key from its shard, the source, to another shard, the target.
 
-- The mover copies the key's rows into *side tables* on the target, which queries of the site do not
-  see. It copies rows again that the site changes meanwhile.
+- The mover copies the key's rows into *side tables* on the target. Queries of the site do not see
+  side tables. If the site changes rows meanwhile, the mover copies these rows again.
 - The *switch* moves the rows from the side tables into the tables of the models, which are called
-  the real tables. It records that the target owns the key.
-- Afterwards, the mover moves the old rows into side tables on the source, which keep them for some
-  time.
+  the real tables, and records that the target owns the key.
+- Afterwards, the mover moves the old rows on the source into side tables there. They are kept for
+  some time.
 
 docs/decisions/0031-mover-of-keys.md explains the order of the steps.
 """
@@ -37,19 +37,20 @@ logger = logging.getLogger("sharded_orm.operations")
 
 #: The number of rows that are read and written at once.
 BATCH = 500
-#: The journal, a table on the source, records the rows of the key that the site changes. If it has
-#: at most this many entries, the copy counts as current.
+#: The journal, a table on the source, records each change of the key's rows until the mover has
+#: copied the row again. If it has at most this many entries, the copy is current enough to go on.
 FEW_CHANGES = 50
 #: The mover gives up if the number of changes that are left to copy has not become smaller during
 #: this many reads of the journal: the site then changes rows faster than the mover copies them.
 MOST_ROUNDS = 100
 #: The largest number of attempts to switch the key to the target before the move is given up.
 ATTEMPTS = 10
-#: Passed as the limit for a read of the journal of changes, to read all entries at once. A journal
-#: never has so many.
+#: A read of the journal of changes has a limit. To read all entries at once, pass this number: a
+#: journal never has so many entries.
 ALL_CHANGES = 10**9
-#: The largest number of seconds to wait on one shard for another process that creates or drops
-#: triggers there, and the largest number to wait then for open transactions.
+#: The mover waits for two things before it creates triggers on a shard: for another process that
+#: creates or drops triggers there, and then for open transactions. This is the largest number of
+#: seconds for each of the two waits.
 TRIGGER_PATIENCE = 30.0
 
 
@@ -101,14 +102,15 @@ class KeyMover:
         :raises BranchesPrepared: a transaction in two phases is prepared on one of the shards.
         """
         source, target = self._sessions.capture(move.source), self._sessions.capture(move.target)
-        # The fence on the target is closed at once: the target must refuse writes of the key until
-        # it owns the key. The fence on the source stays open until the switch.
+        # Close the fence on the target at once, because the target must refuse writes of the key
+        # until it owns the key. Leave the fence on the source open until the switch, because the
+        # site goes on to write there.
         self._watch(target, move, closed=True)
         self._watch(source, move, closed=False)
-        # A transaction in two phases may have written rows of the key before the triggers existed,
-        # and be prepared now. The journal would miss these rows. CREATE TRIGGER usually waits for
-        # such a transaction; on MariaDB it does not if the session of the transaction has ended. So
-        # refuse the move if there is a prepared transaction.
+        # Refuse the move if a transaction in two phases is prepared on one of the shards. It may
+        # have written rows of the key before the triggers existed, and the journal would miss these
+        # rows. CREATE TRIGGER usually waits for such a transaction; but on MariaDB it does not wait
+        # if the session of the transaction has ended.
         shards = [runtime.shard(move.group, number) for number in (move.source, move.target)]
         refuse_prepared(runtime.group(move.group), shards)
         self._sessions.copy(move.source).prepare(self._tables)
@@ -120,8 +122,10 @@ class KeyMover:
         self.catch_up(move)
 
     def _require_no_rows(self, move: MoveRecord) -> None:
-        """Check that the target has no rows of the key yet. An undo of the move deletes the rows of
-        the key from the target, and would delete such rows, too.
+        """Check that the target has no rows of the key before the copy begins.
+
+        If the move is undone later, all rows of the key are deleted from the target. So rows that
+        were there before would be lost.
         """
         copy = self._sessions.copy(move.target)
         for table in self._tables:
@@ -134,13 +138,13 @@ class KeyMover:
                 )
 
     def catch_up(self, move: MoveRecord, published: Sequence[CapturedTable] = ()) -> None:
-        """Copy the rows that the site has changed since they were copied, until few changes are
-        left.
+        """Copy again the rows that the site has changed since they were copied, until few changes
+        are left.
 
         If the number of changes that are left no longer becomes smaller, the move fails.
 
-        :param published: tables whose copied rows are already in the real tables of the target, and
-            not in side tables any more. There the rows are changed.
+        :param published: tables whose copied rows were already moved from the side tables into the
+            real tables of the target. Changed rows of these tables are written to the real tables.
         :raises OperationStopped: the work was asked to stop.
         :raises MoveFailed: for the same reasons as in :meth:`prepare`.
         """
@@ -163,10 +167,10 @@ class KeyMover:
 
     def _watch(self, capture: ChangeCapture, move: MoveRecord, *, closed: bool) -> None:
         with capture.exclusively(TRIGGER_PATIENCE):
-            # Another process may abort this move: it records the abort, takes this lock, and
-            # removes the fences. If the abort is recorded already, move.check() raises an error,
-            # and no fence is made. Otherwise the other process gets the lock after this block, and
-            # removes the fence that is made here.
+            # Another process may abort this move. To do so, it records the abort, takes this lock,
+            # and removes the fences. If the abort is recorded already, move.check() raises an
+            # error, and no fence is made. Otherwise the other process gets the lock after this
+            # block, and removes the fence that is made here.
             move.check()
             self._check()
             capture.prepare()
@@ -236,9 +240,10 @@ class KeyMover:
         self.catch_up(move)
         published = self._publish_early(move, cascading)
         for attempt in range(ATTEMPTS):
-            # The target may refuse a row: for example, two rows have exchanged unique values, and
-            # only one of them was read after that. Or there is a deadlock with other writers.
-            # Ignore both errors, because the attempt below reads the rows again, while writes wait.
+            # Ignore two kinds of errors here: the target refuses a row, or there is a deadlock with
+            # other writers. A row is refused, for example, if two rows have exchanged unique values
+            # and only one of them was read after that. _switch_once() below reads the changed rows
+            # again while writes wait, and so without this error.
             try:
                 self.catch_up(move, published)
                 self._follow(move, published)
@@ -266,7 +271,7 @@ class KeyMover:
     def _open_sessions(self, move: MoveRecord) -> None:
         """Open all sessions, and read the columns of all tables.
 
-        Later, while writes of the key wait, there would be no time for this.
+        This is done before the switch, so that it takes no time while writes of the key wait.
         """
         for shard in (move.source, move.target):
             self._sessions.capture(shard)
@@ -277,17 +282,17 @@ class KeyMover:
     def _publish_early(self, move: MoveRecord, cascading: Collection[str]) -> list[CapturedTable]:
         """Publish as many tables as possible before writes begin to wait, and return these tables.
 
-        To publish is to move copied rows from side tables of the target into its real tables.
-        Nobody sees these rows yet: the source owns the key, and queries of several shards leave
-        them out.
+        To publish a table is to move its copied rows from the side table on the target into the
+        real table there. Nobody sees these rows yet, because the source owns the key, and queries
+        of several shards leave them out.
 
         Three kinds of tables are published only while writes wait:
 
-        - tables without the shard key, because queries cannot leave out their rows;
-        - tables that cascades of the database change, because no trigger records such changes;
-        - tables with a unique index that does not contain the shard key. Suppose that the site
-          deletes a row on the source after the row was published. Until the copy is deleted, too,
-          rows of other keys on the target could not have its unique value.
+        - Tables without the shard key, because queries cannot leave out their rows.
+        - Tables that cascades of the database change, because no trigger records such changes.
+        - Tables with a unique index that does not contain the shard key. Suppose that the site
+          deletes a published row on the source, and then inserts its unique value for another key
+          on the target. The target would refuse this until the mover has deleted the copy, too.
         """
         target = self._sessions.copy(move.target)
         tables = [
@@ -303,19 +308,19 @@ class KeyMover:
         except Error as exc:
             if not (isinstance(exc, IntegrityError) or is_deadlock(exc)):
                 raise
-            # The target refuses a row now, so publish nothing early. The rows were read at
-            # different moments, so two of them may seem to have the same unique value. If a row of
-            # another key on the target really has the value, publishing later fails, too.
+            # The target refuses a row, so publish nothing early. The reason may be harmless: the
+            # rows were read at different moments, so two of them may seem to have the same unique
+            # value. If a row of another key on the target really has the value, the switch fails.
             return []
         return tables
 
     def _give_up(self, move: MoveRecord, cause: LeaseLost) -> None:
         """Reopen the fence on the source, so that the source accepts writes of the key again.
 
-        This process has lost the lease, the right to move keys of the group, while writes waited.
-        First abort the move, so that no other process can make the target the owner any more. Then
-        reopen the fence. If another process has removed this fence, or a later move has taken it
-        over, nothing is reopened, because the fence is found by the number of this move.
+        Call this if the process has lost its lease (the right to move keys of the group) while
+        writes waited. First abort the move, so that no other process can make the target the owner
+        any more. Then reopen the fence with the number of this move. If another process has removed
+        this fence, or a later move has taken it over, nothing is reopened.
         """
         try:
             if move.abort(one_line(cause)):
@@ -402,8 +407,8 @@ class KeyMover:
         sessions = source.sessions()
         self._sessions.copy(move.source).prepare(self._tables)
         self._sessions.copy(move.source).set_aside(self._tables, move.number, move.value)
-        # Discard the side tables on the target first, and then record the move as settled. In the
-        # other order, a kill in between would leave side tables that only 'keys repair' finds.
+        # Discard the side tables on the target before the move is recorded as settled. In the other
+        # order, a kill between the two steps would leave side tables that only 'keys repair' finds.
         self._sessions.copy(move.target).discard_everywhere(move.number)
         move.settle(sessions)
 
@@ -421,9 +426,9 @@ class KeyMover:
         self._sessions.close()
         source, target = self._sessions.capture(move.source), self._sessions.capture(move.target)
         # Remove the fence of the source first, because the source owns the key and must accept
-        # writes soon. The mover may only have been paused, and go on. exclusively() takes the lock
-        # under which a mover makes a fence. So the mover has made its fence before, or it gets the
-        # lock later and then notices the abort.
+        # writes soon. The process that has begun the move may only be paused, and may make a fence
+        # when it goes on. exclusively() takes the lock that a process needs to make a fence. So the
+        # paused process has made its fence before, or gets the lock later and notices the abort.
         for capture in (source, target):
             with capture.exclusively(TRIGGER_PATIENCE):
                 capture.prepare()

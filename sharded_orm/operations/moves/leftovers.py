@@ -53,10 +53,10 @@ def remove_leftovers(group: str, shards: Iterable[int], *, kill: bool = False) -
     """Remove fences that are not needed any more, and old rows that were kept for long enough.
 
     A fence makes an old shard refuse writes to a moved key, as long as a session that was open
-    during the move may write there. On ``shards``, this function also removes what interrupted
-    moves have left, if they have ended since: copies, fences, and the triggers if no fence is left.
-    Can be repeated. If something cannot be removed, no error is raised, because it does not disturb
-    the application. The report then has a note.
+    during the move may write there. An interrupted move may have left copies of rows, fences and
+    triggers. If the move has ended since, they are removed from ``shards``; the triggers only if no
+    fence needs them. Can be repeated. If something cannot be removed, no error is raised, because
+    leftovers do not disturb the application. The report then has a note.
 
     :param shards: the numbers of shards on which moves have worked.
     :param kill: whether to end sessions of paused processes that hold a lock there.

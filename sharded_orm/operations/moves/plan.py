@@ -16,8 +16,9 @@ from sharded_orm.operations.moves.tables import tables_of_group
 from sharded_orm.operations.relations import batched
 from sharded_orm.routing.directory import DirectoryStrategy
 
-#: With the target ``auto``, an open shard is drawn at random for each key. If this many draws have
-#: given only the key's own shard, it probably is the only open shard.
+#: With the target ``auto``, an open shard is drawn at random for each key, and drawn again if it is
+#: the shard on which the key is already. After this many draws without another shard, there
+#: probably is no other open shard.
 _DRAWS = 100
 _LOOK_UPS = 500
 
@@ -27,7 +28,7 @@ class MovePlan:
     """Which keys move, and notes that an operator should read before the move.
 
     :param already: keys, as text, that are on their target now.
-    :param notes: sentences, such as those about tables without a model.
+    :param notes: sentences for the operator. For example, one says which tables belong to no model.
     """
 
     group: str

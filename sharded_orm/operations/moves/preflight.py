@@ -168,8 +168,8 @@ def taken_on_target(
 ) -> list[str]:
     """Return sentences about rows of the key that the new shard would refuse.
 
-    There, another row has the same id, or the same value in a unique column. Costs two statements
-    per table and 500 rows of the key.
+    It would refuse a row if another row there has the same id, or the same value in a unique
+    column. Costs two statements per table and 500 rows of the key.
     """
     source, target = sessions.copy(key.source), sessions.copy(key.target)
     taken: list[str] = []

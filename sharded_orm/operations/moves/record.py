@@ -206,7 +206,7 @@ class MoveRecord:
             raise self._lost()
 
     def settle(self, sessions: Any) -> None:
-        """Record that the old rows were moved into side tables, and so the move is complete.
+        """Record that the move is complete: the old rows on the source are in side tables now.
 
         :param sessions: a value that identifies the sessions that were open on the source when the
             target became the owner, and may still write there. None if the database cannot list its
@@ -238,7 +238,8 @@ class MoveRecord:
         :param why: the cause, for the record.
         """
         for phase in BEFORE_SWITCH:
-            # Record the phase, too: copied rows may be in real tables if it was "switching".
+            # Also record the phase in which the move was aborted. If it was "switching", copied
+            # rows may be in the real tables of the target, and must be removed there.
             rows().filter(pk=self.number, phase=phase).update(
                 phase=ABORTED, error=why[:2000], position={"aborted_in": phase}
             )
@@ -250,8 +251,8 @@ class MoveRecord:
     def may_be_published(self) -> bool:
         """Whether copied rows of this aborted move may be in the real tables of the target.
 
-        They may if the move was aborted during the switch. Before that, copied rows are in side
-        tables only.
+        The switch puts them there, so this is possible only if the move was aborted in the phase
+        "switching". Before the switch, copied rows are in side tables only.
         """
         return bool(self.position["aborted_in"] == SWITCHING)
 

@@ -59,7 +59,8 @@ class MoveReport:
     :param unsettled: maps each moved key with an incomplete move to a sentence about what is left
         to do. Either its old rows are still on the old shard, or its new shard still refuses
         writes.
-    :param notes: further sentences for the operator, such as those about tables without a model.
+    :param notes: further sentences for the operator. For example, one says which tables belong to
+        no model.
     :param recovered: maps keys to the numbers of the shards on which they are now. An earlier
         process had left the moves of these keys unfinished, and this call has ended them.
     :param stopped: why the work was stopped early; "" if it was not.

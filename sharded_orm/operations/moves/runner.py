@@ -1,9 +1,9 @@
 """Move keys, abort moves, and repair interrupted moves. The operator's commands call these
 functions.
 
-A process first takes over the group's run in the journal. As long as it holds the run, no other
-process can move keys of the group. If the process is killed, another process can end its moves,
-because a table records the phase of each move.
+Moves of a group's keys are a *run* in the journal, and only one process at a time can hold the run.
+So no other process can move keys of the group meanwhile. If the process is killed, another process
+can take over the run and end the moves, because a table records the phase of each move.
 """
 
 from __future__ import annotations
@@ -183,7 +183,8 @@ class _Run:
         self.report = MoveReport(group)
 
     def hold(self, run: journal.JournalRun) -> None:
-        """Use the journal's ``run``, which this process holds, for the next moves.
+        """Use ``run`` for the next moves. It is the group's run in the journal, whose lease this
+        process holds.
 
         :raises OperationHeld: an operation is under way that must not overlap with moves of keys.
         """
@@ -191,7 +192,8 @@ class _Run:
         refuse_conflicts(run)
 
     def begin(self, run: journal.JournalRun) -> None:
-        """Use the journal's ``run``, and end the moves that an earlier process has left unfinished.
+        """Use ``run`` for the next moves, and first end the moves that an earlier process has left
+        unfinished.
 
         :raises OperationHeld: an operation is under way that must not overlap with moves of keys.
         """
@@ -229,8 +231,8 @@ class _Run:
     def _end_sessions(self, moves: Sequence[MoveRecord]) -> None:
         """End the database sessions of the process that has left ``moves`` unfinished.
 
-        That process may only be paused. It must not write any more, because this process has taken
-        over its run.
+        That process may still live, for example if it was only paused. It must not write any more,
+        because this process has taken over its run.
         """
         ended = 0
         with ShardSessions(self._group) as sessions:
@@ -263,7 +265,10 @@ class _Run:
         self.report.left = sum(str(key.value) not in ended for key in plan.keys)
 
     def sweep(self, shards: Iterable[int]) -> None:
-        """Look for leftovers of moves on ``shards``, too, in :meth:`finish`."""
+        """Make :meth:`finish` remove leftovers of moves also on ``shards``.
+
+        Without this call, it removes them only on shards from or to which this process moves keys.
+        """
         self._shards.update(shards)
 
     def finish(self) -> None:
@@ -293,7 +298,7 @@ class _Run:
         announced_at = now()
         copied = self._in_threads(moves, self._prepare)
         # Other processes may remember the old shards of the keys until their leases end. Wait until
-        # the last lease has ended.
+        # the last lease has ended. During the wait, copy the rows that the site changes.
         lease = runtime.config().placement_lease
         assert lease is not None
         while (left := announced_at + lease + MARGIN - now()) > 0 and not self._stopping():

@@ -80,9 +80,10 @@ class KeyRows:
     :param shard: the number of the key's shard, according to the directory (the table that records
         the shard of each key).
     :param rows: number of rows on that shard.
-    :param elsewhere: maps the number of each other shard that has rows of the key to their number.
-    :param examples: maps the number of such a shard to some of these rows, each as a text with
-        table and primary key.
+    :param elsewhere: the other shards that have rows of the key. Maps the number of each such shard
+        to the number of the key's rows there.
+    :param examples: maps the number of each such shard to some of the key's rows there. Each row is
+        a text with the table and the primary key.
     """
 
     key: str

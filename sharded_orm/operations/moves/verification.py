@@ -1,8 +1,8 @@
-"""Compare a key's rows on two shards, to find errors of the mover.
+"""Compare a key's rows on two shards, to find errors of the mover that has copied them.
 
-For this purpose, the comparison shares no code with the mover's copying. The database servers
-compute a digest (a hash) of the rows of each table, byte by byte. If two digests differ, the
-servers compute a digest of each row, so that the differing rows can be named.
+The comparison shares no code with the mover, because an error in shared code would not be found.
+The database servers compute a digest (a hash) of the rows of each table, byte by byte. If the
+digests of a table differ, the servers compute a digest of each row, to name the differing rows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ def differences(
     """Compare the rows of a key in the real tables of two shards.
 
     Return the number of rows, and a sentence for each table that differs. Costs one statement per
-    table and shard. Both shards compute in parallel, because writes to the key wait until the end.
+    table and shard. The two shards work at the same time, because the site's writes to the key wait
+    until the comparison ends.
     """
     with ThreadPoolExecutor(1, thread_name_prefix="sharded_orm comparison") as thread:
         target_digests = thread.submit(_digests, target, tables, key)

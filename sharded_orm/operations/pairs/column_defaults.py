@@ -21,7 +21,7 @@ from sharded_orm.operations.runs import journal
 from sharded_orm.operations.runs.conflicts import EVERYTHING, refuse_conflicts
 from sharded_orm.topology.model import Shard
 
-# What the server shows as the default of a column that has none and takes NULL.
+# If a column has no default and may be NULL, the server shows one of these values as its default.
 _NO_DEFAULT = (None, "NULL")
 
 
@@ -29,11 +29,13 @@ def drop_kept_defaults(first: str, second: str) -> list[str]:
     """Drop the default of each column of the pair's shards whose field has no ``db_default``.
 
     Call this only when every process runs a release whose models have these fields. An older
-    release inserts rows without these columns, which then fails. The statements run on the active
-    sides, with the operators' accounts, and are replicated. Can be called again.
+    release inserts rows without these columns, and such an insert fails without the defaults. The
+    statements run on the active sides, with the operators' accounts, and are replicated. Can be
+    called again.
 
     :returns: the columns, such as ``photos_00001: app_photo.stars``.
-    :raises PairRefused: a rolling upgrade is not finished, or the pair gives no session.
+    :raises PairRefused: a rolling upgrade is not finished, or no connection to the pair can be
+        opened.
     :raises OperationHeld: another process works on the shards.
     """
     with journal.hold_run(KIND, EVERYTHING, {"pair": [first, second]}) as run:

@@ -1,8 +1,9 @@
-"""The switch of a shard whose active side is down: the passive side becomes active without it.
+"""Make the passive side of a shard the active one if the server of its active side is down.
 
-The active side is *given up*: nobody waits for it, and writes that only it has are lost for the
-time being. A new epoch of the shard begins, a number that the topology and the surviving side
-store. If the given-up side comes back, its older epoch shows that it must rejoin the pair first
+The active side is *given up*: nobody waits for it, and writes that only this side has are lost for
+the time being. Each shard has an *epoch*, a number in the topology and on both sides. When a side
+is given up, a greater number is stored in the topology and on the other side. If the given-up side
+comes back, its smaller number shows that it must rejoin the pair first
 (:mod:`~sharded_orm.operations.pairs.rejoin`).
 """
 
@@ -37,8 +38,8 @@ if TYPE_CHECKING:
     from sharded_orm.backends.mysql.pair_side import MySQLPairSide
     from sharded_orm.backends.side_fence import SideFence
 
-# Seconds in which the old side must answer each statement. This is longer than a statement may wait
-# for a transaction there.
+# The old side must answer each statement within this number of seconds. A statement may wait there
+# for a transaction; this limit is longer than such a wait.
 _ANSWER_WITHIN: Final = 15
 # If a side did not answer, it is not asked again for this number of seconds.
 _SILENCE: Final = 30.0
@@ -51,9 +52,9 @@ def check_forced(
 
     Return what may be lost; None if the plan has no shards.
 
-    :param upgraded: the given-up side and the other side, if a rolling upgrade of the pair ends in
-        this way. Then the plan may be without shards, and the other side may keep changes that it
-        has received but not executed yet.
+    :param upgraded: the names of the given-up side and of the other side, if the pair is in a
+        rolling upgrade, which ends with this switch. Then the plan may be without shards, and the
+        other side may have received changes that it has not executed yet. None otherwise.
 
     :raises SwitchRefused: the side cannot be given up, or need not be. Every reason is listed.
     :raises TopologyReadOnly: commands cannot change the topology.
@@ -115,8 +116,9 @@ def _survivor_problems(
     current = side.status().current  # after the links, which execute meanwhile
     for link in links:
         if not link.executes and not is_upgrade and side.missing(link.received, current):
-            # The relay log has what was received and not executed yet. START SLAVE deletes it if
-            # both threads of the connection are stopped, whichever of the threads it starts.
+            # The changes that were received and not executed yet are in the relay log. If both
+            # threads of the replication are stopped, START SLAVE deletes this log, even if it
+            # starts only one of the threads.
             is_kept = link.receives or link.connecting
             remedy = (
                 f"mend the cause, then START SLAVE SQL_THREAD on {side.name!r}"
@@ -171,10 +173,10 @@ def _loss(node: str, survivor: MySQLPairSide) -> UnsentWrites:
 
 
 class GivenUpSide:
-    """The side that is given up. If its server can be reached, it is made to refuse writes.
+    """Makes the side that is given up refuse writes, if its server can be reached.
 
-    If the server does not answer, it is not asked again for some time, so that not each shard waits
-    for it. To be used by one thread.
+    If the server does not answer for one shard, it is not asked again for some time. So the switch
+    of the next shards does not wait for it. To be used by one thread.
 
     :param confirm: called before each change. It raises an error if this process must not make the
         change.
@@ -225,8 +227,8 @@ class ForcedSwitch:
     kill.
 
     If the server of the old side can be reached, the old side is made to refuse writes. The
-    replication from it is ended: otherwise it would later bring back writes that nobody expects any
-    more.
+    replication from the old side to the other side is ended. Otherwise old writes would arrive when
+    the server comes back, and change rows that were written since.
 
     :param survivor: the operator's session on the server of the other side.
     :param new: the fence of the shard on the other side, which makes that side refuse or take

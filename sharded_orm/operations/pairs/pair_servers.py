@@ -1,4 +1,7 @@
-"""Connections to the two servers of a master-master pair, and the shards on a pair."""
+"""Open connections to the two servers of a pair, and find the shards on a pair.
+
+The two servers replicate from each other (master-master replication).
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,7 @@ class PairServers:
 
 
 def shards_of(first: str, second: str) -> tuple[Shard, ...]:
-    """Return the shards on two nodes: one is the shard's primary, and the other is its replica."""
+    """Return the shards that have one of the two nodes as primary and the other as replica."""
     names = {first, second}
     return tuple(
         shard

@@ -20,8 +20,8 @@ from sharded_orm.topology.range_entries import entry_of, replace_shard
 class SideChange(ShardChange):
     """A shard whose active side changes from the node ``source`` to the node ``target``.
 
-    :param epoch: the number of the shard's epoch that begins with the change. A new epoch begins if
-        the server ``source`` is down and is given up; None for other changes.
+    :param epoch: the shard's new epoch, a number. A new epoch begins if ``source`` is given up
+        because its server is down. None for other changes, which keep the epoch.
     """
 
     epoch: int | None = None
@@ -80,8 +80,8 @@ def find_plan(
 
     :param numbers: the numbers of the shards; None if ``all_from`` is given.
     :param to_side: the node that becomes active. By default, the passive side of each shard does.
-    :param all_from: a node: all shards of the group that are active on it change. With ``to_side``,
-        only those change whose passive side is ``to_side``.
+    :param all_from: the name of a node, to change all shards of the group that are active on this
+        node. If ``to_side`` is given as well, only those of them change that are passive there.
     :param force: whether the active side is given up, because its server is down.
     :raises SwitchRefused: the topology does not allow this. Every reason is listed.
     :raises UnknownShard: there is no such group.
@@ -95,8 +95,9 @@ def find_plan(
     if problems:
         raise SwitchRefused(problems)
     if numbers is None:
-        # Look for shards with this node on either side. If the node is active for none of them, the
-        # plan is empty: for example, an earlier command was killed after its last shard.
+        # Also take shards for which the node ``all_from`` is the passive side: they need no change.
+        # If there are only such shards, the plan is empty and no error is raised. This happens if
+        # an earlier command was killed after its last shard, and is repeated.
         numbers = [
             number
             for r in found.ranges

@@ -78,8 +78,9 @@ def _readiness_problems(servers: pair_servers.PairServers, options: SwitchOption
 
 
 def closed_problem(node: str) -> str:
-    """Return the sentence for an operator that the server is read only. It starts so after each
-    restart.
+    """Return a sentence that tells an operator that the server of ``node`` is read only.
+
+    A server of a pair is read only after each start, until ``pairs rejoin`` brings it back.
     """
     return f"{node!r} is read only, as after a restart: run 'manage.py pairs rejoin {node}'"
 
@@ -104,7 +105,7 @@ def _shard_problems(change: SideChange) -> Iterator[str]:
 def passive_server_problems(changes: Sequence[SideChange]) -> list[str]:
     """Return sentences about passive servers to which no connection can be opened.
 
-    :param changes: shards with their active side as ``source``.
+    :param changes: changes of shards; ``target`` is the passive side now.
     """
     problems: list[str] = []
     for node in sorted({change.target for change in changes}):
@@ -116,11 +117,11 @@ def passive_server_problems(changes: Sequence[SideChange]) -> list[str]:
 
 
 def passive_problems(changes: Sequence[SideChange]) -> list[str]:
-    """Return sentences about passive sides on which the triggers of a fence cannot be created.
+    """Return sentences about passive sides on which the account lacks privileges for a fence.
 
-    The schemas of the shards must exist there.
+    A fence needs triggers in the schema of the shard, so the schemas must exist on these sides.
 
-    :param changes: shards with their active side as ``source``.
+    :param changes: changes of shards; ``target`` is the passive side now.
     """
     problems: list[str] = []
     for change in changes:

@@ -1,4 +1,7 @@
-"""The file that saves what only one side of a pair has, before its rows are replaced."""
+"""The file that saves transactions and rows that only one side of a pair has.
+
+It is written before the side's rows are replaced by those of the other side.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,10 @@ if TYPE_CHECKING:
 
 
 class PutAsideFile:
-    """A new file with one JSON text per line: first a head, then transactions, then rows that
-    differ.
+    """A new file with one JSON text per line.
+
+    The first line describes the file. One line for each transaction follows, and then one line for
+    each row that differs between the sides.
 
     Only the owner of the process can read the file.
 

@@ -16,7 +16,8 @@ FENCING: Final = "fencing"
 #: The third phase: the new topology is being published. If the process is killed now, only the
 #: source of the topology tells whether it was published.
 PUBLISHING: Final = "publishing"
-#: The last phase: the new topology is published. The new side takes writes now, or in a moment.
+#: The last phase: the new topology is published, and the fence of the new side is being opened. So
+#: the new side takes writes now, or in a moment.
 OPENING: Final = "opening"
 
 
@@ -45,11 +46,11 @@ class SwitchRecord(ShardChangeRecord[SideChange]):
         return version
 
     def confirm_new_side(self) -> None:
-        """Confirm that this process may change the fence of the new side, as :meth:`confirm` does.
+        """Check that this process may change the fence of the new side, as :meth:`confirm` does.
 
-        After the publication, also record that the new side may take writes from now on. Suppose
-        that this process is killed, and somebody publishes the earlier topology again. A later
-        process then still opens the new side and not the old one.
+        If the new topology is published, also record that the new side may take writes from now on.
+        This matters if this process is killed and somebody publishes the earlier topology again. A
+        later process then opens the new side and not the old one, because of this record.
         """
         if self._is_published:
             self.enter(OPENING)

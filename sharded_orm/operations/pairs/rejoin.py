@@ -85,8 +85,8 @@ def rejoin(
     """
     with journal.hold_run(KIND, EVERYTHING, {"node": node}) as run:
         upgrade = upgrade_state.unfinished_run()
-        # A rolling upgrade may be unfinished. Do not refuse because of it: a server that has
-        # restarted must not stay read only until the end of the upgrade.
+        # An unfinished rolling upgrade (``within``) does not count as a conflict. Otherwise a
+        # server that restarts during the upgrade would stay read only until its end.
         refuse_conflicts(run, within=upgrade_state.KIND if upgrade else None)
         try:
             runtime.refresh()
@@ -197,8 +197,8 @@ class _Rejoin:
         for link in self._side.links() if not is_held else ():
             self._side.go_on(link)
         self._run.check()
-        # The fences of this side need no change since the server went down: the upgrade has checked
-        # them at its start, or has closed the active side, too.
+        # The fences of this side are right and need no change: the upgrade has checked them at its
+        # start. If it has stopped all writes since then, it has also closed the active sides.
         self._side.unfence()
         self._tell(f"{self._side.name} is open; its rolling upgrade is not finished")
         return self.report
@@ -256,8 +256,8 @@ class _Rejoin:
             )
 
     def _prepared_problems(self) -> Iterator[str]:
-        # Prepared transactions make a comparison of the sides useless: it does not see their
-        # changes, and their commit after the comparison changes rows that were already compared.
+        # The sides cannot be compared while a transaction is prepared: the comparison does not see
+        # its changes, and a later commit changes rows that were compared already.
         for branch in self._side.prepared_branches():
             if branch.schema in self._schemas:
                 yield (
@@ -266,8 +266,8 @@ class _Rejoin:
                 )
 
     def _unsent(self) -> str:
-        """Return the position of the side's last transaction if the survivor does not have it;
-        otherwise "".
+        """Return the position of the side's last transaction in its log, if the survivor does not
+        have this transaction; otherwise return "".
         """
         last = self._side.written()
         status = self._survivor.status()
@@ -277,8 +277,10 @@ class _Rejoin:
     # ##### The steps #####
 
     def close(self) -> None:
-        """Make the side refuse writes: the server now, and each shard also when the server takes
-        writes again.
+        """Make the whole server of this side refuse writes.
+
+        Also close the fence of each shard on it. So the shards still refuse writes when the server
+        takes writes again.
         """
         self._side.fence(self._timeout)
         self._close_fences(self._schemas)
@@ -293,12 +295,12 @@ class _Rejoin:
                     close_side(fence)
 
     def _refuse_other_schema(self) -> None:
-        """Refuse a side that was given up during a rolling upgrade, unless it was made anew from a
-        copy.
+        """Raise an error if this side was given up during a rolling upgrade.
 
-        Its schema may differ from that of the survivor. Replication, columns and recorded
-        migrations do not show each difference: for example, not that an index is missing. What only
-        the side has is saved in a file first.
+        The schema of such a side may differ from that of the survivor, and no check finds every
+        difference, such as a missing index. So the side must be made anew from a copy of the
+        survivor; after that, this method accepts it. Before the error is raised, the transactions
+        that only this side has are saved in a file.
         """
         lost_at = last_lost_at(self._side.name)
         own = self._side.epochs(list(lost_at))

@@ -23,10 +23,11 @@ if TYPE_CHECKING:
 
 # The number of tables that a problem names.
 _NAMED: Final = 3
-# If the tables of two servers differ, seconds to wait until one has executed the changes of the
-# other. Then the tables are compared again.
+# If the tables of two servers differ, the reason may be that one has not executed all changes of
+# the other yet. Wait for this number of seconds at most, and compare the tables again.
 _CHANGE: Final = 10.0
-# Seconds that one query waits for a server. A longer wait consists of several such queries.
+# A query that waits until a server has executed changes ends after this number of seconds. For a
+# longer wait, the query is repeated.
 _SLICE: Final = 1.0
 # Seconds between two checks whether a server is connected to the other.
 _POLL: Final = 0.05
@@ -73,7 +74,8 @@ def server_problems(servers: PairServers) -> Iterator[str]:
             yield from side.server_problems()
             continue
         if lacking := list(side.operator_problems(schemas)):
-            # Without these privileges, the account cannot see the settings.
+            # Do not check the settings of the server: without these privileges, the operator's
+            # account cannot read them.
             yield from lacking
         else:
             yield from side.server_problems()
@@ -113,14 +115,14 @@ def epoch_problems(servers: PairServers) -> Iterator[str]:
 def newer_epoch_problems(side: MySQLPairSide, shards: Iterable[Shard]) -> Iterator[str]:
     """Yield a problem if ``side`` has a later epoch than the topology. One query.
 
-    Such a topology is from before a switch that gave up a side. It may call the given-up side
-    active.
+    This means that somebody has published an old topology again, from before a switch that gave up
+    a side. In the old topology, the given-up side may still be the active one.
     """
     shards = list(shards)
     newer = _newer_schemas(side, shards)
     if newer:
-        # This process may have read the topology before the side got its epoch. So read the
-        # topology again.
+        # The topology in the memory of this process may be outdated: it may be from before the
+        # switch that gave the side its epoch. So read the topology again.
         runtime.refresh()
         newer = _newer_schemas(side, shards)
     if newer:
@@ -173,8 +175,8 @@ def await_events(
 ) -> None:
     """Wait until ``replica`` replicates and has executed the present changes of ``source``.
 
-    These are the changes that ``source`` itself has written until now, not those that it has
-    received.
+    Only changes count that ``source`` itself has written until now, and not changes that it has
+    received from another server.
 
     :param check: called before each second of the wait. It raises an error if the wait must end.
     :raises PairRefused: replication fails, or the wait takes more than ``seconds``.
@@ -200,7 +202,8 @@ def await_events(
 def content_problems(servers: PairServers, *, is_upgrade: bool = False) -> Iterator[str]:
     """Yield triggers and events that must not be on a passive side, and tables that differ.
 
-    :param is_upgrade: whether tables may differ, because only one side has the new schema.
+    :param is_upgrade: True during a rolling upgrade, when only one side has the new schema. Then
+        tables may differ, and are not compared.
     """
     for side in servers.both:
         yield from side.foreign_objects(servers.passive_schemas(side))

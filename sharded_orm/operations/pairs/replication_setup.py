@@ -29,9 +29,10 @@ def set_up(
 ) -> None:
     """Make two nodes replicate from each other.
 
-    The second node must be empty, or a copy of the first, such as a replica. A copy must know up to
-    which position in the log of the first it has all changes (``gtid_slave_pos``). If a direction
-    replicates already, it is left as it is. After an interruption, call this again.
+    The second node must be empty, or a copy of the first node, such as a replica. On a copy,
+    ``gtid_slave_pos`` must be the position in the log of the first node up to which the copy has
+    all changes. If one of the nodes already replicates from the other, this is left as it is. After
+    an interruption, call this again.
 
     :param timeout: seconds in which each server must execute the changes of the other that it does
         not have yet.
@@ -61,9 +62,9 @@ def set_up(
 
 
 def _unrelated(servers: PairServers, replica: MySQLPairSide, source: MySQLPairSide) -> list[str]:
-    """Return reasons why ``replica`` must not start to receive from ``source``.
+    """Return reasons why ``replica`` must not start to replicate from ``source``.
 
-    If it receives already, return reasons why this does not work.
+    If it replicates from ``source`` already, return the problems of this replication.
     """
     if replica.links():
         return list(replica.follow_problems(source))

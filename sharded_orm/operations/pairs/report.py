@@ -13,10 +13,10 @@ Tell = Callable[[str], None]
 class SwitchOptions:
     """The options of a switch.
 
-    :param patience: the largest number of seconds for each of three waits: until the new side has
-        almost all changes, until all transactions that have written on the old side are over, and
-        until the new side has their changes. In the second and the third, writes of the shard wait,
-        too.
+    :param patience: the largest number of seconds for each of three waits. The switch waits until
+        the new side has almost all changes; then until the transactions that have written on the
+        old side have ended; and then until the new side has their changes, too. During the second
+        and the third wait, writes of the shard have to wait.
     :param force: whether the old side is given up, because its server is down. Writes that the new
         side has not received are lost, unless the old side comes back.
     :param is_upgrade: whether the switch is a step of a rolling upgrade. Then the old side only

@@ -1,9 +1,10 @@
 """Abort a rolling upgrade: give the old schema back to the shards of the unfinished round.
 
 An abort is possible until the second side begins to get the new schema. If the shards are active on
-the side with the new schema already, they must become active on the other side again. For this,
-their writes stop: values of new columns and rows of new tables have no place in the old schema.
-Before the other side executes anything, a check makes sure that there are none.
+the side with the new schema already, they must become active on the other side again. Values of new
+columns and rows of new tables have no place in the old schema of that other side. So writes are
+stopped, and a check makes sure that there are no such values and rows, before the other side
+executes the changes that it has received.
 """
 
 from __future__ import annotations
@@ -153,12 +154,15 @@ class _Abort:
         for replica, source in ((self._new, self._old), (self._old, self._new)):
             steps.catch_up(replica, source)
         steps.compare(self.round, self._old, self._new, same_schema=True)
-        # The upgrade, or an earlier abort that was interrupted, may have stopped the writes.
+        # Let the shards take writes again. The upgrade may have stopped the writes, or an earlier
+        # abort that was interrupted.
         steps.open(self.round.shards())
 
     def _forget_steps(self) -> None:
-        """Mark the journal's migrations of the new side as done: the side has the old schema again,
-        so an unfinished migration must not be continued.
+        """Mark the migrations of the new side in the journal as done.
+
+        The side has the old schema again. So if a migration was interrupted, nobody must continue
+        it.
         """
         request = MigrationRequest(self.steps.plan.options, side=self._new.name)
         for group in self.round.numbers:
@@ -183,8 +187,9 @@ class _Abort:
                 steps.close(shard)
             if problems := list(self._lost_values(shards)):
                 raise AbortRefused(problems)
-            # These shards refuse writes on both sides now, so nothing can arrive that does not fit
-            # into the old schema.
+            # Let the side with the old schema execute the changes of the other side. All of them
+            # fit into the old schema: the check above has found no others, and both sides refuse
+            # writes of these shards now.
             steps.catch_up(self._old, self._new)
         except LeaseLost:
             raise
@@ -196,15 +201,17 @@ class _Abort:
                     steps.open(shards)
                     steps.run.note(aborting=False, left_side=None)
             raise
-        # Until all processes use the new topology, they may read on the side that was active, and
-        # cache what they read. Note this, so that the cache is invalidated later.
+        # Until all processes use the new topology, they may read outdated rows on the side that was
+        # active, and put them into the cache. Note this in the journal, so that the cache is
+        # invalidated later.
         steps.run.note(left_side=self._new.name)
         self._publish(changes)
 
     def _rule_out(self, changes: list[SideChange]) -> bool:
         """Return whether it is sure that ``changes`` are not published, now or later.
 
-        An earlier process may have been paused or killed just before it published them.
+        It is not sure by itself: an earlier process may have published them before it was killed,
+        or may only be paused and publish them later. So prevent a later publication.
         """
         if self.steps.run.arguments.get("left_side") is None:
             return True

@@ -178,7 +178,7 @@ def _runs_on_shards(unit: Unit, index: int, piece: Piece) -> bool:
         return unit.runs_per_shard(index)
     model = getattr(operation, "model_name", None) or getattr(operation, "name", None)
     if type(operation).__module__.partition(".")[0] != "django" or not isinstance(model, str):
-        # The tables that this operation changes are not known. They may be on shards.
+        # The tables that this operation changes are not known. Assume that they are on shards.
         return True
     label = unit.migration.app_label
     return bool(router.allow_migrate(unit.alias, label, model_name=model.lower()))

@@ -5,11 +5,11 @@ The plan has rounds. In each round, one side is passive for some shards. It gets
 executes the changes that have arrived meanwhile, and is compared with the active side. Then it
 becomes the active side, and the other side gets the new schema.
 
-While only one side has the new schema, rows may be executed on this side only: rows of the old
-schema fit into the new one, but not the other way round. So before the switch, the new side
-receives and executes rows of the old side. After the switch, the old side only receives rows, and
-executes them when it has the new schema, too. During the upgrade, only changes of rows are
-replicated, and no statements that change a schema.
+At first, only one side has the new schema (the new side). Rows of the old schema fit into the new
+schema, but rows of the new schema may not fit into the old one. So before the switch, the new side
+receives and executes the changes of the old side. After the switch, the old side only receives
+changes, and executes them when it also has the new schema. During the upgrade, only changes of rows
+are replicated, and no statements that change a schema.
 
 With the option ``stop_writes``, no row flows between two schemas: the shards of a round refuse
 writes on both sides until both have the new schema and were compared.
@@ -40,8 +40,8 @@ from sharded_orm.operations.runs.rollout import Stopping, Waves
 
 #: The default number of seconds in which a side must execute the changes that it does not have yet.
 TIMEOUT: Final = 600.0
-# How many bytes a server with a slow disk rebuilds in a second, and how many it reads. The length
-# of a pause is estimated with these numbers.
+# How many bytes of a table a server with a slow disk rebuilds in a second, and how many it reads.
+# With these numbers, estimate_pauses() estimates for how long writes will wait.
 _REBUILT: Final = 20e6
 _READ: Final = 100e6
 
@@ -91,14 +91,15 @@ def upgrade(
     :param tell: called with a line for the operator before each step.
     :raises RollingRefused: a migration must not run on one side while the other has the old schema.
     :raises PairRefused: the pair is not in order, or the sides differ.
-    :raises SwitchRefused: the shards cannot change their active side, which a later step does.
+    :raises SwitchRefused: one step of the upgrade changes the active side of the shards, and this
+        is not possible.
     :raises TopologyReadOnly: commands cannot change the topology.
     :raises OperationHeld: another process works on the shards.
     :raises OperationStopped: ``stopping`` was set. Another call continues.
     """
     with journal.hold_run(KIND, EVERYTHING, {"pair": [first, second]}) as run:
-        # The step "switch" of this upgrade may have been interrupted. The upgrade itself ends that
-        # switch, so do not refuse because of it.
+        # The step "switch" of this upgrade may have been interrupted. An interrupted switch
+        # (``within``) does not count as a conflict, because the upgrade itself ends it.
         refuse_conflicts(run, within=SWITCH if "done" in run.arguments else None)
         if "done" in run.arguments:
             plan = _require_same(run, first, second, options)
@@ -135,8 +136,8 @@ def _require_fences(first: str, second: str) -> None:
 def _require_switches(plan: RollingPlan) -> None:
     """Check that the shards of each round can change their active side later.
 
-    Check this first, because the upgrade could not end if a side has the new schema and cannot
-    become active.
+    This is checked before the upgrade begins. Otherwise one side could have the new schema already
+    when it turns out that this side cannot become active, and the upgrade could not be finished.
 
     :raises: the errors of :func:`switch_runner.check_switch`.
     """
@@ -246,8 +247,8 @@ class _Upgrade:
         is_switched = name in ("migrate-other", "finish")
         expected = upgrade_round.passive if is_switched else upgrade_round.active
         elsewhere = [shard.alias for shard in upgrade_round.shards() if shard.node != expected]
-        # Before the step "switch", this is not an error: an interrupted switch may have moved some
-        # shards already.
+        # If the next step is "switch", this is not an error: the step may have been interrupted
+        # earlier, when it had changed the active side of some shards already.
         if elsewhere and name != "switch":
             raise PairRefused(
                 [
@@ -296,8 +297,8 @@ class _Upgrade:
         measured = "" if before is None else f"; in the round before, they waited {before} s"
         steps.tell(f"writes of {upgrade_round} wait for about {pause:.0f} s{measured}")
         active, passive = steps.side(upgrade_round.active), steps.side(upgrade_round.passive)
-        # Compare the sides first. If they differ already, this is found while the site can still
-        # write.
+        # Compare the sides before writes are stopped. If they differ already, the site can go on to
+        # write until this is mended.
         steps.compare(upgrade_round, active, passive, same_schema=True)
         if self._run.arguments.get("stopped_at") is None:
             self._run.note(stopped_at=self._run.now().timestamp())

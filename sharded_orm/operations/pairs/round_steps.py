@@ -1,4 +1,7 @@
-"""Parts of the steps of a rolling upgrade or of its abort, such as: catch up, compare, migrate."""
+"""Parts of which the steps of a rolling upgrade, and of its abort, consist.
+
+For example, one part waits until a side has executed all changes, and another compares the sides.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +71,7 @@ class RoundSteps:
     def require_open(self) -> None:
         """Check that both servers can take writes again after a pause.
 
-        :raises PairRefused: a server is read only. It starts so after each restart.
+        :raises PairRefused: a server is read only, as it is after each restart.
         """
         closed = [side.name for side in self.servers.both if side.status().read_only]
         if closed:
@@ -87,7 +90,8 @@ class RoundSteps:
         replica.await_receiving(link)
 
     def catch_up(self, replica: MySQLPairSide, source: MySQLPairSide) -> None:
-        """Make ``replica`` execute the changes that it has received, and wait until it has all.
+        """Make ``replica`` execute the changes that it has received from ``source``. Wait until it
+        has executed all changes that ``source`` has written until now.
 
         :raises PairRefused: replication fails, or it takes too long.
         """
@@ -159,7 +163,10 @@ class RoundSteps:
     # ##### Fences #####
 
     def close_passive(self, upgrade_round: UpgradeRound, side: MySQLPairSide) -> None:
-        """Make ``side`` refuse writes of the shards for which it is passive, also to new tables."""
+        """Make ``side`` refuse writes of the shards for which it is passive.
+
+        A migration may have created tables since the fence was closed, so close it for them, too.
+        """
         for shard in upgrade_round.shards():
             if shard.node != side.name:
                 with open_fence(replace(shard, node=side.name), self.run.check) as fence:

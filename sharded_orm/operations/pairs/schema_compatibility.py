@@ -1,10 +1,11 @@
 """Decide which operations of migrations may run on the passive side of a pair first.
 
-While only the passive side has the new schema, it executes row events of the old schema: replicated
-changes of single rows. Row events do not name columns. The server matches columns by position. If
-an event has no value for a column, the column gets its default. If the column has no default, it
-gets 0 or an empty text, without any error. So an operation is allowed only if rows of the old
-schema fit into the new one. An operation that is not known here is refused.
+A rolling upgrade gives the passive side the new schema, while the active side still has the old
+one. The passive side then executes the row events of the active side, that is, replicated changes
+of single rows. Row events do not name columns. The server matches columns by position. If an event
+has no value for a column, the column gets its default. If the column has no default, it gets 0 or
+an empty text, without any error. So an operation is allowed only if rows of the old schema fit into
+the new one. An operation for which this module has no rule is refused.
 
 The opposite direction needs no rule: rows of the new schema are not executed on the side with the
 old one.
@@ -25,7 +26,8 @@ from sharded_orm.operations.migrate.plan import Piece
 _MODULES: Final = frozenset(
     f"django.db.migrations.operations.{module}" for module in ("fields", "models", "special")
 )
-#: Callables that are allowed as defaults, because they return an equal value each time.
+#: The callables that a field may have as its default. They return an equal value at each call, so
+#: both sides store the same value.
 _CONSTANT_DEFAULTS: Final = (dict, list)
 
 _PLAIN: Final = (
@@ -73,9 +75,10 @@ class KeptDefault:
 
 @dataclass(frozen=True)
 class Compatibility:
-    """Whether operations may run on one side while the other side has the old schema.
+    """The result of :func:`examine`: which operations must not run on one side of a pair first.
 
-    :param refusals: for each operation that may not, a sentence with the reason and an alternative.
+    :param refusals: a sentence for each operation that must not, with the reason and an
+        alternative; empty if all operations are allowed.
     :param kept_defaults: new columns that must keep their default in the database for now.
     """
 
@@ -84,9 +87,10 @@ class Compatibility:
 
 
 def examine(operations: Iterable[PlannedOperation], *, stops_writes: bool = False) -> Compatibility:
-    """Examine whether ``operations`` may run on one side of a pair first, one after the other.
+    """Examine whether ``operations`` may run on one side of a pair while the other side has the
+    old schema.
 
-    All of them must run forwards.
+    They are examined in the order in which they run. None may run backwards.
 
     :param stops_writes: whether no row is written until both sides have the new schema. Then the
         only reason to refuse an operation is that it would compute different values on the two
@@ -127,7 +131,7 @@ def examine(operations: Iterable[PlannedOperation], *, stops_writes: bool = Fals
     return Compatibility(tuple(refusals), tuple(kept))
 
 
-# ##### Rules: each returns the reason for a refusal, or "" #####
+# ##### Rules. A rule returns why the operation is refused, or "" if it is allowed. #####
 
 
 def _allowed(piece: Piece, label: str) -> str:
@@ -210,7 +214,11 @@ def _new_column(piece: Piece, label: str) -> str:
 
 
 def _computed_column(piece: Piece, label: str) -> str:
-    """A rule for AddField if no row is written until both sides have the new schema."""
+    """The rule for AddField in an upgrade with ``--stop-writes``.
+
+    No row is written until both sides have the new column. So only a column is refused to which the
+    two sides could give different values.
+    """
     field: Any = piece.operation.field  # type: ignore[attr-defined]  # an AddField
     if field.many_to_many or isinstance(field, GeneratedField):
         return ""
@@ -221,7 +229,11 @@ def _computed_column(piece: Piece, label: str) -> str:
 
 
 def _computed_values(piece: Piece, label: str) -> str:
-    """A rule for AlterField if no row is written until both sides have the new schema."""
+    """The rule for AlterField in an upgrade with ``--stop-writes``.
+
+    No row is written until both sides have the changed column. So the change is refused only if
+    each side would compute another value for rows with NULL.
+    """
     operation: Any = piece.operation
     old: Any = piece.from_state.models[label, operation.model_name_lower].fields[operation.name]
     new: Any = operation.field
@@ -234,7 +246,10 @@ def _computed_values(piece: Piece, label: str) -> str:
 
 
 def _is_constant(field: Any) -> bool:
-    """Whether each row gets the same value for ``field``, on both sides and at any time."""
+    """Return whether the default of ``field`` is the same for each row, on both sides.
+
+    For example, a default that is the current time is not constant.
+    """
     if getattr(field, "auto_now", False) or getattr(field, "auto_now_add", False):
         return False
     if field.has_db_default():
@@ -252,9 +267,10 @@ def _lacks_default(field: Any) -> bool:
 
 
 def _keeps_default(field: Any) -> bool:
-    """Whether Django adds the column with a default in the database and drops this default at once.
+    """Return whether a rolling upgrade must keep a default of the new column in the database.
 
-    A rolling upgrade must keep it for some time.
+    Django adds such a column with a default, and drops the default at once. But rows of the old
+    schema bring no value for the column, so they need the default.
     """
     if field.many_to_many or field.has_db_default():
         return False
@@ -273,8 +289,8 @@ def _changed_column(piece: Piece, label: str) -> str:
         return _renamed(piece, label)
     before, after = _database_part(old), _database_part(new)
     if new.null:
-        # If the new column takes NULL, rows of the old schema fit, whether the old one took NULL or
-        # not.
+        # A column that takes NULL accepts every row of the old schema. So do not compare whether
+        # the old column and the new one take NULL.
         before.pop("null", None)
         after.pop("null", None)
     if before.get("unique") and not after.get("unique"):
@@ -291,13 +307,17 @@ def _changed_column(piece: Piece, label: str) -> str:
 
 
 def _changed_again(piece: Piece, label: str) -> str:
-    """A rule for AlterField on a column that the same plan has added to an existing table."""
+    """The rule for AlterField if an earlier operation of the same upgrade has added the column.
+
+    The table itself is older. Its column may have a default that the upgrade must keep; see
+    :func:`_keeps_default`.
+    """
     operation: Any = piece.operation
     old: Any = piece.from_state.models[label, operation.model_name_lower].fields[operation.name]
     new: Any = operation.field
     if _database_part(old) == _database_part(new) and old.db_comment == new.db_comment:
         return ""
-    # MODIFY drops the default of a column unless it repeats the default.
+    # Django sends ALTER TABLE … MODIFY without the default, which drops the default.
     return (
         "the new column would lose its default in the database, and rows of the old schema would get"
         " another value on each side. Instead, write this into AddField; or upgrade to the migration"
@@ -338,7 +358,8 @@ _STOPPED_RULES: Final[dict[str, Callable[[Piece, str], str]]] = {
     "AddField": _computed_column,
     "AlterField": _computed_values,
 }
-# Operations that are allowed without a check if the same plan has created the table.
+# Operations that are allowed without a check if an earlier operation of the same upgrade has
+# created the table, because the old schema has no rows of it.
 _ON_NEW_TABLES: Final = frozenset(
     {
         "AddField", "AlterField", "RemoveField", "AddConstraint", "RemoveConstraint", "AddIndex",

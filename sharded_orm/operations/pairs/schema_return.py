@@ -28,9 +28,10 @@ if TYPE_CHECKING:
     from sharded_orm.backends.mysql.pair_side import MySQLPairSide
     from sharded_orm.backends.mysql.side_rows import MySQLSideRows
 
-#: The name of a constraint that refuses each row. A table has it while its rows are copied: at
-#: first, a new table has no triggers of the fence, so it could be written. After a kill, the
-#: constraint also shows that the table is not complete.
+#: The name of a constraint that refuses all rows but the copied ones. A table that is created anew
+#: has this constraint until all its rows are copied. It is needed because the new table has no
+#: triggers of the fence at first, so everybody could write to it. If this process is killed, the
+#: constraint also shows the next process that the table is not complete.
 FILLING: Final = f"{OWN_PREFIX}filling"
 
 
@@ -96,10 +97,10 @@ def return_schema(
 
 @contextmanager
 def shard_connection(shard: Shard, side: MySQLPairSide, pair: Iterable[str]) -> Iterator[Any]:
-    """A context manager that yields a connection to ``shard`` on ``side``, whichever side is
-    active.
+    """A context manager that yields a connection to ``shard`` on ``side``.
 
-    See :func:`only_on`.
+    It is a connection to ``side`` even if the other side of the pair is active for the shard. What
+    it writes is not replicated; see :func:`only_on`.
     """
     with only_on(side, pair):
         connection: Any = connections[shard.alias]
@@ -123,9 +124,10 @@ def _change(
     side: MySQLPairSide,
     confirm: Callable[[], object],
 ) -> list[str]:
-    """Give tables their old definition, and drop new tables.
+    """Give tables their old definition by ALTER TABLE, and drop tables that the old schema lacks.
 
-    Return the names of the tables for which this is not possible, because old values are lost.
+    Return the names of tables for which ALTER TABLE is not enough. For example, a migration has
+    dropped a column, so its values must be copied from the other side.
     """
     present, lost = connection.schema_snapshot(), []
     quote = connection.ops.quote_name
@@ -163,7 +165,7 @@ def _replace_tables(
     check: Callable[[], None],
     confirm: Callable[[], object],
 ) -> None:
-    """Create ``tables`` anew on ``side``, and copy their rows from ``model``."""
+    """Create ``tables`` anew on ``side``, and copy their rows from the other side, ``model``."""
     own, source = (database_settings.operator_settings(each.name) or {} for each in (side, model))
     with side.rows(side.quiet_settings(own)) as mine, model.rows(source) as theirs:
         for table in tables:
@@ -192,10 +194,12 @@ def _require_primary_key(shard: Shard, rows: MySQLSideRows, table: str) -> None:
 def _forget_migrations(
     shard: Shard, connection: Any, wanted: _OldState, confirm: Callable[[], object]
 ) -> None:
-    """Delete the records of migrations that ``wanted`` does not have.
+    """Delete the records of migrations that the other side does not have.
 
     Then set the counter of the ids of ``django_migrations`` to the value of the other side, so that
     later rows get the same ids on both sides.
+
+    :param wanted: the state of the shard on the other side.
     """
     rows = MigrationRecorder.Migration.objects.using(shard.alias)
     confirm()

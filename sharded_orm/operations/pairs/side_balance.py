@@ -133,10 +133,10 @@ class _GroupSides:
         self.move(0 if self.excess > 0 else 1, abs(self.excess) // 2)
 
     def move(self, side: int, count: int) -> None:
-        """Plan that ``count`` shards leave ``side``; fewer if not so many may change.
+        """Plan that ``count`` shards leave ``side``. If fewer shards are movable, all these leave.
 
-        The last shards leave side 0, and the first shards leave side 1. So neighbours stay
-        together, and the topology needs few ranges.
+        The shards with the highest numbers leave side 0, and those with the lowest numbers leave
+        side 1. So shards with consecutive numbers stay together, and the topology needs few ranges.
         """
         movable = self._movable[side]
         for _ in range(min(count, len(movable))):
@@ -181,7 +181,10 @@ def balance_sides(
 
 
 def _interrupted(balances: Sequence[SideBalance]) -> Iterator[str]:
-    """Yield the names of groups with shards on these pairs in which a switch was interrupted."""
+    """Yield the names of groups in which a switch was interrupted.
+
+    Only groups with shards on the pairs of ``balances`` are considered.
+    """
     topology, pairs = runtime.topology(), {frozenset(balance.nodes) for balance in balances}
     for name, group in topology.groups.items():
         if any(r.is_pair and {r.primary, r.replica} in pairs for r in group.ranges):

@@ -21,9 +21,11 @@ _CHUNK: Final = 2000
 class RowDifference(NamedTuple):
     """A row that differs between the two sides of a pair.
 
+    Only one of the sides, the survivor, has the right row. The other side is repaired.
+
     :param row: the row on the side that is repaired, as a dict that maps columns to values; None if
         the row is missing there.
-    :param instead: the row on the other side, in the same form.
+    :param instead: the right row, in the same form; None if the survivor has no such row.
     """
 
     schema: str
@@ -35,8 +37,9 @@ class RowDifference(NamedTuple):
 class SideRows:
     """Compares the rows of both sides of a pair by their primary keys, and repairs one side.
 
-    It is a context manager with sessions on both sides. The rows of the survivor are read as they
-    are at one moment. Nothing must change the other side meanwhile. To be used by one thread.
+    It is a context manager with sessions on both sides. All rows of the survivor are read as they
+    are at the beginning of the block. Nobody else may write to the side that is repaired during the
+    block. To be used by one thread.
 
     :param survivor: the side whose rows are right.
     :param side: the side that gets the rows of the survivor.
@@ -127,8 +130,9 @@ class SideRows:
                     yield RowDifference(schema, name, own.get(pk), theirs.get(pk))
 
     def repair(self) -> None:
-        """Replace the rows of the side that differ by those of the survivor, one transaction per
-        table.
+        """Give the side that is repaired the survivor's rows in place of the rows that differ.
+
+        Rows that the survivor does not have are deleted. One transaction per table.
         """
         for (schema, name), different in self._different.items():
             self._check()

@@ -3,8 +3,8 @@
 Both sides never take writes at the same time, whatever process is killed or paused:
 
 ========== =====================================================================================
-preparing  The passive side refuses all writes. The active side gets triggers that refuse nothing.
-           The passive side has nearly caught up.
+preparing  The passive side refuses all writes. The active side gets triggers, which refuse nothing
+           in this phase. The passive side nearly catches up with the active side.
 fencing    The active side refuses writes, after its open transactions have ended. The passive side
            executes everything that the active side has logged until then.
 publishing The new topology is being published: the commit point. Before it, everything is undone.
@@ -44,8 +44,8 @@ _PAUSE_FOR_FOLLOWERS: Final = 0.03
 # Writes wait until every process uses the new topology. This is checked at this interval, in
 # seconds.
 _INTERVAL: Final = 0.003
-# The wait for the passive side consists of waits of this number of seconds. After each, the lease
-# of the run is checked.
+# The wait for the passive side is divided into waits of this number of seconds. Between two of
+# them, the process checks that it still holds the lease of the run.
 _SLICE: Final = 1.0
 
 
@@ -55,7 +55,7 @@ class SideSwitch:
     :param servers: the operator's sessions. Its ``first`` is the server of the old side, its
         ``second`` that of the new side.
     :param old: the fence of the shard on the old side, which can make this side refuse writes.
-    :param new: the same on the new side.
+    :param new: the fence of the shard on the new side.
     :param check: called before each step. It raises an error if this process must not continue.
     """
 
@@ -94,8 +94,8 @@ class SideSwitch:
         self._record.prepare()
         self._refuse_prepared()
         self._record.enter(FENCING)
-        # In this block, a process whose write is refused can wait on the server that refused it,
-        # until the new side takes writes.
+        # During this block, both sides may refuse a write. The process that has sent the write need
+        # not fail: it can wait on the server that refused the write, until this block ends.
         with self.new.switching(), self._old.switching():
             began = time.monotonic()
             self._pause()
@@ -104,8 +104,8 @@ class SideSwitch:
     def _pause(self) -> None:
         """Change the active side.
 
-        Writes of the shard wait during this method. So a step that can run before or after it must
-        not be here.
+        Writes of the shard wait during this method. To keep the pause short, all that can be done
+        before or after the pause is done outside of this method.
         """
         with self._open_transactions():
             self._old.close(self._patience)
@@ -117,8 +117,8 @@ class SideSwitch:
                 f" {open_tables!r} meanwhile. Try again."
             )
         self._record.enter(PUBLISHING)
-        # publish() does not record in the journal that it has ended. open() records this first. So
-        # writes wait for one statement less.
+        # Do not record in the journal here that the topology is published, because writes are
+        # waiting. open() records it when it confirms that this process may change the fence.
         version = self._record.publish()
         self.is_followed = _is_followed(version)
         self.new.open(TRIGGER_PATIENCE)
@@ -137,8 +137,9 @@ class SideSwitch:
             ) from exc
 
     def _refuse_prepared(self) -> None:
-        # Look for transactions that are prepared for a two-phase commit. If the session of such a
-        # transaction has ended, it holds no metadata locks, so the fence does not wait for it.
+        # Refuse the switch if a transaction on the old side is prepared for a two-phase commit. The
+        # fence does not always wait for such a transaction: if its session has ended, the
+        # transaction holds no metadata locks.
         change = self._change
         refuse_prepared(runtime.group(change.group), [change.on(change.source)])
 
@@ -154,9 +155,9 @@ class SideSwitch:
 
 
 def _is_followed(version: int) -> bool:
-    """Wait for a moment until every process uses the topology ``version``. Return whether all do.
+    """Return whether every process uses the topology ``version`` within some milliseconds.
 
-    Do not wait if the source of the topology cannot push it to the processes.
+    Return False at once if the source of the topology cannot push it to the processes.
     """
     if not runtime.source().pushes:
         return False
@@ -202,7 +203,7 @@ def wait_for(
 ) -> str:
     """Wait until ``server`` has executed everything up to ``position``, for at most ``seconds``.
 
-    Return "" if it has. Otherwise return the part that it has not executed, as a position.
+    Return "" if it has. Otherwise return which part of ``position`` it has not executed yet.
 
     :param check: called about once a second. It raises an error if the wait must end.
     """

@@ -1,6 +1,6 @@
 """Make this process work on one side of a pair, with the operator's account.
 
-The changes may be replicated to the other side or not.
+The caller chooses whether its changes are replicated to the other side.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ def only_on(side: MySQLPairSide, pair: Iterable[str], *, is_logged: bool = False
     """A context manager. In its block, this process uses ``side`` for all shards of the pair, even
     for shards that are active on the other side.
 
-    The sessions use the operator's account. Only one thread may use this, while no other thread of
-    the process uses shards.
+    The sessions use the operator's account. The block changes the topology of the whole process. So
+    no other thread may use shards during the block.
 
-    :param is_logged: whether changes are replicated to the other side. If False, they are not in
-        the binary log, and fences do not refuse them.
+    :param is_logged: whether changes are replicated to the other side. If False, the changes are
+        not written to the binary log, and fences do not refuse them.
     """
     settings = database_settings.operator_settings(side.name)
     assert settings is not None, "opening the pair has checked this"

@@ -65,7 +65,8 @@ class PairStatus:
     :param closed: shards whose active side wrongly refuses writes.
     :param outside: nodes that must rejoin the pair. Either they have restarted and so are read
         only, or they were down and were given up.
-    :param newer: sentences about nodes that have a later epoch than the topology.
+    :param newer: sentences about nodes on which a shard has a later epoch than in the topology. A
+        new epoch of a shard begins when an operator gives up a dead side.
     :param error: why a server did not answer; "" if both did.
     :param upgrade: a sentence without a full stop if a rolling upgrade is not finished; otherwise
         "". During an upgrade, replication may stand still on purpose.
@@ -96,8 +97,9 @@ class PairStatus:
 
     @property
     def upgrade_problem(self) -> str:
-        """Sentences that an upgrade is unfinished, and that other problems are normal until its
-        end.
+        """Sentences for the operator about the upgrade that is not finished.
+
+        They say that shards of the two sides may differ until the upgrade ends.
         """
         text = (
             f"{self.upgrade[:1].upper()}{self.upgrade[1:]}. Until then, shards of one side may lack migrations,"
@@ -140,16 +142,16 @@ class PairStatus:
                 f"The active side of {aliases_text(swapped)} refuses writes, and the passive side takes"
                 " them. If the topology was changed by hand, change it back."
             )
-        # Leave out passive sides whose server is down or read only. They get their fence when they
-        # rejoin.
+        # Leave out shards whose passive side must rejoin the pair, because its server is down or
+        # read only. When it rejoins, it is made to refuse writes.
         writable = [s for s in self.writable if s not in swapped and s.replica not in self.outside]
         for group, shards in _by_group(writable):
             yield (
                 f"The passive side of {aliases_text(shards)} accepts writes, which would be lost or"
                 f" conflict. Run 'manage.py shards switch {group} {numbers_text(shards)} --fence'."
             )
-        # During an upgrade, shards may refuse writes on purpose. The upgrade makes them take writes
-        # again, and '--repair' is refused.
+        # During an upgrade, both sides may refuse writes on purpose, until the upgrade makes the
+        # shards take writes again. Do not recommend '--repair', which is refused meanwhile.
         closed = [] if self.upgrade else [s for s in self.closed if s not in swapped]
         for group, shards in _by_group(closed):
             yield (

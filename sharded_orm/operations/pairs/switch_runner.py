@@ -145,7 +145,10 @@ def _checked_plan(
     options: SwitchOptions,
     upgraded: tuple[str, str] | None,
 ) -> tuple[SwitchPlan, UnsentWrites | None]:
-    """Check a plan. Return it, and what may be lost if a side is given up.
+    """Plan a switch and check the plan. Return the plan, and the writes that may be lost.
+
+    Writes can be lost only if a side is given up (``options.force``). Otherwise None is returned
+    for them.
 
     :param upgraded: the given-up side and the other side, if this happens during a rolling upgrade.
     """
@@ -240,11 +243,7 @@ def _wait_for_tables(source: str, target: str, run: journal.JournalRun) -> None:
 
 
 class _SwitchWork:
-    """Switches shards of one group.
-
-    The process holds the group's run in the journal, so no other process switches shards of the
-    group.
-    """
+    """Switches shards of one group. The process holds the group's run in the journal."""
 
     def __init__(
         self, run: journal.JournalRun, options: SwitchOptions, stopping: Stopping, tell: Tell
@@ -255,15 +254,15 @@ class _SwitchWork:
         self._tell = tell
         self.report = SwitchReport(run.subject, run.id)
         self._given_up = GivenUpSide(run.note, self._note)
-        #: The cache must be invalidated after a switch. This is the time (``time.monotonic()``) of
-        #: the first switch after which it was not; infinite if there is none.
+        #: The time (``time.monotonic()``) since which the cache may have outdated rows because of
+        #: a switch; infinite if it has none.
         self._stale_since = float("inf")
 
     def begin(self, *, repairs: bool = False, within_upgrade: bool = False) -> None:
         """End the switch that an earlier process has left unfinished.
 
-        :param repairs: whether the caller only repairs. Then it does not matter if other operations
-            were interrupted.
+        :param repairs: whether the caller begins no other switch. Then it may run although an
+            operation of another kind was interrupted, such as a migration.
         :param within_upgrade: whether the caller ends a rolling upgrade, and holds its run.
         """
         within = "rolling" if self._options.is_upgrade or within_upgrade else None
@@ -320,8 +319,8 @@ class _SwitchWork:
                 break
             self._switch_one(change)
             if self._run.arguments.get("current") is not None:
-                # The switch of this shard could be neither completed nor undone. Its record is
-                # needed to end it later. Another switch would replace the record, so begin none.
+                # The switch of this shard could be neither completed nor undone. A later command
+                # needs its record. The next switch would overwrite it, so do not begin that one.
                 break
         self.report.stopped = self._stopping.cause
 
@@ -414,8 +413,8 @@ class _SwitchWork:
             if change.epoch is not None:
                 # The old side may be back since it was given up.
                 self._given_up.close(change)
-        # Make the new side take writes if the switch is completed, and the old side if it is
-        # undone. The server of the other side refuses writes by now, or is down.
+        # Only one side must take writes: the new side if the switch is completed, the old side if
+        # it is undone. By now, the other side refuses writes, or its server is down.
         side = change.target if is_published else change.source
         try:
             with open_fence(change.on(side), record.confirm) as fence:
@@ -424,7 +423,8 @@ class _SwitchWork:
                 self._remove_fence(change, fence)
         except Error as exc:
             if change.epoch is None:
-                # The server is down, and this process gives it up next. So it need not take writes.
+                # If the server is down, it need not take writes, because this process gives it up
+                # next.
                 may_be_dead = self._options.force and is_silence(side, exc)
             else:
                 may_be_dead = not is_published
@@ -467,8 +467,10 @@ class _SwitchWork:
             self.report.notes.append(note)
 
     def _note_reads(self, change: SideChange, *, is_followed: bool) -> None:
-        """Record that the cache must be invalidated, if a process may have cached rows of the old
-        side.
+        """Record that the cache must be invalidated, unless it cannot have outdated rows.
+
+        A process that uses the old topology reads rows from the old side and caches them, even if
+        they have been changed on the new side.
 
         :param is_followed: whether all processes used the new topology before the new side took
             writes.
@@ -478,7 +480,7 @@ class _SwitchWork:
             self._stale_since = min(self._stale_since, time.monotonic())
 
     def _invalidate(self) -> None:
-        """Invalidate the cache if a process may have cached rows of the old side.
+        """Invalidate the cache if :meth:`_note_reads` has recorded that this is necessary.
 
         This empties the whole cache. So it is done once for all switches within some seconds.
         """

@@ -1,15 +1,17 @@
 """End a rolling upgrade of a pair that has lost one side for ever (``shards switch --force``).
 
 The other side, the survivor, executes the changes that it has received, and then takes writes. Some
-of the changes may be rows of the new schema, which do not fit into the old one. The journal records
-which shards have the new schema on which side. A shard first gets the new schema on the survivor in
-two cases: the lost side may have the new schema already, or the survivor has begun to get it. The
-lost side may have other tables than the survivor, so it can come back as a copy only.
+of these changes may be rows of the new schema, which do not fit into the old one. So a shard is
+migrated on the survivor before that, in two cases: the lost side may have sent rows of the new
+schema, or the migration of the shard on the survivor has begun. The journal shows which shards
+these are. The lost side may have other tables than the survivor. So it can come back only as a new
+copy of the survivor.
 
-An abort of an upgrade that loses a side ends in the same way. An abort changes tables on the side
-with the new schema only. If this side is lost, the survivor has the old schema. If the other side
-is lost, the survivor has the new schema, unless the abort has begun to change tables back. Then
-only the lost side knows how the tables were.
+A side can also be lost while an operator aborts an upgrade. An abort gives the tables of one side
+their old definition again; the other side has the old schema already. If the first side is lost,
+the survivor has the old schema. If the side with the old schema is lost, the survivor has the new
+schema. But if the abort has begun to change tables of the survivor, only the lost side knows how
+they were, and the upgrade cannot end without it.
 """
 
 from __future__ import annotations
@@ -56,10 +58,9 @@ def upgraded_sides(node: str) -> tuple[str, str] | None:
 
 
 def problems_of_end(lost: str) -> Iterator[str]:
-    """Yield the reason why an unfinished upgrade cannot end without the side ``lost``; nothing if
-    it can.
+    """Yield the reason why an unfinished upgrade cannot end without the side ``lost``.
 
-    One or two queries.
+    Yield nothing if it can, or if no upgrade of this pair is unfinished. One or two queries.
     """
     run = unfinished_run()
     if run is None or lost not in run.arguments["pair"]:
@@ -116,8 +117,10 @@ class UpgradeEnd:
         (self.survivor,) = {self._plan.first, self._plan.second} - {lost}
 
     def repair(self) -> None:
-        """Store new epochs on the survivor. An earlier process may have published them in the
-        topology, and not have stored them on the survivor before it was killed.
+        """Store the new epochs of shards on the survivor, if an earlier process was interrupted.
+
+        That process may have published the epochs in the topology, but not stored them on the
+        survivor.
         """
         if group := self._run.arguments.get("new_epochs"):
             self._store_epochs(self._shards_of(group))
@@ -143,9 +146,10 @@ class UpgradeEnd:
         """End the replication from the lost side, and then the upgrade.
 
         :param group: the group whose shards were given up.
-        :param needs_epoch: whether no shard of the group was active on the lost side, so that no
-            switch has begun a new epoch. Then a new epoch begins here. By its older epoch, the lost
-            side is recognized if it comes back.
+        :param needs_epoch: whether this method must begin a new epoch of the shards, by which the
+            lost side is recognized if it comes back: it then has an older epoch. This is necessary
+            if no shard of the group was active on the lost side, because then no switch has begun
+            a new epoch.
         """
         with open_side(self.survivor) as side:
             end_replication(side, patience, self._run.check, "The upgrade was not ended")
@@ -192,12 +196,13 @@ class UpgradeEnd:
         is_begun = int(self._run.arguments.get("begun", done)) >= done
         first = self._own_step(current)
         if current.active == self.survivor and not self._plan.stop_writes:
-            # From the step "switch" on, the lost side may have sent rows of the new schema.
+            # In the step "switch", shards become active on the lost side, which has the new schema
+            # already. From this step on, it may have sent rows of the new schema.
             first = steps_of(self._run.arguments).index("switch")
         if step + is_begun <= first:
             return None
-        # Leave out shards that are active on the survivor. They take writes with the old schema
-        # there, and the lost side has sent no rows of them.
+        # Leave out shards that are active on the survivor. They have the old schema there, and need
+        # no other, because the lost side has sent no rows of them.
         numbers = {
             selected.group.name: [
                 shard.number
@@ -227,7 +232,8 @@ class UpgradeEnd:
             rounds.append(behind)
         elif current is not None and step > self._own_step(current):
             rounds.append(current)
-        # An earlier call may have been interrupted after it had recorded shards. Keep these.
+        # Keep the shards that an earlier, interrupted call has recorded, because it may have
+        # migrated them.
         upgraded = {name: set(n) for name, n in self._run.arguments.get("upgraded", {}).items()}
         for each in rounds:
             for name, numbers in each.numbers.items():
@@ -260,9 +266,10 @@ class UpgradeEnd:
 
 
 def last_lost_at(node: str) -> dict[str, int]:
-    """Return the epochs that began when ``node`` was given up during an upgrade, keyed by schema.
+    """Return the epochs of shards that began when ``node`` was given up during an upgrade.
 
-    Empty if ``node`` was never given up during an upgrade. One query.
+    The dict maps the schema of each shard to its epoch. If ``node`` was given up several times, the
+    last time counts. The dict is empty if it was never given up during an upgrade. One query.
     """
     runs = leases.runs().filter(kind=KIND, subject=EVERYTHING, state=GIVEN_UP).order_by("-pk")
     return next((run.arguments["lost_at"] for run in runs if run.arguments["given_up"] == node), {})

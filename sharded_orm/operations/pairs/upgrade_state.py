@@ -13,12 +13,14 @@ from sharded_orm.operations.runs import journal
 from sharded_orm.operations.runs.conflicts import EVERYTHING
 
 KIND: Final = "rolling"
-#: The steps of each round, in their order. A round upgrades the shards of one active side.
+#: The steps of each round, in their order. An upgrade consists of rounds. Each round upgrades
+#: shards that are active on the same side.
 STEPS: Final = ("migrate-passive", "compare", "switch", "migrate-other", "finish")
 #: The steps of each round if the upgrade was begun with ``--stop-writes``: writes are refused
 #: while the tables change.
 STOPPED_STEPS: Final = ("stop-writes", "migrate-passive", "migrate-active", "compare", "open")
-#: Each round has one of these steps. When the step has begun, the round cannot be undone any more.
+#: When one of these steps has begun, the round cannot be undone any more. Each round has exactly
+#: one of them: "migrate-active" if the upgrade was begun with ``--stop-writes``.
 _FINAL: Final = ("migrate-other", "migrate-active")
 
 

@@ -1,7 +1,7 @@
 """Compare a shard's tables on two servers, to check the copy that a move has made.
 
-The comparison shares no code with the copying, so that an error there is found here. Each server
-computes a digest (a hash) of a range of rows. If the two digests differ, each server computes a
+The comparison shares no code with the copying, so that it also finds errors of the copying code.
+Each server computes a digest (a hash) of a range of rows. If the two digests differ, each server computes a
 digest of each row in the range.
 
 A row that differs is *open*: it is compared again later, because the site may just have changed it.
@@ -30,8 +30,9 @@ class TableComparison:
 
     A row is *open* if it must be compared again: it differed, or was copied again.
 
-    :param here: maps the real name of each table to the table on the source, as it can be read now.
-        The caller updates this dict when it renames the tables.
+    :param here: maps the usual name of each table to a description of the table on the source. The
+        description has the table's present name. The move renames tables for some time. When it
+        does so, the caller updates this dict.
     :param there: the same for the tables on the target.
     """
 

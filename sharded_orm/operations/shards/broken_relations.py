@@ -1,9 +1,10 @@
 """Find rows that refer to a row with a different shard key, or to a row that does not exist.
 
 The database does not prevent such references. If code assigns an instance, as in ``comment.photo =
-photo``, :mod:`sharded_orm.models.sharding.same_key` compares the shard keys. If it assigns an id,
-as in ``comment.photo_id = 7``, nobody does. A foreign key from a shard to the global database has
-no constraint, and a generic foreign key never has one.
+photo``, :mod:`sharded_orm.models.sharding.same_key` compares the shard keys of the two rows. If
+code assigns an id, as in ``comment.photo_id = 7``, the shard keys are not compared. A foreign key
+from a shard to the global database has no constraint, and a generic foreign key never has one. So
+their rows may refer to rows that do not exist.
 """
 
 from __future__ import annotations
@@ -102,7 +103,8 @@ class DanglingReferences:
         a generic foreign key.
     :param related: the label of the model to which the missing rows belong.
     :param values: number of missing rows to which ``field`` refers. For a generic foreign key, a
-        missing row counts once for each shard key of the rows that refer to it.
+        missing row is counted several times if rows with different shard keys refer to it: once for
+        each of these shard keys.
     :param rows: number of rows that refer to a missing row. If only a sample was read, the number
         in the sample.
     :param examples: values of ``field`` for some of the missing rows.
@@ -152,8 +154,8 @@ class RelationScan:
 
         Cost:
 
-        - For a sample, one statement per relation and 256 shards. For all rows, and always on
-          SQLite, one statement per relation and shard.
+        - For each relation, one statement per 256 shards if only a sample is read. If all rows are
+          read, and always on SQLite, one statement per shard.
         - For foreign keys to global rows and for generic foreign keys, one query of the global
           database per 500 distinct values.
         - For generic foreign keys to rows on the same shard, one query of the shard per 500
@@ -301,8 +303,8 @@ class _BrokenGenericReferences:
         for shard, values in rows:
             model = self._reference.content_model(values[-3])
             group = None if model is None else group_of(model)
-            # Skip a reference to a model of a different shard group. It contains only the id of the
-            # row, so the shard on which the row must be looked up is not known.
+            # Skip a reference to a model of a different shard group. The reference contains only
+            # the id of a row, so it is not known on which shard to look for this row.
             if model is not None and group in (None, shard.group):
                 referring[model, shard if group else None].append((shard, values))
         for (model, place), rows_to_model in referring.items():
@@ -377,7 +379,11 @@ def _references_outside(model: type[Model]) -> Iterator[Reference]:
 
 
 def _existing_values(reference: Any, values: set[Any]) -> set[Any]:
-    """Return those of ``values`` for which the row exists to which ``reference`` refers."""
+    """Return those of ``values`` that exist in the column to which ``reference`` refers.
+
+    :param reference: a foreign key to a global model.
+    :param values: values of this foreign key.
+    """
     related, name = reference.related_model, reference.target_field.attname
     # Read from the database for writes, because a replica may lack the newest rows.
     rows = related._base_manager.using(router.db_for_write(related))

@@ -1,4 +1,4 @@
-"""What an operator does about a node that does not answer because a promotion has closed it.
+"""Tells an operator what to do if a node does not answer because a promotion has closed it.
 
 A *promotion* replaces a primary server by its replica. On PostgreSQL, its fence closes the databases of
 the old primary, so that nobody gets in.
@@ -15,15 +15,16 @@ from sharded_orm.models.tables.journal import OperationRun
 from sharded_orm.operations.promotion.recovery import to_finish, to_undo
 from sharded_orm.operations.promotion.runner import KIND
 
-# If this many later promotions were of other nodes, the operator looks into the journal.
+# The number of promotions, from the newest to older ones, among which the promotion that has closed
+# a node is searched. It limits the cost of an error message.
 _RECENT = 50
 
 
 def closed_remedy(node: str, error: Exception) -> str:
     """Return a sentence that names the promotion that has closed ``node``, and what to do.
 
-    Return "" if ``error`` does not say that the node's database is closed. Otherwise, one query to
-    the journal.
+    Return "" if ``error`` does not say that the node's database is closed. If it does, one query
+    reads the journal.
 
     :param error: the error of an attempt to connect to the node.
     """

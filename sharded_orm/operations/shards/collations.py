@@ -1,6 +1,7 @@
 """Find shard key columns whose collation treats two different texts as equal, such as "a" and "A".
 
-To this library, "a" and "A" are two shard keys, even on two shards. See
+To this library, "a" and "A" are two different shard keys, and their rows may be on two shards. If
+both keys are on one shard, a query for the key "a" would also return the rows of "A". See
 :mod:`sharded_orm.models.text_keys`.
 """
 

@@ -57,7 +57,7 @@ def shard_detail(shard: Shard, *, within: float) -> ShardDetail:
 
     :param within: seconds to wait for the migration states, which are read first. The sizes,
         sessions and schemas get the remaining time, but at least a third of ``within``. So the call
-        may take a third longer.
+        may take up to four thirds of ``within``.
     """
     began = time.monotonic()
     fleet = status([shard, *_siblings(shard)], within=within)
@@ -95,9 +95,10 @@ def shard_detail(shard: Shard, *, within: float) -> ShardDetail:
 
 
 def seconds_left(within: float, began: float) -> float:
-    """Return how many seconds the second of two steps may take, when the first has just ended.
+    """Return the time limit, in seconds, for the second of two steps.
 
-    The result is at least a third of ``within``, even if the first step has used up the time.
+    Call this when the first step has ended. The result is the time that is left, but at least a
+    third of ``within``, so that the second step gets some time even after a slow first step.
 
     :param within: the number of seconds for both steps together.
     :param began: the time at which the first step began, from ``time.monotonic()``.

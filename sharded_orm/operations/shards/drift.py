@@ -54,11 +54,12 @@ class Schemas:
     :meth:`add`.
     """
 
-    #: Maps a pair of group and digest to the different schemas of these shards, which should all be
-    #: equal. The digest is a short text that identifies the applied migrations. The inner dict maps
-    #: the fingerprint (a hash) of a schema to the schema and its shards.
+    #: The different schemas that were found. The key is a pair: the name of a group, and a digest,
+    #: that is, a short text that identifies the applied migrations. All shards with the same pair
+    #: should have equal schemas. The inner dict maps the fingerprint (a hash) of each different
+    #: schema to the schema and its shards.
     variants: dict[tuple[str, str], dict[str, _SchemaVariant]] = field(default_factory=dict)
-    #: Functions and counters that would make ids with the number of another shard.
+    #: Database functions and counters that would make ids that belong to another shard.
     foreign_ids: list[ForeignIDs] = field(default_factory=list)
     #: Maps the alias of a shard to the reason why its schema could not be read.
     errors: dict[str, str] = field(default_factory=dict)

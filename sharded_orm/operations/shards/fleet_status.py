@@ -82,8 +82,8 @@ class NodeStatus:
     :param expected: maps the name of each group to the number of its selected shards whose primary
         is the node.
     :param groups: the states of the node's shards, one item for each group.
-    :param is_misconfigured: whether ``error`` is about the node's settings, with which no
-        connection was tried.
+    :param is_misconfigured: whether ``error`` is about the settings of the node. If so, no
+        connection to the node was tried.
     :param remedy: what to do about ``error``; "" for the usual remedy of such errors.
     """
 
@@ -117,7 +117,7 @@ def number_parser(group: ShardGroup) -> Callable[[str], int | None]:
     """Return a function that gets the name of a schema and returns the shard number in it.
 
     For example, it returns 42 for ``photos_00042``. It returns None if the name does not match the
-    group's pattern of names. The group need not have a shard with the number.
+    group's pattern of names. It does not check whether the group has a shard with this number.
     """
     pattern = "".join(
         re.escape(literal)
@@ -194,8 +194,8 @@ def _error_problems(node: str, on_node: GroupOnNode) -> Iterator[str]:
 def _schema_problems(node: str, on_node: GroupOnNode) -> Iterator[str]:
     """Yield sentences about schemas on ``node`` that do not belong there.
 
-    All schemas that belong on the same other node are in one sentence. All schemas whose shards do
-    not exist are in one, too.
+    For each node to which some of these schemas belong, there is one sentence about all of them.
+    One more sentence is about the schemas whose shards do not exist in the group.
     """
     group = runtime.topology().groups.get(on_node.group)
     by_home: dict[str | None, list[tuple[str, Shard | None]]] = {}

@@ -1,7 +1,7 @@
-"""Find shards that would make ids with the number of another shard.
+"""Find shards that would make ids that belong to another shard.
 
-That happens if somebody has copied the schema of another shard, with its functions and counters.
-The same id may then be made on two shards.
+Ids contain the number of their shard. If somebody has copied the schema of another shard, the copy
+has the functions and counters of that shard. Then both shards may make the same id.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def foreign_ids(shard: Shard, snapshot: SchemaSnapshot) -> Iterator[ForeignIDs]:
     timestamped = tables() if snapshot.shard_numbers else set()
     for table, ids in counted_ids(shard).items():
         following = snapshot.counters.get(table)
-        # ``following`` may be ids.stop, one above the last id of the shard, if all its ids are used
-        # up.
+        # If all ids of the shard are used up, ``following`` is ids.stop, which is one above the
+        # last id. So accept this number, too.
         if following is None or ids.start <= following <= ids.stop or table in timestamped:
             continue
         yield ForeignIDs(

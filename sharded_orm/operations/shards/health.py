@@ -1,7 +1,8 @@
 """Run all checks of shards.
 
-These are :func:`status`, the collations of text keys, schema drift, ids of other shards, misplaced
-rows and broken relations.
+The checks find nodes that do not answer and shards that are not migrated (:func:`status`), wrong
+collations of text keys, schema drift, shards that make ids of other shards, misplaced rows, and
+broken relations.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from sharded_orm.operations.shards.status import error_line
 from sharded_orm.operations.shards.table_reads import TableRead, TableRows
 from sharded_orm.topology.model import Shard
 
-#: The number of shard keys, read from rows, whose right shards are looked up together.
+#: The search collects this number of shard keys from rows, and then looks up their shards together.
 KEYS = 5000
 #: For each table of each shard, a report shows at most this number of keys as examples.
 EXAMPLES = 3
@@ -84,9 +84,9 @@ class RowScan:
         Rows of keys that are moving, or have moved meanwhile, are not reported. All ``shards`` must
         be on one node and belong to one group.
 
-        Cost for each model: one statement per 256 shards for a sample, one per shard for all rows,
-        and always one per shard on SQLite. If the group has a directory, one more query per 500
-        keys. Memory: the keys of one batch.
+        Cost for each model: one statement per 256 shards if only a sample is read. If all rows are
+        read, and always on SQLite, one statement per shard. If the group has a directory, also one
+        query per 500 keys. Memory: the keys of one batch.
 
         :param wrapper: a connection object of the node, for statements that name several shards.
         :param alive: called after each batch, to report that the node answers.
@@ -124,7 +124,7 @@ class RowScan:
         # The database of the directory has failed, not the node with the shards. So store the error
         # under the name of the group.
         remedy = missing_table_remedy(exc, runtime.config().directory)
-        # The sentence that contains this text ends with a full stop.
+        # Remove the full stop of the remedy, because the text becomes a part of another sentence.
         text = remedy.removesuffix(".") or error_line(exc)
         self.errors[group] = f"its keys cannot be looked up ({text})"
 
@@ -168,8 +168,8 @@ class RowScan:
 def sharded_models(group: str) -> list[ShardOptions]:
     """Return the models of ``group`` whose tables have a shard key column, sorted by label.
 
-    Automatic many-to-many tables have none. The foreign keys of their rows ensure that the rows are
-    on the right shard.
+    Automatic many-to-many tables have no such column, so they are left out. They need no check: the
+    foreign keys of their rows ensure that each row is on the shard of the rows that it connects.
     """
     models = []
     for model in apps.get_models():
@@ -190,7 +190,7 @@ def _key_field(options: ShardOptions) -> Field[Any, Any]:
 
 
 def _homes(group: str, keys: set[Any]) -> dict[Any, int | None]:
-    """Return a dict that maps each key to the number of its shard; to None if it has no shard."""
+    """Return a dict that maps each key to its shard's number, or to None if it has no shard."""
     strategy = runtime.strategy(group)
     try:
         return strategy.locate_many(keys)

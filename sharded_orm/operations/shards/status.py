@@ -30,8 +30,8 @@ from sharded_orm.topology.model import Shard, ShardGroup, server_of
 
 #: Seconds to wait for a node's first answer.
 PATIENCE = 5.0
-#: Seconds to wait for each later answer of a node. This is longer, because a node needs a while to
-#: return the sizes of thousands of tables.
+#: Seconds to wait for each answer of a node after its first. This is longer than ``PATIENCE``,
+#: because a node needs a while to return the sizes of thousands of tables.
 SILENCE = 60.0
 #: Number of shards whose sizes one statement reads.
 BATCH = 500
@@ -223,8 +223,8 @@ class _MissingMigrations:
             connection = connections[shard.alias]
             applied = Records(shard.alias).applied() if digest else ()
             plan = self._planner.plan(connection, applied)
-            # plan.replacements has squashed migrations whose replaced migrations are all applied.
-            # They need only be recorded, but count as missing, too.
+            # plan.replacements has the squashed migrations that need only be recorded as applied,
+            # because all migrations that they replace are applied. Count them as missing, too.
             keys = [*(unit.key for unit in plan.units), *plan.replacements]
             names = [".".join(key) for key in keys if _has_tables(key[0], shard.alias)]
             migrations = self._by_state[shard.group, digest] = (len(names), next(iter(names), ""))
@@ -253,12 +253,12 @@ class _Unexpected:
     def on(
         self, node: str, present: Iterable[str], wrapper: ShardConnectionMixin
     ) -> dict[str, list[str]]:
-        """Return a dict that maps a group's name to the names of its schemas that do not belong
-        here.
+        """Return the schemas on ``node`` that do not belong there, as a dict from group to names.
 
         Such a schema is named like a shard, but the topology does not place the shard on ``node``.
-        A schema is left out if a move of the shard has renamed its tables: it belongs to this move.
-        Costs one query for each such schema.
+        If a move of the shard has renamed the tables of the schema, the schema is left out, because
+        the move is responsible for it. Costs one query for each schema that seems not to belong on
+        ``node``.
 
         :param present: the names of all schemas on ``node``.
         :param wrapper: a connection object of the node.
@@ -270,8 +270,8 @@ class _Unexpected:
                 for name, group in self._topology.groups.items()
                 if (number := self._numbers[name](schema)) is not None
             ]
-            # The name may be that of shards of several groups. Report the schema only if none of
-            # them belongs on the node.
+            # Shards of several groups may have the same schema name. Report the schema only if none
+            # of these shards belongs on the node.
             if (
                 owners
                 and not any(self._belongs(node, *owner) for owner in owners)

@@ -95,8 +95,9 @@ class TableRead:
     """Reads rows from many shards with the same statement.
 
     :param wrapper: a connection object of any shard of the group.
-    :param fields: the fields of the first columns. Their values are converted as in a query of
-        Django. The values of further columns are returned as they come from the driver.
+    :param fields: the fields that the statement selects as its first columns. Their values are
+        converted as in a query of Django. If the statement selects more columns, such as a count,
+        their values are returned as they come from the driver.
     :param sql: a function that returns the statement for a shard.
     """
 

@@ -99,9 +99,10 @@ def where(label: str, name: str, text: str) -> KeyLocation:
 
 @dataclass(frozen=True)
 class PlacementEntry:
-    """What the directory, the table that maps each shard key to its shard, has stored for a key.
+    """The row of the directory for one shard key. It says on which shard the key is.
 
-    A process may still use an older value that it has in memory.
+    The directory is the table that maps each shard key to its shard. After a change of this row, a
+    process may still use the older shard number that it has in memory.
 
     :param shard: the number of the key's shard.
     :param placed_at: the time at which the key was placed on that shard.

@@ -31,8 +31,8 @@ from sharded_orm.operations.tickets.survey import (
     check_name,
 )
 
-#: If a server was lost, its last ids may be recorded nowhere. So a new server skips this number of
-#: ids, in order not to hand out one of them again.
+#: If a new server replaces a lost server, nobody may know the last ids that the lost server has
+#: handed out. So the new server skips this number of ids, in order not to hand out these ids again.
 MARGIN = 10_000
 
 
@@ -67,7 +67,8 @@ def create(
 
     Existing sequences stay as they are. All checks are made before the first sequence is created.
     If the call was interrupted, it can be repeated. If only some servers have a sequence, for
-    example because a server was replaced, it begins on the others above all ids that are known.
+    example because a server was replaced, the sequence is created on the other servers, and begins
+    there above all ids that are known.
 
     :param names: names of sequences; by default those of all installed models.
     :param start: a new sequence hands out no id below this number. By default, it begins above the
@@ -109,8 +110,9 @@ def create(
     for name, server, last_used, server_form in plan:
         begin(server, [name], after=last_used, form=server_form)
     created = {(name, server.alias) for name, server, _, _ in plan}
-    # Read and check the sequences again. If two aliases in the settings lead to the same database,
-    # the check fails now, because the new sequence has the slot of only one of the two servers.
+    # Read and check the sequences again. Each server has a slot, which says which ids it hands out.
+    # If two aliases in the settings lead to the same database, the check fails now, because the new
+    # sequence has the slot of only one of the two servers.
     sequences = _sequences_by_server(servers, selected) if created else sequences
     return [
         _result(sequences[server.alias][name], server, (name, server.alias) in created)
@@ -268,7 +270,7 @@ _original_names: dict[str, str] = {}
 
 
 def is_test_database(alias: str) -> bool:
-    """Return whether ticket server ``alias`` uses a test database now, because a test run goes on."""
+    """Return whether ticket server ``alias`` uses a test database, as it does during a test run."""
     return alias in _original_names and _database(alias) != _original_names[alias]
 
 

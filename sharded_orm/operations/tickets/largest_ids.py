@@ -20,9 +20,9 @@ from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.sharding.options import shard_options
 from sharded_orm.models.tables.directory import missing_table_remedy
 
-# If a database, table or column does not exist yet, it has no ids, so its error is ignored. Such an
-# error has one of these numbers on MySQL, begins with one of these texts on SQLite, or has one of
-# these SQLSTATEs on PostgreSQL.
+# The errors that say that a database, table or column does not exist. They are ignored, because
+# what does not exist yet contains no ids. MySQL reports them by one of these numbers, SQLite by a
+# message that begins with one of these texts, and PostgreSQL by one of these SQLSTATEs.
 _MISSING_NUMBERS = {1049, 1054, 1146}
 _MISSING_WORDS = ("no such table", "no such column")
 _MISSING_STATES = {"3D000", "3F000", "42P01", "42703"}
@@ -136,8 +136,8 @@ def _on_alias(alias: str, field: TicketField, above: int, slot: SequenceSlot | N
         if _is_missing(exc):
             return None
         raise _not_checked(field, alias, exc) from exc
-    # The result may be a text: if the table was created before the model got its TicketField, its
-    # primary keys may be texts. These are not from the sequence.
+    # The table may be older than the model's TicketField, and may have texts as primary keys. Then
+    # the result is a text. Ignore it, because the ids of a sequence are integers.
     return largest_id if isinstance(largest_id, int) else None
 
 

@@ -1,9 +1,10 @@
 """Find and repair ticket servers that would hand out ids for a second time.
 
-That happens if a server comes back from an old backup. A server's *position* in a sequence is the
-last id that it has handed out, by its own count. Its *high-water mark* is the highest id that it is
-known to have handed out. The next server in the settings, its *partner*, stores the mark. A
-position below the mark shows that the server has forgotten ids.
+A server would do so after it was restored from an old backup, because it has forgotten its last
+ids. A server's *position* in a sequence is the last id that it has handed out, as the server itself
+has stored it. Its *high-water mark* is the highest id that it is known to have handed out. Another
+server stores this mark: the *partner*, which is the next server in the settings. A position below
+the mark shows that the server has forgotten ids.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from sharded_orm.operations.tickets.survey import (
     select_names,
 )
 
-#: A function that shows the progress. It is called before each sequence with the number of finished
-#: sequences, the number of all sequences, and the name of the next sequence; and at the end with
-#: the name "".
+#: A function that shows the progress. It is called before the work on each sequence, with the
+#: number of finished sequences, the number of all sequences, and the name of the next sequence. At
+#: the end, it is called once more, with the name "".
 Progress = Callable[[int, int, str], None]
 
 
@@ -46,8 +47,8 @@ class Verified:
     alias: str
     #: The last id that the server has handed out; None if the server does not answer.
     position: int | None
-    #: The high-water mark: the highest id that the server has handed out, as the next server has
-    #: stored it. None if the next server does not answer or lacks the sequence, or if there is only
+    #: The high-water mark: the highest id that the server is known to have handed out. The next
+    #: server in the settings stores it. None if the next server does not answer or lacks the sequence, or if there is only
     #: one server.
     mark: int | None
     #: The largest id in the tables, if it is above ``position``, so that the server would hand it
@@ -88,10 +89,10 @@ def verify(
 ) -> list[Verified]:
     """Check whether a ticket server would hand out an id for a second time. Changes nothing.
 
-    The position of a server is the last id that it has handed out, by its own count. It must not be
-    below the server's high-water mark, the highest id that the next server has stored for it. And
-    no row may have an id of this server above the position. The tables are read on all shards, but
-    only the ids above the position.
+    The position of a server is the last id that it has handed out, as it has stored it. Two things
+    show that the server has forgotten ids: the position is below the server's high-water mark,
+    which the next server stores, or a row has an id of this server above the position. To find such
+    a row, the ids above the position are read from the tables on all shards.
 
     :param names: names of sequences; by default all sequences that a model uses or a server has.
     :param servers: the servers to check; by default all in ``TICKETS``.
@@ -117,12 +118,13 @@ def advance(
     servers: Sequence[TicketServer] | None = None,
     progress: Progress | None = None,
 ) -> list[Advanced]:
-    """Move ticket servers forward, so that they hand out no id for a second time.
+    """Let ticket servers skip ids, so that they hand out no id for a second time.
 
-    A server that comes back from an old backup has forgotten the last ids that it has handed out.
-    Three numbers show how far it had come: its position, the last id by its own count; its
-    high-water mark, the highest id that the next server has stored for it; and the largest of its
-    ids in the tables. The server is moved to ``margin`` above the largest of these numbers.
+    A server that was restored from an old backup has forgotten the last ids that it has handed out.
+    Three numbers show which ids it had handed out before: its position, which is the last id that
+    it has stored itself; its high-water mark, which is the highest id that the next server has
+    stored for it; and the largest of its ids in the tables. The server is *moved*: its position is
+    set to ``margin`` above the largest of these numbers.
 
     A server is not moved in the following cases. Then its result has a ``problem``. The other
     servers are moved nevertheless.
@@ -133,13 +135,13 @@ def advance(
       the sequence.
 
     :param names: names of sequences; by default all sequences that a model uses or a server has.
-    :param margin: number of ids to skip in addition. The last ids that a server has handed out may
-        be known to nobody: not in a row yet, and above the stored mark.
+    :param margin: number of ids to skip in addition, because the last ids that a server has handed
+        out may be known to nobody: no row with them is saved yet, and they are above the mark.
     :param to: the number to move the servers to, instead of the computed one. A server whose
         position is above ``to`` stays there. None computes the number.
     :param check: whether to look for existing ids in the tables. If False, ``to`` is required.
     :param dry_run: True only reports what would be done; False moves the servers.
-    :param only: the alias of the only server to move; by default all servers are moved.
+    :param only: the alias of a server. Then only this server is moved; by default all are.
     :param servers: the servers, in the order of the settings; by default all in ``TICKETS``.
     :param progress: called before each sequence and at the end; see :data:`Progress`. None for no
         calls.
@@ -159,7 +161,8 @@ def advance(
 def _unknown_mark_problem(answers: Sequence[ServerAnswer], index: int, name: str) -> str:
     """Return a sentence that says why the high-water mark of server number ``index`` is not known.
 
-    The next server, its partner, stores the mark. But it does not answer, or lacks the sequence.
+    The mark is stored on the next server, the partner of the server. The mark is not known if the
+    partner does not answer or lacks the sequence.
     """
     server, partner = answers[index].server, answers[(index + 1) % len(answers)]
     why = f"does not answer: {partner.error}" if partner.error else f"has no sequence {name!r}"

@@ -32,8 +32,8 @@ class SequenceStatus:
     form: str
     #: The last id that the server has handed out; 0 or less if it has handed out no id.
     position: int
-    #: The high-water mark: the highest id that the server has handed out, as the next server has
-    #: stored it. None if the next server does not answer or lacks the sequence, or if there is only
+    #: The high-water mark: the highest id that the server is known to have handed out. The next
+    #: server in the settings stores it. None if the next server does not answer or lacks the sequence, or if there is only
     #: one server.
     mark: int | None
     #: How much of all possible ids (1 to 2**63 - 1) is used up, from 0.0 to 1.0.
@@ -55,8 +55,8 @@ class ServerStatus:
     step: int
     #: Why the server does not answer; None if it answers.
     error: str | None
-    #: Why a crash could make the server forget ids that it has handed out, because of its settings.
-    #: None if it cannot forget them, or if it does not answer.
+    #: A text that names the setting because of which a crash could make the server forget ids that
+    #: it has handed out. None if it cannot forget ids, or if it does not answer.
     durability: str | None
     sequences: tuple[SequenceStatus, ...]
 

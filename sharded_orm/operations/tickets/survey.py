@@ -22,7 +22,7 @@ from sharded_orm.ids.tickets.server import TicketServer
 from sharded_orm.ids.tickets.session import MAX_NAME, SequenceRow, TicketSession
 
 # The largest number of seconds to wait for one server. It is large, because only commands use this
-# default. For monitoring, there is a smaller one in the module ``status``.
+# default, and they can wait. Monitoring uses the smaller default of the module ``status``.
 PATIENCE = 30.0
 
 #: The errors of a server that is down or does not match the settings.
@@ -218,9 +218,9 @@ def check_name(name: str) -> None:
 def high_water_mark_of(answers: Sequence[ServerAnswer], index: int, name: str) -> int | None:
     """Return the high-water mark of server number ``index`` for the sequence ``name``.
 
-    This is the highest id that the server has handed out, as the next server, its partner, has
-    stored it; 0 if it has handed out none. Return None if there is only one server, or if the
-    partner did not answer or lacks the sequence.
+    This is the highest id that the server is known to have handed out; 0 if it has handed out none.
+    The next server, the partner, stores this number. Return None if there is only one server, or if
+    the partner did not answer or lacks the sequence.
     """
     if len(answers) < 2:
         return None
@@ -234,8 +234,8 @@ def is_behind(position: int, high_water_mark: int | None) -> bool:
     This is so if it has handed out more ids than it remembers, for example because it was restored
     from a backup.
 
-    :param position: the last id that the server has handed out, by its own count.
-    :param high_water_mark: the highest id that the server has handed out, as the next server has
-        stored it. If it is None, it is not known, and the result is False.
+    :param position: the last id that the server has handed out, as it has stored it itself.
+    :param high_water_mark: the highest id that the server has handed out, as another server, its
+        partner, has stored it. None means that it is not known; then the result is False.
     """
     return high_water_mark is not None and max(position, 0) < high_water_mark

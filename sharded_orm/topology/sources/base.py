@@ -64,8 +64,8 @@ class Process:
 def arrived(read: Callable[[], Document | None]) -> Document | TopologyError | None:
     """Return the result of ``read``, or a :exc:`TopologyError` if it raises an exception.
 
-    The thread that watches the source calls this, because it must never end. Pass the result to an
-    :data:`OnChange` function, unless it is None.
+    The thread that watches a source calls this function, because no exception must end that thread.
+    The thread then passes the result to an :data:`OnChange` function, unless the result is None.
     """
     try:
         return read()
@@ -95,7 +95,8 @@ def parsed_time(text: Any) -> datetime | None:
 def version_of(text: str | bytes) -> int | None:
     """Return the version of the document in ``text``; None if ``text`` is not a document.
 
-    If None is returned, a publication may replace ``text``, no matter which version it expects.
+    A source compares this version with the version that a publication expects to replace. If None
+    is returned, there is nothing to compare, and the publication replaces ``text``.
     """
     try:
         return Document.from_json(text).version
@@ -104,7 +105,7 @@ def version_of(text: str | bytes) -> int | None:
 
 
 def positive(name: str, value: Any, problems: list[str]) -> float:
-    """Return ``value``, the option ``name``, as a float.
+    """Return the value of the option ``name``, a number of seconds, as a float.
 
     If the value is not a valid number of seconds, add a sentence to ``problems`` and return 1.0.
     """
@@ -116,11 +117,11 @@ def positive(name: str, value: Any, problems: list[str]) -> float:
 
 
 class TopologySource(ABC):
-    """The base class of the sources: clients of the place where the topology document is stored.
+    """The base class of topology sources. A source reads the topology document where it is stored.
 
-    An instance serves one process. A source does not check whether a topology is valid: it raises
-    an error for content that is no document at all, but returns a document that describes an
-    invalid topology. The caller decides whether to use the document.
+    An instance serves one process. A source raises an error for content that is no topology
+    document at all. But it does not check whether the topology in a document is valid, so it may
+    return an invalid one. The caller decides whether to use the document.
 
     :param options: ``SHARDED_ORM["TOPOLOGY"]["OPTIONS"]``.
     :param setting: the whole setting ``SHARDED_ORM``.
@@ -137,7 +138,7 @@ class TopologySource(ABC):
     #: Names of the options that this class accepts, in addition to :data:`COMMON`, the options of
     #: every source.
     option_names: ClassVar[frozenset[str]] = frozenset()
-    #: The names in :attr:`option_names` whose options must be set.
+    #: Names of the options in :attr:`option_names` that must be set.
     required: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, options: Mapping[str, Any], setting: Mapping[str, Any]) -> None:
@@ -163,8 +164,8 @@ class TopologySource(ABC):
     def last_good(self) -> str | None:
         """The path of the file in which the last valid document is saved (the option LAST_GOOD).
 
-        A process can start with this file if the source does not answer. If the option is not set,
-        None is returned, and no file is saved.
+        A process can start with this file if the source does not answer. The path is None if the
+        option is not set. Then no file is saved.
         """
         path = self.options.get("LAST_GOOD")
         return str(path) if path else None

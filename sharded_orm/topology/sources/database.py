@@ -2,9 +2,9 @@
 
 The first publication creates two tables::
 
-    sharded_orm_topology          one of the latest versions of the document per row, with author, time
-                                  and comment. The row with the highest id is the current document.
-    sharded_orm_topology_process  one process per row, with the version that it uses
+    sharded_orm_topology          one row for each of the latest versions of the document, with its
+                                  author, time and comment. The current one has the highest id.
+    sharded_orm_topology_process  one row for each process, with the version that it uses
 
 Django needs the topology before it can load models, so the source opens its own connections.
 """
@@ -75,14 +75,14 @@ _KEPT_AT_LEAST = 20
 # Every process writes this many signs of life (the current time in its row) in TIMEOUT seconds. A
 # process without a sign of life for TIMEOUT seconds counts as ended.
 _SIGNS = 3
-# The seconds for which the watching thread waits after an error that did not come from the
-# database.
+# The seconds for which the watching thread waits after an unexpected error, that is, one that is
+# not a database error.
 _RECOVER_AFTER = 5.0
 # The seconds between two checks whether Django has loaded the applications. The watching thread
 # makes these checks.
 _UNTIL_READY = 0.02
-# The seconds for which stop() waits at most for the end of the watching thread. Then it returns,
-# although the thread still runs.
+# The maximum number of seconds for which stop() waits for the end of the watching thread. After
+# that, stop() returns even if the thread still runs.
 _END_WITHIN = 3.0
 # For each alias, the entry of DATABASES when the first source for the alias was created. A test run
 # replaces the alias's database by a test database. But the topology must stay in the first
@@ -94,9 +94,10 @@ class DatabaseSource(TopologySource):
     """A topology source that stores the document in a table; the module's docstring shows the tables.
 
     Every ``INTERVAL`` seconds (default 1), a background thread queries which row is the newest, and
-    reads a new document. Three times in ``TIMEOUT`` seconds (default 9), it also writes a sign of
-    life. A process without a sign of life for ``TIMEOUT`` seconds counts as ended. Code that uses
-    the topology never waits for the database, because the thread does this work.
+    reads the document if it is new. Three times in ``TIMEOUT`` seconds (default 9), the thread also
+    writes a sign of life, that is, the current time in the row of its process. A process without a
+    sign of life for ``TIMEOUT`` seconds counts as ended. Code that uses the topology never waits
+    for the database, because the thread does this work.
 
     Cost, for each process: one query per ``INTERVAL``, one write per sign of life. The thread keeps
     its connection for as long as ``CONN_MAX_AGE`` of the alias says.
@@ -121,8 +122,8 @@ class DatabaseSource(TopologySource):
                 f"TOPOLOGY: TIMEOUT must be at least {_SIGNS} times INTERVAL, not {self._timeout!r}"
                 f" with {self._interval!r}"
             )
-        # Call the method of dict, because the method of ShardedDatabases would read the groups from
-        # this source.
+        # Call dict.items(), because settings.DATABASES.items() would add the aliases of groups. For
+        # this, it needs the topology, which is read from this source.
         databases = {
             alias: entry
             for alias, entry in dict.items(settings.DATABASES)
@@ -140,8 +141,9 @@ class DatabaseSource(TopologySource):
         self._process = identity()
         self._name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._thread: threading.Thread | None = None
-        # The connection of the watching thread. In a forked child, this attribute prevents the
-        # garbage collection of the object, which would disturb the parent's connection.
+        # The connection object of the watching thread. A forked child has a copy of it, but not of
+        # the thread. There, this attribute prevents that the copy is deleted as garbage, because
+        # this would disturb the parent's connection.
         self._connection: BaseDatabaseWrapper | None = None
         self._ended = threading.Event()
         self._wake = threading.Event()

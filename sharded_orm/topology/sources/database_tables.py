@@ -41,8 +41,8 @@ _COLUMNS: Mapping[str, Mapping[str, models.Field[Any, Any]]] = {
         "seen": models.DateTimeField(),
     },
 }
-# The lock that is held while a statement runs, so that no fork happens during a statement of
-# SQLite.
+# The lock that is held while a statement runs. A fork of this process waits for the lock, because
+# a child that is forked during a statement of SQLite might wait for ever.
 _statement = threading.Lock()
 hold_during_forks(lambda: [_statement])
 
@@ -152,5 +152,5 @@ def clock_sql(connection: BaseDatabaseWrapper) -> str:
 
 def _moment(value: Any) -> datetime:
     # Some drivers return a time as text. The caller subtracts two times that the same driver has
-    # returned, so both have the same form.
+    # returned, so either both have a time zone or none has.
     return value if isinstance(value, datetime) else datetime.fromisoformat(value)

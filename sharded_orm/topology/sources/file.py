@@ -71,7 +71,7 @@ class FileSource(TopologySource):
             stamp = self._stamp()
             if stamp != seen:
                 document = arrived(self.load)
-                # If the file is missing, ``document`` is None. Report nothing then, because
+                # If the file is missing, ``document`` is None. Do not report this, because
                 # somebody is probably about to replace the file.
                 if document is not None:
                     on_change(document)

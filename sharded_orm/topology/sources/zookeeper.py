@@ -3,8 +3,9 @@
 The source stores these znodes (entries in ZooKeeper's tree) below the path of the option ``PATH``::
 
     current               the document; replaced by compare-and-set on the version of the znode
-    history/0000000007    one of the latest versions of the document, with author, time and comment
-    processes/…           an ephemeral znode per connected process, with the version that it uses
+    history/0000000007    version 7 of the document, with author, time and comment; only the latest
+                          versions are kept
+    processes/…           an ephemeral znode for each connected process, with the version it uses
 """
 
 from __future__ import annotations
@@ -70,8 +71,8 @@ _REPEAT_AFTER = 1.0
 # The number of seconds after which a read of the document is repeated, if it has failed with an
 # unexpected error. It is more than _REPEAT_AFTER, because such an error will probably occur again.
 _RECOVER_AFTER = 5.0
-# The seconds for which stop() waits at most for the end of the watching thread. Then it returns,
-# although the thread still runs.
+# The maximum number of seconds for which stop() waits for the end of the watching thread. After
+# that, stop() returns even if the thread still runs.
 _END_WITHIN = 3.0
 # How kazoo repeats attempts to connect: without end, with at most 2 seconds between two attempts.
 # By default, kazoo would increase this pause up to an hour.
@@ -179,8 +180,8 @@ class ZooKeeperSource(TopologySource):
                 )
             entry = f"{self._path}/history/{document.version:010d}"
             change = client.transaction()
-            # If an older version was written into the znode 'current' by hand, the history may
-            # already have an entry for the version that is published now. Replace this entry.
+            # The history may already have an entry for this version, if somebody has written an
+            # older version into the znode 'current' by hand. Replace this entry.
             if self._ask(client.exists_async(entry)) is None:
                 change.create(entry, json.dumps(record).encode(), acl=self._acl)
             else:
@@ -263,8 +264,8 @@ class ZooKeeperSource(TopologySource):
             try:
                 data, stat = self._ask(client.get_async(path, watch=watch))
             except NoNodeError:
-                # A watch is a request to be notified of a change. Reading a missing znode sets no
-                # watch, so the first document would not be noticed. So call exists(), which sets a
+                # The znode is missing, so get_async() has set no watch (a request to be notified of
+                # a change), and the first document would not be noticed. exists_async() sets a
                 # watch even on a missing znode.
                 if self._ask(client.exists_async(path, watch=watch)) is None:
                     return None
@@ -273,7 +274,7 @@ class ZooKeeperSource(TopologySource):
 
     @contextmanager
     def _connected(self) -> Iterator[KazooClient]:
-        """Context manager that waits for a connection and returns the connected kazoo client.
+        """Context manager that waits for a connection and yields the connected kazoo client.
 
         Exceptions of the client inside the block become :exc:`TopologyUnavailable`.
         """
@@ -360,12 +361,11 @@ class ZooKeeperSource(TopologySource):
             self._wake.wait(pause)
 
     def _step(self) -> float:
-        """Read the document if the client is connected; replace a client that cannot connect.
+        """Read the document if the client is connected.
 
-        A client is replaced after :data:`_RENEW_AFTER` seconds without a connection.
-
-        Return how long the watching thread should sleep before the next call, in seconds. A change
-        in ZooKeeper may wake the thread earlier.
+        Drop the client if it has had no connection for :data:`_RENEW_AFTER` seconds. The next call
+        creates a new one. Return the number of seconds for which the watching thread should sleep
+        before the next call. A change in ZooKeeper may wake the thread earlier.
         """
         client = self._started()
         if client.connected:
@@ -426,9 +426,9 @@ class ZooKeeperSource(TopologySource):
                 self._ask(client.set_async(path, data))
             else:
                 self._ask(client.ensure_path_async(f"{self._path}/processes", acl=self._acl))
-                # Delete the znode that this process has written in an earlier session. Otherwise
-                # ZooKeeper deletes it when that session ends, which may be after the new znode is
-                # written.
+                # Delete the znode that this process has written in an earlier session. It has the
+                # same path as the new znode, and ZooKeeper itself deletes it only when the earlier
+                # session ends, which may be later.
                 with suppress(NoNodeError):
                     self._ask(client.delete_async(path))
                 self._ask(client.create_async(path, data, acl=self._acl, ephemeral=True))

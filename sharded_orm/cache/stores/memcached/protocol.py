@@ -1,4 +1,4 @@
-"""The packets of reading commands that are sent to memcached, and the parsers of its answers."""
+"""Makes the packets of commands that read from memcached, and parses the answers of memcached."""
 
 from __future__ import annotations
 
@@ -107,7 +107,8 @@ def version_of(lease: bytes) -> bytes:
 
 
 def parse_answers(raw: bytes, count: int) -> list[Answer] | None:
-    """Parse ``raw``, the answers to ``count`` commands. Return None while answers are missing.
+    """Parse ``raw``, the answers to ``count`` commands. Return None if ``raw`` has only a part of
+    these answers, because the others have not been received yet.
 
     :raises ProtocolError: an answer in ``raw`` is malformed, or ``raw`` has more than ``count``
         answers.
@@ -186,7 +187,8 @@ def get_packet(names: Sequence[str]) -> bytes:
 
 
 def parse_values(raw: bytes, names: Sequence[str]) -> list[bytes | None] | None:
-    """Parse ``raw``, the answer to :func:`get_packet`. Return None while parts are missing.
+    """Parse ``raw``, the answer to :func:`get_packet`. Return None if a part of the answer has not
+    been received yet.
 
     The value of an entry that is missing or empty is None.
 
@@ -204,9 +206,9 @@ def parse_values(raw: bytes, names: Sequence[str]) -> list[bytes | None] | None:
         ):
             return [*values]
         # Otherwise, compare the lines with the names, one after the other. If the next line does
-        # not belong to a name, the entry of this name is missing. This fails if a value contains a
-        # line end, because split() has then cut the value in two. Then no line matches any more,
-        # the position stays before the end, and _parse_slowly() is used.
+        # not belong to a name, the entry of this name is missing. This method fails if a value
+        # contains a line end, because split() has cut such a value in two. No later line matches
+        # then, so the position does not reach the end, and _parse_slowly() is used instead.
         parts.append(b"")
         found: list[bytes | None] = []
         position = 0

@@ -45,8 +45,8 @@ from sharded_orm.cache.stores.sockets import (
     Unchanged,
 )
 
-#: The answers after which a deletion, or an append to an entry, need not be sent again: the command
-#: was executed, or the entry is missing.
+#: The answers that confirm the commands of finish(), which delete entries and append to entries:
+#: the command was executed, or the entry is missing, so there is nothing to delete or append to.
 _DONE = frozenset({b"HD", b"NF", b"NS"})
 #: The longest life of an entry in seconds. memcached takes a larger number for a Unix time.
 _MAX_TTL = 30 * 24 * 3600
@@ -161,8 +161,8 @@ class MemcachedServer(RemoteServer):
         if answer[0] in lines:
             return answer[0] == lines[0]
         if answer[0].startswith(b"SERVER_ERROR"):
-            # The server lacks memory for this command. Do not call _failed(), after which the
-            # server would not be used for some seconds.
+            # The server lacks memory for this command, but it works. So do not call _failed():
+            # after that, the server would not be used for some seconds.
             raise ServerDown(f"{self.name}: {answer[0][:80].decode(errors='replace')}")
         raise self._failed("unexpected answer to a write")
 
@@ -206,8 +206,8 @@ class MemcachedServer(RemoteServer):
         self, names: Sequence[str], name: str, values: tuple[bytes, ...], value: bytes
     ) -> Reply | None:
         middle = len(names)
-        # Build the answer that the server sends if nothing has changed. One part of it cannot be
-        # known: the version number of the object, which follows " c".
+        # Build the answer that the server sends if nothing has changed, to compare it with the real
+        # answer. Only the version number of the object, which follows " c", is not known.
         start = b"".join([b"VA %d\r\n%b\r\n" % (len(known), known) for known in values])
         start += b"VA %d c" % len(value)
         end = b"\r\n%b\r\n" % value
@@ -238,8 +238,8 @@ class MemcachedServer(RemoteServer):
         return [version_of(lease) if lease else None for _, lease in entries]
 
     def release(self, objects: Mapping[str, FoundEntry]) -> None:
-        # Only the lease of a missing object keeps other readers from storing the object, so only
-        # such leases are given back. If the object has a value, its lease is just a version number.
+        # Give back only the leases of missing objects: these keep other readers from storing the
+        # object. The lease of an object that was found is just the object's version number.
         parts = [
             b"md %b C%b\r\n" % (name.encode("ascii"), version_of(lease))
             for name, (value, lease) in objects.items()

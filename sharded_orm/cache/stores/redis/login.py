@@ -1,4 +1,8 @@
-"""Logs in on a new connection to Redis, and finds out which incarnation of the data the server has."""
+"""Logs in on a new connection to Redis, and reads the incarnation of the data on the server.
+
+The incarnation is a random word before all names of entries. It is replaced if the server was
+restarted or replaced, because the server may have old data then.
+"""
 
 from __future__ import annotations
 

@@ -39,8 +39,8 @@ class Refusal(Exception):
         self.code = (line.split(None, 1) or ["ERR"])[0]
 
 
-# The types of valid replies. Values of subclasses are refused. An example is True, a subclass of
-# int, which version 3 of the protocol may return.
+# The types of valid replies. Values of their subclasses are refused, for example a bool, which only
+# version 3 of the protocol has.
 _REPLIES = frozenset({bytes, int, type(None), list, Refusal})
 _VALUES = frozenset({bytes, type(None)})
 
@@ -81,7 +81,8 @@ def by_source(command: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def parse_replies(answer: bytes, count: int) -> list[Any] | None:
-    """Parse ``answer``, which should be ``count`` replies; return None while it is incomplete.
+    """Parse ``answer``, which should be ``count`` replies. Return None if a part of the answer has
+    not been received yet.
 
     A reply is bytes, an int, None or a :class:`Refusal`. The reply to MGET is a list of items that
     are bytes or None.

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from sharded_orm.cache.stores.redis.protocol import RedisScript
 
-#: Stores ARGV[2] for ARGV[3] seconds if the value is ARGV[1]. Returns whether it did.
+#: Replaces the value of the entry by ARGV[2], for ARGV[3] seconds, if the value is ARGV[1]. Returns
+#: 1 if it has replaced the value, otherwise 0.
 COMPARE_AND_SET = RedisScript(
     b"if redis.call('GET', KEYS[1]) == ARGV[1] then "
     b"redis.call('SET', KEYS[1], ARGV[2], 'EX', ARGV[3]) return 1 end return 0"
 )
-#: Deletes the entry if its value is ARGV[1]. Returns the number of deleted entries.
+#: Deletes the entry if its value is ARGV[1]. Returns 1 if it has deleted the entry, otherwise 0.
 COMPARE_AND_DELETE = RedisScript(
     b"if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
 )
-#: Replaces the value by ARGV[2] if the value is ARGV[1]. Returns the value that the entry then has. A
-#: missing value counts as empty.
+#: Replaces the value of the entry by ARGV[2] if the value is ARGV[1]. A missing entry counts as one
+#: with an empty value. Returns the value that the entry has afterwards.
 REPLACE_OWNER = RedisScript(
     b"local there = redis.call('GET', KEYS[1]) or '' "
     b"if there ~= ARGV[1] then return there end "

@@ -182,7 +182,7 @@ class RedisServer(RemoteServer):
         """Send ``commands`` and return their replies.
 
         Costs one round trip. Scripts that the server does not know yet are sent again in a second
-        round trip, after all other commands. The others run in their order. Commands of other
+        round trip, after all other commands. These run in their order. Commands of other
         clients may run in between.
 
         :param commands: each command is a tuple of parts. A part that is a str is the name of an
@@ -401,7 +401,7 @@ class RedisServer(RemoteServer):
 
         :param make: returns the packet, whose last command reads the entry :data:`OWNER`. Its
             argument is the value of this entry when the connection was opened.
-        :param count: the number of the other commands.
+        :param count: the number of commands in the packet before the last one.
         :param lost: is called if a command was refused, or if the server has lost its data or has
             older data.
         """
@@ -419,8 +419,8 @@ class RedisServer(RemoteServer):
             if replies is None:
                 return None
             if replies.pop() != owner:
-                # Raise an error, which closes the connection. Later commands on it would put the
-                # old incarnation before the names of entries.
+                # Raise an error, which closes the connection. Otherwise, later commands on the
+                # connection would put the old incarnation before the names of entries.
                 raise Outdated("the data are of another incarnation")
             return _NUMBERS.issuperset(map(type, replies))
 
@@ -484,8 +484,8 @@ class RedisServer(RemoteServer):
 def _replies(answer: bytes, count: int, owner: bytes) -> list[Any] | None:
     """Parse ``count`` replies, and return all but the last. Return None while the answer is incomplete.
 
-    :param owner: the value of the entry :data:`OWNER` when the connection was opened. The last
-        reply must be the same value; the server has lost its data otherwise.
+    :param owner: the value of the entry :data:`OWNER` when the connection was opened. If the last
+        reply is another value, the server has lost its data or has older data.
     :raises Outdated: the last reply is a different value.
     """
     replies = parse_replies(answer, count)

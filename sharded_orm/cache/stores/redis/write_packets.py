@@ -59,7 +59,8 @@ def mark_packet(
 def marked_sizes(answer: bytes, count: int, owner: bytes) -> list[int] | None:
     """Return the sizes in bytes of ``count`` guards, from the answer to :func:`mark_packet`.
 
-    Return None if the answer is incomplete, or if any command had another result than usual.
+    Return None if the answer is incomplete, or if a command had another result than usual. The
+    caller then uses a slower parser.
     """
     end = _bulk(owner)
     if not answer.endswith(end):
@@ -112,8 +113,9 @@ def script_packet(commands: Sequence[tuple[Any, ...]], owner: bytes) -> bytes:
 def are_numbers(answer: bytes, count: int, owner: bytes) -> bool:
     """Whether ``answer`` is ``count`` numbers, followed by ``owner``.
 
-    If so, the server has executed all commands of :func:`finish_packet`, and has not lost its data:
-    a command that fails has an error as its reply, and a server with other data has another owner.
+    This is the usual answer to a packet such as :func:`finish_packet`. It shows two things. All
+    commands were executed, because the reply to a command that fails is an error and not a number.
+    And the server has not lost its data, because its owner would be another value then.
     """
     end = _bulk(owner)
     if not answer.endswith(end):

@@ -1,4 +1,4 @@
-"""``manage.py entities``: the cleaner of entities, and the indexes of stores."""
+"""The command ``manage.py entities``, which runs the cleaner, and builds the indexes of stores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``manage.py lookups``: build, check and drop the lookups of models."""
+"""The command ``manage.py lookups``, which builds, checks and drops the lookups of models."""
 
 from __future__ import annotations
 

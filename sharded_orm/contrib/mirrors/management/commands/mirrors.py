@@ -1,4 +1,6 @@
-"""``manage.py mirrors``: delivers writes to mirrors (the relay), and builds, checks and reports them."""
+"""The command ``manage.py mirrors``, which delivers writes to mirrors, and builds, checks and
+reports mirrors.
+"""
 
 from __future__ import annotations
 
