@@ -34,6 +34,7 @@ from django.conf import settings
 from django.core import checks
 from django.core.exceptions import FieldDoesNotExist
 from django.db import models
+from django.db.models.expressions import OrderBy
 
 from sharded_orm import runtime
 from sharded_orm.checks.relations import check_relations, group_of_model
@@ -126,6 +127,16 @@ def _declaration(model: type[ShardedModel]) -> Iterator[checks.CheckMessage]:
         )
 
 
+def _columns(constraint: models.UniqueConstraint) -> set[str]:
+    """Return the names of the fields whose values ``constraint`` compares as they are."""
+    names = set(constraint.fields)
+    for expression in constraint.expressions:
+        column = expression.expression if isinstance(expression, OrderBy) else expression
+        if isinstance(column, models.F):
+            names.add(column.name)  # type: ignore[attr-defined]  # the type stubs lack it
+    return names
+
+
 def _uniqueness(model: type[ShardedModel]) -> Iterator[checks.CheckMessage]:
     options = shard_options(model)
     if options is None or options.key is None:
@@ -144,11 +155,22 @@ def _uniqueness(model: type[ShardedModel]) -> Iterator[checks.CheckMessage]:
             continue
         if field.unique and not field.primary_key and field.name != key:
             yield _only_per_shard(f"The unique field {field.name!r}", field, hint)
+        for name in ("unique_for_date", "unique_for_month", "unique_for_year"):
+            day = getattr(field, name)
+            if day and field.name != key and (name, day) != ("unique_for_date", key):
+                yield _only_per_shard(
+                    f"{name} of the field {field.name!r}",
+                    field,
+                    "Declare a UniqueConstraint with the key instead, or rely on uniqueness within a"
+                    " shard knowingly.",
+                )
     for names in model._meta.unique_together:
         if keys.isdisjoint(names):
             yield _only_per_shard(f"unique_together {tuple(names)!r}", model, hint)
     for constraint in model._meta.constraints:
-        if isinstance(constraint, models.UniqueConstraint) and keys.isdisjoint(constraint.fields):
+        if isinstance(constraint, models.UniqueConstraint) and keys.isdisjoint(
+            _columns(constraint)
+        ):
             yield _only_per_shard(f"UniqueConstraint {constraint.name!r}", model, hint)
     pk: Any = model._meta.pk
     if isinstance(pk, models.CompositePrimaryKey):

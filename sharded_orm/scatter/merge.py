@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
-from sharded_orm.scatter.partial_aggregates import Merger
+from sharded_orm.scatter.partial_aggregates import Merger, rows_with_sums
 from sharded_orm.scatter.value_ranks import Ranking
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def _groups(plan: ScatterPlan, ranking: Ranking, rows: Iterable[Row]) -> list[Ro
     template, comparison = plan.template, plan.comparison
     assert template is not None
     extremes = [column for partial in template.partials for column in partial.compared]
-    rows = _begun(rows)
+    rows = _begun(rows_with_sums(rows, template.partials))
     if ranking.is_needed_for_equality(template.groups) or ranking.is_needed(extremes):
         rows = list(rows)
         ranking.rank(rows, order=extremes, equality=template.groups)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from django.db import OperationalError
 from django.db.models import Avg, Count, Func, Max, Min, Sum
 from django.db.models.fields import DurationField, FloatField
 from django.db.models.functions import Coalesce
@@ -140,6 +141,25 @@ class _Averaged(Func):
         return self.as_sql(
             compiler, connection, template="(%(expressions)s) * CAST(1 AS numeric)", **more
         )
+
+
+def rows_with_sums(rows: Iterable[Row], partials: Sequence[Partial]) -> Iterator[Row]:
+    """Yield ``rows``, and refuse averages whose sums a shard cannot compute.
+
+    SQLite adds integers as integers of 64 bits, and raises an error if the sum is greater. Its AVG
+    is a float, and has no such limit.
+
+    :raises ScatterNotSupported: the sum of an average has too many bits.
+    """
+    try:
+        yield from rows
+    except OperationalError as error:
+        if "integer overflow" in str(error) and any(p.kind == "avg" for p in partials):
+            raise refuse(
+                "an Avg of integers whose sum on one shard has more than 64 bits",
+                "convert them to floats: Avg(Cast(…, FloatField()))",
+            ) from error
+        raise
 
 
 def _refuse(expression: Any) -> Exception:

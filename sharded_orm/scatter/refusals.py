@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from django.db.models import CompositePrimaryKey
 from django.db.models.aggregates import Aggregate
 from django.db.models.constants import LOOKUP_SEP
-from django.db.models.expressions import ColPairs, ExpressionWrapper, Func, RawSQL
+from django.db.models.expressions import ColPairs, ExpressionWrapper, F, Func, RawSQL
 
 from sharded_orm import compat
 from sharded_orm.exceptions import ScatterNotSupported
@@ -69,6 +69,32 @@ def check_written(query: Query) -> None:
             "a filter on a window function",
             "choose the rows in Python and write them by their keys, or write on one shard",
         )
+
+
+def check_values_of_time(query: Query, values: Iterable[Any]) -> None:
+    """Raise an error if the time of the database is written on several shards.
+
+    Each shard has its own statement, and so a time of its own. One database writes one time to all
+    rows.
+
+    :param values: the new values of columns. ``F()`` may name an annotation of ``query``.
+    :raises ScatterNotSupported: one of the values depends on ``Now()`` or ``TransactionNow()``.
+    """
+    pending, names = list(values), set[str]()
+    while pending:
+        value = pending.pop()
+        if not hasattr(value, "resolve_expression"):
+            continue
+        for part in parts_of(value):
+            if isinstance(part, compat.TIME_FUNCTIONS):
+                raise refuse(
+                    "Now() among the values that it writes",
+                    "pass the time as a value (timezone.now())",
+                )
+            name = getattr(part, "name", None) if isinstance(part, F) else None
+            if name is not None and name not in names:
+                names.add(name)
+                pending.append(query.annotations.get(name))
 
 
 def refuse_distinct_keys(query: Query) -> None:

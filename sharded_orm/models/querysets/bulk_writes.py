@@ -32,7 +32,7 @@ from sharded_orm.models.sharding.row_placement import colocated_alias
 from sharded_orm.models.sharding.same_key import refuse_related_of_other_key
 from sharded_orm.models.sharding.statements import check_insert, check_update
 from sharded_orm.models.sharding.type_variables import M
-from sharded_orm.scatter.refusals import check_written
+from sharded_orm.scatter.refusals import check_values_of_time, check_written
 
 
 class BulkWritingQuerySet(RoutedQuerySet[M]):
@@ -238,12 +238,17 @@ class BulkWritingQuerySet(RoutedQuerySet[M]):
             self._destination(ordered=False), str
         ):
             check_written(self.query)
+        columns = [self.model._meta.get_field(name) for name in fields]
+        if len(by_shard) > 1:
+            check_values_of_time(
+                self.query,
+                (obj.__dict__.get(column.attname) for obj in objs for column in columns),
+            )
         for alias, rows in by_shard.items():
             # The UPDATE on the shard contains the filters of this queryset. Check that these
             # filters read no rows of other shards.
             self._check_colocation_on(alias, ordered=False)
             check_update(colocation_on(self._options, alias), rows, fields)
-        columns = [self.model._meta.get_field(name) for name in fields]
         check_changed_values(by_shard, columns)
         return sorted(by_shard.items())
 

@@ -32,7 +32,7 @@ from sharded_orm.models.sharding.same_key import (
 )
 from sharded_orm.models.sharding.statements import check_found_or_created, check_values
 from sharded_orm.models.sharding.type_variables import M
-from sharded_orm.scatter.refusals import check_written
+from sharded_orm.scatter.refusals import check_values_of_time, check_written
 
 
 class WritingQuerySet(BulkWritingQuerySet[M]):
@@ -234,6 +234,7 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
             return int(self._run_on(destination, super().update, **kwargs))
         if len(destination) > 1:
             check_written(self.query)
+            check_values_of_time(self.query, kwargs.values())
         self._result_cache = None
         updated = 0
         for number, target in enumerate(destination):

@@ -11,6 +11,8 @@ from django.contrib.auth.models import User
 from django.contrib.contenttypes.fields import GenericForeignKey, GenericRelation
 from django.contrib.contenttypes.models import ContentType
 from django.db import connection, models
+from django.db.models import F
+from django.db.models.functions import Lower
 from django.test import override_settings
 from django.test.utils import isolate_apps
 
@@ -132,6 +134,44 @@ def test_uniqueness_per_shard() -> None:
         return Unique
 
     assert declare(unique) == {"W005", "W011"}
+
+
+@pytest.mark.parametrize(
+    ("expressions", "expected"),
+    [
+        (("user_id", Lower("name")), set()),
+        ((F("user_id").desc(), Lower("name")), set()),
+        ((F("user_id") % 2, "name"), {"W005"}),
+        ((Lower("name"),), {"W005"}),
+    ],
+)
+def test_unique_expressions_per_shard(expressions: tuple[Any, ...], expected: set[str]) -> None:
+    def unique() -> type[Any]:
+        class UniqueExpressions(Base):
+            name = models.CharField(max_length=20)
+
+            class Meta:
+                app_label = "photos_app"
+                constraints = [models.UniqueConstraint(*expressions, name="unique_expressions")]
+
+        return UniqueExpressions
+
+    assert declare(unique) - {"W011"} == expected
+
+
+@pytest.mark.parametrize("option", ["unique_for_date", "unique_for_month", "unique_for_year"])
+def test_unique_for_date_per_shard(option: str) -> None:
+    def unique() -> type[Any]:
+        class UniqueForDate(Base):
+            day = models.DateField()
+            name = models.CharField(max_length=20, **{option: "day"})
+
+            class Meta:
+                app_label = "photos_app"
+
+        return UniqueForDate
+
+    assert declare(unique) - {"W011"} == {"W005"}
 
 
 def test_a_one_to_one_relation_inside_the_group_is_unique() -> None:
