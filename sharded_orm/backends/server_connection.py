@@ -217,7 +217,8 @@ class ServerConnectionMixin(ShardConnectionMixin, Generic[P]):
             yield False
             return
         with self.wrap_database_errors, connection.one_session():
-            # Behind a proxy or pooler, a session has no identity on the server.
+            # If clients reach the server through a proxy or pooler, nobody knows which session a
+            # statement gets. Then the session has no identity, so yield False.
             if not connection.session_id().connection:
                 yield False
                 return
