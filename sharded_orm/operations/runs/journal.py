@@ -169,8 +169,8 @@ class JournalRun:
         self.resumed = resumed
         self.finished = False
         self.lease = lease
-        # Aliases of the shards whose steps this process has just created, and which are still
-        # empty. For them, :meth:`step` need not query the database.
+        # Aliases of shards whose steps this process has just created, without a recorded position.
+        # For these shards, :meth:`step` need not query the database.
         self._new_steps: set[str] = set()
 
     def check(self) -> None:
@@ -414,7 +414,7 @@ def open_steps(kind: str, subject: str) -> QuerySet[OperationStep]:
 
 
 class RunStatus:
-    """The state of a run, for example for a status command. The process need not hold the run.
+    """The state of a run, for example for a status command. Any process can create an instance.
 
     :param row: a row from :func:`~sharded_orm.operations.runs.lease.with_silence`.
     """

@@ -76,7 +76,7 @@ def _drop(run: JournalRun, old: dict[str, Any]) -> bool:
         raise MoveFailed("the topology has no such node")
     shard = runtime.shard(run.subject, old["shard"])
     if shard.node == old["node"]:
-        # The shard has moved back to this node. That move has dropped the old tables.
+        # The shard is on this node again. The move back to this node has dropped the old tables.
         return False
     replica = old.get("replica")
     if replica is not None and replication.replicates(replica, old["node"]):
