@@ -59,8 +59,9 @@ class SchemaMove(OwnSession, ABC):
         not make the change, for example because another process has taken the move over.
     """
 
-    #: Whether triggers see every change of a row, except changes by foreign key actions such as
-    #: CASCADE. If not, a move must find the other changes in another way.
+    #: Whether the database calls triggers for every change of a row, except for changes by foreign
+    #: key actions such as CASCADE. If False, triggers can miss changes in any table, and a move
+    #: must find those in another way.
     triggers_see_all: ClassVar[bool] = True
 
     def __init__(self, connection: Any, confirm: Callable[[], None]) -> None:

@@ -89,10 +89,11 @@ class SideFence(OwnSession, ABC):
 
     @abstractmethod
     def obstacles(self) -> list[str]:
-        """Return the reasons why the triggers could miss a write, or could refuse only a part of
-        it.
+        """Return the reasons why a closed fence could let a write pass. The list is empty if there
+        is none.
 
-        The list is empty if there is none.
+        For example, foreign keys of other schemas may change rows without calling triggers. Or a
+        table's engine does not undo the rows that a statement has changed before it was refused.
         """
 
     @abstractmethod

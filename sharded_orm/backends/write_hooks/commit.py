@@ -168,8 +168,9 @@ class CommitHookMixin(_Wrapper):
         """Whether a statement of the open transaction has failed in such a way that the transaction
         cannot be committed as a whole.
 
-        The database has then rolled back the earlier statements, or it would answer COMMIT with a
-        rollback, and without an error.
+        COMMIT would not raise an error then, although earlier statements are lost. On MySQL, the
+        server has already rolled them back. On PostgreSQL, it rolls them back instead of
+        committing.
         """
         return False
 
@@ -182,9 +183,11 @@ class CommitHookMixin(_Wrapper):
 
     @property
     def seems_lost(self) -> bool:
-        """Whether the server seems to have closed the session of the open transaction. Sends nothing.
+        """Whether the server seems to have closed the session of the open transaction. Sends
+        nothing.
 
-        False if the backend has another way to notice that before a commit of several shards.
+        Before several shards commit, those with a lost session must be found, because their commits
+        will fail. Some backends find them in another way, and always return False here.
         """
         return False
 
