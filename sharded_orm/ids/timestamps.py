@@ -38,8 +38,8 @@ class _Lane:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-# In milliseconds. If the sequence numbers of a millisecond are used up, a caller waits for the
-# clock to go on. If the clock was set back by more than this, it does not wait.
+# If the sequence numbers of a millisecond are used up, a caller waits for the next millisecond. But
+# if the clock was set back by more than this number of milliseconds, the caller does not wait.
 _PATIENCE = 1000
 
 

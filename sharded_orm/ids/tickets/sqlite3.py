@@ -44,7 +44,7 @@ class SQLiteSession(TicketSession):
             super().__init__(*args)
 
     def _prepare(self) -> None:
-        # execute() does the waiting for a locked file, so switch off SQLite's.
+        # Let SQLite raise an error at once if the file is locked. _execute() does the waiting.
         self.connection.execute("PRAGMA busy_timeout = 0")
         name = str(self._wrapper.settings_dict["NAME"])
         self._turn = _turns.setdefault(name, threading.Lock())

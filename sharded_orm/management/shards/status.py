@@ -196,7 +196,7 @@ def _all_problems(
     problems: Sequence[str], pairs: Sequence[PairStatus], interrupted: Sequence[str]
 ) -> list[str]:
     """Return all problems without repetition. Interrupted operations come first, because they may
-    be the cause of others.
+    have caused the other problems.
     """
     upgrades = [pair.upgrade_problem for pair in pairs if pair.upgrade]
     of_pairs = [problem for pair in pairs for problem in pair.problems]
