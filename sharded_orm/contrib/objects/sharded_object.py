@@ -52,8 +52,7 @@ class ObjectBase(ShardedModelBase):
             options = _options(name, bases, attrs)
             _refuse_ambiguous_names(name, bases, attrs, options)
             pk = PackedIDField(primary_key=True, type_id=options.type_id, layout=options.layout)
-            # Make the id the first column of the table: the columns of the base class have higher
-            # counters.
+            # Django orders the columns of a table by creation_counter. Make the id the first one.
             pk.creation_counter = -1
             attrs |= {
                 "_object": options,
