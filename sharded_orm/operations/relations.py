@@ -284,8 +284,8 @@ def generic_references(model: type[Model]) -> Iterator[GenericReference]:
 def stored_keys(model: type[Model], alias: str, values: Iterable[Any]) -> dict[Any, Any]:
     """Return a dict that maps primary keys of ``model`` to the shard keys of these rows.
 
-    Only rows in the database ``alias`` are found. If the model has no shard key, the values are
-    None. One query per :data:`LOOK_UPS` distinct primary keys.
+    Only rows in the database ``alias`` are found. If the model has no shard key, each primary key
+    is mapped to None. One query per :data:`LOOK_UPS` distinct primary keys.
 
     :param values: primary keys as a generic relation stores them, for example as text. A value that
         is no row's primary key is ignored.

@@ -91,7 +91,7 @@ def split(
     :param replica: the node that becomes the replica of the moved shards; see
         :func:`~sharded_orm.operations.shard_moves.plan.plan_shard_moves`.
     :return: a list of reports, one for each group that was begun. If an earlier process was killed
-        during a move, a report on this move may precede them.
+        during a move, the list may begin with a report on this move.
     :raises: the errors of :func:`~sharded_orm.operations.shard_moves.runner.move_shards`.
     """
     reports = list(_end_broken_moves(shards, tell))

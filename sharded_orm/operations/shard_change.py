@@ -112,8 +112,8 @@ class ShardChangeRecord(Generic[C]):
     def prepare(self) -> None:
         """Make and check, in advance, the topology that :meth:`publish` will publish.
 
-        During the change, statements on the shard wait. Call this before, so that they wait for a
-        shorter time.
+        Call this before statements on the shard must wait for the change. Then :meth:`publish` has
+        less to do while they wait.
 
         :raises: the errors of :meth:`publish`. Nothing was published.
         """

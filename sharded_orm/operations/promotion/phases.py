@@ -281,12 +281,12 @@ class ForwardPhases:
     def _before_publication(self) -> None:
         """Record the phase ``switching`` in the journal, just before the new document is published.
 
-        The write to the journal fails if another process has taken over the promotion. So this
-        process cannot publish then. A look at its clock would not be enough, because the clock may
-        be wrong.
+        If another process has taken over the promotion, the write to the journal fails, so that
+        this process does not publish. The write is necessary: by its clock alone, a process cannot
+        know whether it still holds the lease of the run, because the clock may be wrong.
 
-        Another process may also take over after this write. It then calls
-        :meth:`PromotionRecord.rule_out`, after which the publication of this process fails.
+        If another process takes over after this write, it calls :meth:`PromotionRecord.rule_out`.
+        After this call, the publication of this process fails.
 
         :raises LeaseLost: another process has taken over the run.
         """

@@ -178,8 +178,8 @@ class Farm:
                 threads.submit(self._work_and_close, units, worker) for _ in range(self._threads)
             ]
             for future in futures:
-                # exception() waits for a thread, but raises nothing. So all threads have ended before
-                # result() raises the error of one of them.
+                # exception() waits for a thread, but raises nothing. So all threads have ended
+                # before result() raises the error of one of them.
                 future.exception()
         return True in [future.result() for future in futures]
 

@@ -125,8 +125,8 @@ def work_through(
                 for _ in range(min(waves.parallel, len(queue)))
             ]
             for worker in workers:
-                # exception() waits for a thread, but raises nothing. So all threads have ended before
-                # result() raises the error of one of them.
+                # exception() waits for a thread, but raises nothing. So all threads have ended
+                # before result() raises the error of one of them.
                 worker.exception()
             for worker in workers:
                 worker.result()

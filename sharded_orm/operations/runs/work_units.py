@@ -51,7 +51,7 @@ class Worker:
         self.lease = lease
 
     def check(self) -> None:
-        """Check that this worker has given signs of life, so that its units are still its own.
+        """Check that this worker has not been silent for too long, so it still has its units.
 
         Sends no query.
 
