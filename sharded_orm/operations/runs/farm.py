@@ -133,8 +133,8 @@ class Farm:
 
     :param job: the work.
     :param threads: number of threads that work in this process.
-    :param stopping: a flag, set for example by a signal, after which this process takes no new
-        unit.
+    :param stopping: a flag. When it is set, for example by a signal handler, this process takes no
+        more units.
     """
 
     def __init__(self, job: Job, threads: int, progress: FarmProgress, stopping: Stopping) -> None:

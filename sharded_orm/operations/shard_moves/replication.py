@@ -1,7 +1,8 @@
 """Check the replication between the two nodes of a shard's move.
 
-A move that copies the rows is refused if one node replicates from the other. A move by replication
-copies no rows, because the target must be a replica of the source.
+A shard is moved in one of two ways. A move that copies the rows is refused if one node replicates
+from the other. A move by replication copies no rows: it is refused unless the target is a replica
+of the source, which has the rows already.
 """
 
 from __future__ import annotations
