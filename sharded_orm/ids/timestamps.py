@@ -24,10 +24,11 @@ def _now() -> int:
 
 @dataclass
 class _Lane:
-    """What this process remembers of the ids that it has made for one table on one shard.
+    """Records the ids that this process has made for one table on one shard.
 
     ``last`` is the time of the latest id, in milliseconds after the epoch, and ``sequence`` is its
-    sequence number. ``used`` is the number of ids that were made for the time ``last``.
+    sequence number. ``used`` is the number of ids that were made for the time ``last``; it is set
+    to the largest possible number if no more ids are to be made for this time.
     """
 
     last: int

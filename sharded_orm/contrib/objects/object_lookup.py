@@ -46,7 +46,7 @@ class ObjectLookupManager(_Manager):  # type: ignore[misc]  # the base class is 
         """Return a dict that maps ``values`` to the objects to which they lead.
 
         Values that lead to no object are left out. If the body of an object is damaged, its value
-        is left out, too: it is a key of the attribute ``damaged`` of the dict, with the error.
+        is left out as well, and the attribute ``damaged`` of the dict maps the value to the error.
         Costs two round trips per node (database server).
         """
         rows = self.in_bulk([value for value in values if self._is_valid(value)])

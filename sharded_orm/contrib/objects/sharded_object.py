@@ -166,7 +166,7 @@ class ShardedObject(ShardedModel, metaclass=ObjectBase):
         return sorted(own, key=lambda field: field.creation_counter)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a dict of the id and the values of all fields, as JSON has them.
+        """Return the id and the values of all fields as a dict that can be written as JSON.
 
         For example, a date is a text, and a reference to another object is an id. No query is sent.
 
