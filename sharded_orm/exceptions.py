@@ -60,9 +60,10 @@ Errors that only one part of the library raises are defined in that part: those 
 :mod:`sharded_orm.operations.exceptions`, those of the admin in :mod:`sharded_orm.admin.exceptions`, those
 of an app in the module ``exceptions`` of the app.
 
-Each error also inherits from the class in parentheses. For errors that a program can handle, that
-is the class which existing ``except`` clauses catch. Mistakes of a program are ``RuntimeError``:
-Django and other packages take a ``TypeError`` or ``ValueError`` of a query for bad input.
+Each error also inherits from the class in parentheses. So existing code with ``except
+OperationalError``, for example, also handles :exc:`ShardMoved`. Mistakes of a program are
+``RuntimeError`` and not ``TypeError`` or ``ValueError``, because Django and other packages think
+that a query raises these two for bad input of a user.
 """
 
 from __future__ import annotations
@@ -163,7 +164,7 @@ class CrossKeyRelation(CrossShardRelation):
 
 
 class DeletionRefused(CrossShardRelation, ProtectedError):
-    """Rows in another database refer to the rows to be deleted. One statement cannot reach both.
+    """Rows in another database refer to the rows to be deleted. No statement can change both.
 
     The admin shows these rows as protected, because this is a ``ProtectedError``.
 
@@ -197,8 +198,8 @@ class BoundKeyMismatch(RoutingError, RuntimeError):
 
 
 class UnplacedKey(RoutingError, LookupError):
-    """The key has no shard yet, and this operation places no keys. Saving the first row of a key
-    does.
+    """The key has no shard yet, and this operation gives it none. Save a row of the key first: this
+    places the key on a shard.
     """
 
 
@@ -223,10 +224,11 @@ class KeyFenced(KeyMoved):
 
 
 class UnknownKeyOfRows(KeyMoved):
-    """A statement for several shards uses a table without a model while a shard key is moving.
+    """A statement for several shards uses a table that no model has, while a shard key is moving.
 
-    The library cannot know the shard keys of such a table's rows, so rows of the moving key could
-    be counted twice. Execute the statement after the move has ended.
+    During the move, two shards have the rows of the key. To leave out one of the two copies, the
+    library needs the model. Without it, rows could be counted twice, so the statement is refused.
+    Execute it after the move has ended.
     """
 
 
@@ -376,7 +378,8 @@ class SessionStateRefused(ShardedOrmError, NotSupportedError):
     """The statement sets or reads state of the database session, such as a variable or
     LAST_INSERT_ID().
 
-    Several shards share the session. So the state would affect other shards, or may come from them.
+    Several shards share the session. So a value that is set would also affect other shards, and a
+    value that is read may come from another shard.
     """
 
 
@@ -397,7 +400,7 @@ class OperationError(ShardedOrmError):
 
 
 class OperationHeld(OperationError, OperationalError):
-    """Another process runs the same operation, or has run it so recently that it may not have ended."""
+    """Another process runs the same operation, or did a short time ago and may still be alive."""
 
 
 class LeaseLost(OperationError, OperationalError):

@@ -7,8 +7,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-# A fork waits at most this number of seconds for the locks of one caller of hold_during_forks(). It
-# could otherwise wait for ever: a signal handler may fork in the thread that holds a lock.
+# A fork waits at most this number of seconds for the locks of one caller of hold_during_forks().
+# Otherwise it could wait for ever. For example, a signal handler interrupts the thread that holds a
+# lock, and forks: the lock is not released before the handler returns.
 _FORK_WAITS = 1.0
 _forks = 0
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 from enum import Enum
 
-# Matches statements about a savepoint of Django, not one from the project's own SQL. Django's
-# savepoints have names from BaseDatabaseWrapper.savepoint(). They nest, and no name is used twice.
+# Matches a statement about a savepoint of Django's atomic(), recognized by the form of its name,
+# such as s1234_x1 (see BaseDatabaseWrapper.savepoint()). Does not match savepoints from the
+# project's own SQL: only Django's certainly nest, and never use a name twice.
 _DJANGO = re.compile(r"(SAVEPOINT|ROLLBACK TO SAVEPOINT|RELEASE SAVEPOINT) ([`\"]s\d+_x\d+[`\"])$")
 
 
@@ -42,8 +43,8 @@ def defer(sql: str, pending: list[bytes], *, may_release: bool) -> bool:
 
     :param sql: a statement for which :func:`savepoint_statement` is not None.
     :param pending: the delayed statements, which are sent together with the next statement.
-    :param may_release: whether the server certainly has every savepoint that is not in ``pending``.
-        Then a RELEASE cannot fail, so it is delayed, too.
+    :param may_release: whether a RELEASE may be delayed, too. Pass True only if the server
+        certainly has every savepoint that is not in ``pending``, so that a RELEASE cannot fail.
     """
     match = _DJANGO.match(sql.strip())
     assert match is not None

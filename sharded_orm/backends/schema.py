@@ -6,8 +6,9 @@ from typing import Any, Final, Self
 
 from django.db.backends.base.schema import BaseDatabaseSchemaEditor
 
-#: The key in the settings of an alias with which a new column keeps its default in the database.
-#: Without the key, Django drops the default at once, because its own INSERT names all columns.
+#: A key in the settings of an alias. If its value is true, migrations of the alias leave the
+#: default of a new column in the database. Otherwise Django drops the default after it has added
+#: the column, because its own INSERTs name all columns.
 KEEP_DEFAULTS: Final = "KEEP_COLUMN_DEFAULTS"
 
 

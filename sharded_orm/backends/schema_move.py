@@ -59,8 +59,9 @@ class SchemaMove(OwnSession, ABC):
         not make the change, for example because another process has taken the move over.
     """
 
-    #: Whether triggers see every change of a row, except changes by foreign key actions such as
-    #: CASCADE. If not, a move must find the other changes in another way.
+    #: Whether the database calls triggers for every change of a row, except for changes by foreign
+    #: key actions such as CASCADE. If False, triggers can miss changes in any table, and a move
+    #: must find those in another way.
     triggers_see_all: ClassVar[bool] = True
 
     def __init__(self, connection: Any, confirm: Callable[[], None]) -> None:
@@ -125,10 +126,13 @@ class SchemaMove(OwnSession, ABC):
 
     @abstractmethod
     def identities(self) -> frozenset[str]:
-        """Return a value for each table. It changes if the table gets new storage by TRUNCATE or
-        ALTER TABLE, because triggers do not see this. Hiding a table does not change its value.
+        """Return one value for each table, which changes if TRUNCATE or ALTER TABLE gives the table
+        new storage.
 
-        :raises django.db.OperationalError: the account may not see these values.
+        Databases call no triggers for these statements. So a move compares the values at its
+        beginning and at its end. Hiding a table does not change its value.
+
+        :raises django.db.OperationalError: the account has no right to see these values.
         """
 
     # ##### Hiding: other names for tables that must not be used #####
@@ -150,8 +154,8 @@ class SchemaMove(OwnSession, ABC):
 
         :param tag: a text in the hidden names that is different for each move.
         :param patience: seconds to wait for transactions that use the tables.
-        :return: the time (``time.monotonic()``) since which statements of other sessions have had
-            to wait.
+        :return: the time (``time.monotonic()``) from which on statements of other sessions had to
+            wait for the renaming.
         :raises django.db.OperationalError: the transactions took longer than ``patience``. No table
             was renamed.
         """
@@ -187,9 +191,9 @@ class SchemaMove(OwnSession, ABC):
         """Drop the hidden tables with their rows. Then drop the schema if it is empty. Can be
         repeated.
 
-        Rows of moved keys that the schema still keeps in side tables are dropped, too. On SQLite,
-        the file stays, with the table :data:`NAMES` in it, because a process may still have the
-        file open.
+        The side tables, in which earlier moves of keys have left copied rows, are dropped, too. On
+        SQLite, the file stays, with the table :data:`NAMES` in it, because a process may still have
+        the file open.
         """
 
     def _side_tables(self) -> list[str]:

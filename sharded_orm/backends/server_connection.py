@@ -172,8 +172,9 @@ class ServerConnectionMixin(ShardConnectionMixin, Generic[P]):
 
     def leave_branch(self) -> None:
         if self.connection is not None:
-            # leave_branch() closes the session. If other state is lost with the session, it raises
-            # an error, which does not matter here.
+            # leave_branch() closes the session, and raises an error if other state of the session
+            # is lost with it. Ignore this error, because the caller wants to get rid of the
+            # session.
             with suppress(self.Database.Error):
                 self.connection.leave_branch()
 
@@ -217,7 +218,8 @@ class ServerConnectionMixin(ShardConnectionMixin, Generic[P]):
             yield False
             return
         with self.wrap_database_errors, connection.one_session():
-            # Behind a proxy or pooler, a session has no identity on the server.
+            # If clients reach the server through a proxy or pooler, nobody knows which session a
+            # statement gets. Then the session has no identity, so yield False.
             if not connection.session_id().connection:
                 yield False
                 return

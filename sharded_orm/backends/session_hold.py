@@ -20,8 +20,8 @@ logger = logging.getLogger("sharded_orm.backends")
 
 
 class SessionHold(Generic[S]):
-    """Base class of virtual connections: leases a session from a pool, and keeps it as long as this
-    is necessary.
+    """Base class of virtual connections. A virtual connection leases a session from a pool, and
+    keeps the session as long as its alias needs it.
 
     A virtual connection is the ``connection`` attribute of an alias's ``DatabaseWrapper``. Not
     thread-safe, like Django's connections.

@@ -39,7 +39,8 @@ class ShardDatabaseMixin:
     #: returns None, and sends nothing, if a cursor must be used, for example in a transaction. The
     #: attribute is None if the backend has no such method.
     read_rows: Callable[[str, tuple[Any, ...]], Any] | None = None
-    #: The same for an UPDATE: the method returns the number of rows that matched.
+    #: A method that runs an UPDATE without a cursor object, and returns the number of rows that
+    #: matched. Returns None, or is None, in the same cases as :attr:`read_rows`.
     write_rows: Callable[[str, tuple[Any, ...]], int | None] | None = None
 
     def is_idle(self) -> bool:
@@ -109,8 +110,8 @@ class ShardDatabaseMixin:
         Two shards with equal digests have applied the same migrations. The digest is "" if the
         schema has no table ``django_migrations``, and None if the schema does not exist.
 
-        :param shards: shards on the node of this alias. Few queries read all of them (SQLite: one
-            for each file). Their own connection objects are not used.
+        :param shards: shards on the node of this alias. One query reads many of them (SQLite: one
+            query for each file). The shards' own connection objects are not used.
         """
         raise NotImplementedError
 
@@ -145,9 +146,10 @@ class ShardDatabaseMixin:
         are left out. The query log does not get the queries. May be called only if
         ``features.can_introspect_collations`` is true.
 
-        :param shards: shards on the node of this alias. If this alias's own shard is the only one,
-            the query is part of an open transaction of the alias. Otherwise, the queries are
-            outside of all transactions, and no shard's connection object is used.
+        :param shards: shards on the node of this alias. If they are only the shard of this alias,
+            and the alias has an open transaction, the query runs in this transaction. For other
+            shards, the queries run outside of all transactions, and no shard's connection object is
+            used.
         """
         raise NotImplementedError
 
@@ -183,13 +185,14 @@ class ShardDatabaseMixin:
         return self.effect_of(sql) is Effect.SCHEMA
 
     def statements_sent(self) -> int | None:
-        """Return how many statements the connection has sent while it held a session.
+        """Return how many statements the connection has sent while it held a session. Statements
+        that cannot change the schema need not be counted.
 
-        If the number has grown by more statements than the caller has seen, some may have changed
-        the schema: ``callproc()`` and the driver's own cursors send statements that no
-        ``execute_wrapper()`` sees. The caller then reads the schema again. A backend may leave out
-        statements that cannot change the schema. None means that the caller must always read the
-        schema again, because the number is unknown or reading is cheap.
+        The caller looks for statements that change the schema by an ``execute_wrapper()``. But
+        ``callproc()`` and the driver's own cursors send statements past it. So if the number has
+        grown by more than the caller has seen, the caller reads the schema again. If the result is
+        None, the caller must always read the schema again, because the number is unknown or reading
+        is cheap.
         """
         return 0
 
@@ -284,13 +287,13 @@ class ShardDatabaseMixin:
         raise NotImplementedError
 
     def wait_for_side_switch(self, seconds: float) -> None:
-        """Wait, for at most ``seconds``, until a change of the active side of this shard's pair is
-        over.
+        """If the active side of this shard's pair is just being changed, wait until the change is
+        over, for at most ``seconds``. Otherwise return at once.
 
-        A write that was refused during the change can then be repeated. Returns at once if no
-        change is under way on the present node. Call this outside of transactions. It sends one
-        query on a leased session, which the server answers at the end of the change. Only for
-        backends with the feature ``pair_side``.
+        During the change, the pair's servers refuse writes of the shard. After this method, a
+        refused write can be repeated. Call it outside of transactions. It sends one query, which
+        the server answers at the end of the change. Only for backends with the feature
+        ``pair_side``.
 
         :raises django.db.Error: the server does not answer, or has a shorter limit for statements.
         """

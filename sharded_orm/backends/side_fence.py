@@ -24,10 +24,11 @@ from sharded_orm.backends.snapshot import OWN_PREFIX
 
 #: The SQL function that the fence's triggers call. It returns 1 if they must refuse writes.
 FUNCTION: Final = f"{OWN_PREFIX}side"
-#: The SQL function that returns the epoch of the shard, as this server has stored it. A new epoch
-#: begins when an operator gives up a dead server, and the shard goes on without it on the other
-#: server. So the server with the older epoch is the one that was dead. Its rows may differ, so it
-#: must not become active again before it has rejoined the pair.
+#: The SQL function that returns the epoch of the shard (a number), as this server has stored it.
+#: When one server of the pair is dead, an operator can give it up. Then the other server takes the
+#: shard's writes, and stores a greater epoch. So the server with the smaller epoch is the one that
+#: was given up. It may lack writes, or have writes that the other server lacks. So it must not
+#: become active again before it has rejoined the pair.
 EPOCH: Final = f"{OWN_PREFIX}epoch"
 #: How the names of the fence's triggers begin.
 TRIGGER_PREFIX: Final = f"{OWN_PREFIX}side_"
@@ -88,10 +89,11 @@ class SideFence(OwnSession, ABC):
 
     @abstractmethod
     def obstacles(self) -> list[str]:
-        """Return the reasons why the triggers could miss a write, or could refuse only a part of
-        it.
+        """Return the reasons why a closed fence could let a write pass. The list is empty if there
+        is none.
 
-        The list is empty if there is none.
+        For example, foreign keys of other schemas may change rows without calling triggers. Or a
+        table's engine does not undo the rows that a statement has changed before it was refused.
         """
 
     @abstractmethod
@@ -123,19 +125,20 @@ class SideFence(OwnSession, ABC):
 
     @abstractmethod
     def switching(self) -> AbstractContextManager[None]:
-        """Return a context manager for a change of the active side.
+        """Return a context manager within which the active side of the shard is changed.
 
-        Meanwhile, the fence refuses writes. Instead of failing, a refused write can wait on this
-        server by ``connection.wait_for_side_switch()``, until the context manager or its session
-        ends. The context manager sends two statements.
+        During the change, fences refuse writes. A program whose write was refused can wait by
+        ``connection.wait_for_side_switch()`` and repeat the write. On this server, it waits until
+        the ``with`` block ends, or the session of this object. The context manager sends two
+        statements.
         """
 
     @abstractmethod
     def store_epoch(self, epoch: int) -> None:
         """Store ``epoch`` on this server as the shard's epoch.
 
-        A new epoch begins when an operator gives up a dead server, and the shard goes on without it
-        on the other server.
+        The epoch is a number. It grows when an operator gives up a dead server of the pair, so that
+        the other server takes the shard's writes alone.
         """
 
     @abstractmethod

@@ -18,7 +18,9 @@ class ShardSize:
 
 @dataclass(frozen=True, slots=True)
 class TableSize:
-    """The size of one table, as the server reports it without a long search."""
+    """The size of one table. Cheap to read: servers estimate the number of rows, and on SQLite,
+    rows are counted up to a limit.
+    """
 
     name: str
     rows: int

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-#: Marker rows in the table ``django_migrations`` have this ``app``, and a ``name`` that begins with
-#: "run ". Each transaction in which an operation of a migration runs writes one. If the migration
-#: was interrupted, the marker proves that the transaction was committed. Django ignores markers,
+#: Each transaction in which an operation of a migration runs inserts a *marker row* into the table
+#: ``django_migrations``, with this ``app`` and a ``name`` that begins with "run ". If the migration
+#: is interrupted later, the row proves that the transaction was committed. Django ignores the rows,
 #: because they belong to no existing migration.
 MARKER_APP = "sharded_orm"
 MARKER_PREFIX = "run "

@@ -24,10 +24,11 @@ def _now() -> int:
 
 @dataclass
 class _Lane:
-    """What this process remembers of the ids that it has made for one table on one shard.
+    """Records the ids that this process has made for one table on one shard.
 
     ``last`` is the time of the latest id, in milliseconds after the epoch, and ``sequence`` is its
-    sequence number. ``used`` is the number of ids that were made for the time ``last``.
+    sequence number. ``used`` is the number of ids that were made for the time ``last``; it is set
+    to the largest possible number if no more ids are to be made for this time.
     """
 
     last: int
@@ -38,8 +39,8 @@ class _Lane:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-# In milliseconds. If the sequence numbers of a millisecond are used up, a caller waits for the
-# clock to go on. If the clock was set back by more than this, it does not wait.
+# If the sequence numbers of a millisecond are used up, a caller waits for the next millisecond. But
+# if the clock was set back by more than this number of milliseconds, the caller does not wait.
 _PATIENCE = 1000
 
 

@@ -58,7 +58,7 @@ def days(text: str) -> timedelta:
 
 def add_kill(parser: CommandParser) -> None:
     """Add the option ``--kill``. It ends the database sessions of a process that hangs or is
-    paused, because these may hold locks.
+    paused, because such sessions may hold locks.
     """
     parser.add_argument(
         "--kill",

@@ -18,7 +18,8 @@ class OneDatabaseCommand(BaseCommand):
     #: The end of the error message: what the user can do instead. ``{group}`` is replaced by the
     #: name of the group.
     remedy: ClassVar[str] = "name one shard, such as '--database {group}_00000'"
-    #: False for commands about tables that no shard has, such as those of users.
+    #: Whether the command accepts the alias of a shard. False for commands whose tables no shard
+    #: has, such as the tables of users.
     takes_shards: ClassVar[bool] = True
 
     def execute(self, *args: Any, **options: Any) -> str | None:
@@ -34,7 +35,7 @@ class OneDatabaseCommand(BaseCommand):
         return super().execute(*args, **options)
 
     def takes_group(self, alias: str) -> bool:
-        """Whether the command accepts the alias ``alias`` of a shard group. False unless
-        overridden.
+        """Return whether the command accepts ``alias``, the alias of a shard group. False unless a
+        subclass overrides this method.
         """
         return False

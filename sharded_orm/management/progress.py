@@ -12,10 +12,10 @@ from django.core.management import BaseCommand
 from sharded_orm.operations.migrate.migration_run import Failure
 from sharded_orm.operations.selection import spans_text
 
-# Without a bar, a line about the progress is printed each time that this number of seconds has
-# passed.
+# If no bar is shown, a line about the progress is printed at intervals of this number of seconds.
 _INTERVAL = 10.0
-# Longer lists of shard numbers are replaced by the number of shards.
+# If a list of shard numbers such as "0-7, 12" has more characters than this, only the number of
+# shards is printed.
 _LONGEST_NUMBERS = 120
 
 
@@ -44,7 +44,12 @@ class ShardProgress:
         self._reported_at = 0.0
 
     def resume(self, group: str, run: int, done: Sequence[int], left: int) -> None:
-        """Write that run ``run`` continues, which was interrupted after it had migrated ``done``."""
+        """Write that an interrupted migration continues.
+
+        :param run: the number of the run, that is, of the interrupted migration.
+        :param done: the numbers of the shards that it had migrated before the interruption.
+        :param left: how many shards it still has to migrate.
+        """
         if not self._verbosity:
             return
         numbers = spans_text(done)

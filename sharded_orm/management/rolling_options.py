@@ -109,8 +109,8 @@ def run_rolling(command: BaseCommand, options: Mapping[str, Any], migrate: Migra
             raise CommandError(f"{_option(name)} makes no sense with --abort.")
     pairs = all_pairs()
     if options["abort"]:
-        # The pair whose upgrade is not finished is the one to abort. There is at most one. If there
-        # is none, nothing has to be aborted, so any pair will do.
+        # Abort the upgrade of the only pair whose upgrade is not finished. If there is no such
+        # pair, take any pair: to abort its upgrade changes nothing.
         pairs = [pair for pair in pairs if unfinished(*pair)] or pairs[:1]
     if options["pair"]:
         pairs = [(options["pair"][0], options["pair"][1])]

@@ -34,9 +34,9 @@ def runs_without_topology(argv: list[str]) -> bool:
 def end_command(error: Exception, argv: list[str]) -> None:
     """End the process with exit status 1, before it runs a management command.
 
-    Prints the message of ``error``, as after any error of a command; Django itself would show a
-    traceback. Does nothing with ``--traceback``. Also does nothing for ``runserver``, which waits
-    until the code is corrected and starts again; unless it has ``--noreload``.
+    Prints only the message of ``error``. Without this function, Django would show a traceback. In
+    two cases, the function does nothing: the command has the option ``--traceback``, or it is
+    ``runserver`` without ``--noreload``, which waits until the code is corrected and starts again.
 
     :param argv: the program and the arguments of the command.
     """

@@ -106,7 +106,8 @@ class RelationInside:
 class _Joins:
     """Builds the JOINs of a statement on one shard.
 
-    They follow foreign keys, and lead from the table of a child model to the table of its parent.
+    A JOIN follows a foreign key, for example from a comment to its photo, or leads from the table
+    of a child model to the table of its parent model.
     """
 
     def __init__(self, quote: Any, prefix: str) -> None:
@@ -120,7 +121,8 @@ class _Joins:
     ) -> str:
         """Add the JOINs that are needed to read the field ``target``. Return the SQL of its column.
 
-        :param alias: the alias in the statement of the table of ``model``, where the JOINs begin.
+        :param alias: the alias that the table of ``model`` has in the statement. The JOINs begin
+            at this table.
         :param path: the foreign keys to follow, from ``model`` to a model with the field
             ``target``, which may be inherited.
         """
@@ -186,8 +188,8 @@ class GenericReference:
     def fields(self) -> list[Field[Any, Any]]:
         """The fields to read of each row, in this order.
 
-        The primary key, the shard key, and the content type and the id of the row to which the
-        generic foreign key refers. A composite primary key has several fields.
+        These are the primary key (one or several fields), the shard key, and the two fields of the
+        generic foreign key: the content type and the id of the row to which it refers.
         """
         meta: Any = self.model._meta
         names = self.field.ct_field, self.field.fk_field
@@ -227,8 +229,8 @@ class GenericReference:
             model: type[Model] | None = self.field.get_content_type(id=type_id).model_class()
         except ObjectDoesNotExist:
             return None
-        # A generic foreign key cannot store a composite primary key. So it refers to no row of a
-        # model that has one.
+        # Return None for a model with a composite primary key, because a generic foreign key cannot
+        # store such a key, and so cannot refer to a row of this model.
         return None if model is None or len(model._meta.pk_fields) > 1 else model
 
     def needs_same_key(self, model: type[Model]) -> bool:
@@ -282,8 +284,8 @@ def generic_references(model: type[Model]) -> Iterator[GenericReference]:
 def stored_keys(model: type[Model], alias: str, values: Iterable[Any]) -> dict[Any, Any]:
     """Return a dict that maps primary keys of ``model`` to the shard keys of these rows.
 
-    Only rows in the database ``alias`` are found. If the model has no shard key, the values are
-    None. One query per :data:`LOOK_UPS` distinct primary keys.
+    Only rows in the database ``alias`` are found. If the model has no shard key, each primary key
+    is mapped to None. One query per :data:`LOOK_UPS` distinct primary keys.
 
     :param values: primary keys as a generic relation stores them, for example as text. A value that
         is no row's primary key is ignored.

@@ -110,9 +110,10 @@ def numbers_text(shards: Sequence[Shard]) -> str:
 
 
 def given_text(values: Iterable[object]) -> str:
-    """Return a text, for an error message, with the values that a caller gave as shard numbers.
+    """Return the values that a caller gave as shard numbers, as a text for an error message.
 
-    Objects that are no numbers come last, for example ``8,10-12,'1',None``.
+    Wrong values, which are not integers, come last. For example, the text for the values 8, 10, 11,
+    12, "1" and None is ``8,10-12,'1',None``.
 
     :param values: distinct objects of any type.
     """

@@ -91,7 +91,7 @@ def split(
     :param replica: the node that becomes the replica of the moved shards; see
         :func:`~sharded_orm.operations.shard_moves.plan.plan_shard_moves`.
     :return: a list of reports, one for each group that was begun. If an earlier process was killed
-        during a move, a report on this move may precede them.
+        during a move, the list may begin with a report on this move.
     :raises: the errors of :func:`~sharded_orm.operations.shard_moves.runner.move_shards`.
     """
     reports = list(_end_broken_moves(shards, tell))
@@ -153,11 +153,13 @@ def _is_on(shard: Shard, *nodes: str) -> bool:
 def clean_up(source: str, target: str, *, tell: Tell = lambda line: None) -> list[str]:
     """End a split: drop the copies of tables that the servers do not need any more.
 
-    First it is checked that each shard on ``target`` has its tables there. On MariaDB, the
-    replication from ``source`` to ``target`` is then ended, and the copies of shards that have
-    stayed on ``source`` are dropped on ``target``. At last, the old tables that moves of shards
-    have left are dropped, even if their time is not over: those of this split, and those of all
-    other moves. Can be repeated.
+    Can be repeated. The function does this:
+
+    1. It checks that each shard on ``target`` has its tables there.
+    2. On MariaDB, it ends the replication from ``source`` to ``target``. Then it drops on
+       ``target`` the copies of the shards that have stayed on ``source``.
+    3. It drops the old tables that moves of shards have left, even if the time for which they are
+       kept is not over. This includes moves that did not belong to this split.
 
     :return: sentences about what was dropped, and what could not be dropped.
     :raises MoveRefused: the replication is still needed, a move was interrupted, or a shard lacks
@@ -222,11 +224,10 @@ def _end_replication(
     problems: list[str],
     tell: Tell,
 ) -> list[str]:
-    """End the replication from ``source`` to ``target``. Then drop the useless copies on
-    ``target``.
+    """End the replication from ``source`` to ``target``, then drop useless copies on ``target``.
 
-    Replication has copied all shards of ``source``. The copies of shards that have stayed on
-    ``source`` are dropped.
+    Replication has copied all shards of ``source`` to ``target``. A copy is useless if its shard
+    has stayed on ``source``. Return a sentence about each copy that was dropped.
 
     :param problems: reasons, found by the caller, why the replication must not be ended.
     :raises MoveRefused: the replication cannot be ended, or ``problems`` are not empty.
@@ -280,9 +281,9 @@ def _without_tables(shards: Sequence[Shard]) -> Iterator[str]:
 
 
 def _copies_on(source: str, target: str) -> list[Shard]:
-    """Return the shards of which ``target``, once a replica of ``source``, still has a copy.
+    """Return the shards that have stayed on ``source``, but have a copy on ``target``.
 
-    The topology places these shards on ``source``.
+    Such a copy was made by replication, while ``target`` was a replica of ``source``.
     """
     with node_connection(target) as wrapper:
         present = wrapper.schemas_present()

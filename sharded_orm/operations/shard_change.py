@@ -33,7 +33,7 @@ _INTERVAL: Final = 0.5
 
 @dataclass(frozen=True)
 class ShardChange:
-    """The change of one shard, which takes writes on node ``target`` after it, not on ``source``."""
+    """The change of the node on which one shard takes writes, from ``source`` to ``target``."""
 
     group: str
     number: int
@@ -51,9 +51,9 @@ class ShardChange:
         return cls(**data)
 
     def on(self, node: str) -> Shard:
-        """Return a ``Shard`` object by which the shard's schema on ``node`` can be reached.
+        """Return a ``Shard`` object to connect to the shard's schema on ``node``.
 
-        The topology may place the shard on a different node.
+        This is possible even if the topology places the shard on a different node.
         """
         return replace(runtime.shard(self.group, self.number), node=node)
 
@@ -82,7 +82,7 @@ class ShardChangeRecord(Generic[C]):
     :param run: the run, which this process holds.
     """
 
-    #: What such a change is called in the history of the topology, such as "the move".
+    #: A phrase for this kind of change in the history of the topology, such as "the move".
     noun: ClassVar[str]
 
     def __init__(self, run: JournalRun, change: C) -> None:
@@ -96,7 +96,10 @@ class ShardChangeRecord(Generic[C]):
 
     @property
     def comment(self) -> str:
-        """The comment with which the history of the topology shows the change."""
+        """The text about the change in the history of the topology.
+
+        For example, "shard 3 of group 'photos' moved from db1 to db2".
+        """
         raise NotImplementedError
 
     def confirm(self) -> None:
@@ -109,8 +112,8 @@ class ShardChangeRecord(Generic[C]):
     def prepare(self) -> None:
         """Make and check, in advance, the topology that :meth:`publish` will publish.
 
-        During the change, statements on the shard wait. Call this before, so that they wait for a
-        shorter time.
+        Call this before statements on the shard must wait for the change. Then :meth:`publish` has
+        less to do while they wait.
 
         :raises: the errors of :meth:`publish`. Nothing was published.
         """
@@ -130,9 +133,9 @@ class ShardChangeRecord(Generic[C]):
         change = self.change
 
         def edit(document: Document) -> Document:
-            # Another process may take over the run even after this check. It then calls rule_out(),
-            # which publishes a new version of the topology. So the publication of this document is
-            # refused.
+            # Stop here if another process has taken over the run. A process that takes it over
+            # after this check calls rule_out(), which publishes a new version of the topology. Then
+            # the source refuses this document, because it was made from the version before.
             self.confirm()
             return change.publish_in(document)
 
@@ -181,10 +184,9 @@ def require_publication(
 
     :param refusal: the class of the error to raise if this process uses a topology that is not from
         the settings, as test runs do. Otherwise a test could move shards of the real nodes.
-    :param subject, done: words for the messages: what is changed and how, such as "Shards" and
-        "moved".
-    :param news: words for the messages: what every process must learn at once, such as "where a
-        shard is".
+    :param subject, done, news: phrases for the messages. For example, "Shards", "moved" and "where
+        a shard is" give the message "Shards cannot be moved …: every process must learn at once
+        where a shard is".
     :raises TopologyReadOnly: commands cannot change the topology.
     :raises TopologyError: the source does not answer, or the changed topology is not valid.
     """

@@ -201,8 +201,8 @@ class DatabaseWrapper(
     def statements_sent(self) -> int | None:
         if self.connection is None:
             return 0
-        # While the session is pinned, the project may send statements by the driver's connection
-        # itself, and nobody counts those.
+        # While the session is pinned, the project can send statements directly by the driver's
+        # connection. These are not counted, so the number is unknown.
         is_pinned = self.connection.mode is SessionMode.PINNED
         return None if is_pinned else self.connection.announcements
 
@@ -373,7 +373,7 @@ class DatabaseWrapper(
 
     def commit_outcome(self) -> CommitOutcome:
         if self.connection is None or self.connection.mode >= SessionMode.LOST:
-            # The session is lost. Perhaps COMMIT had been sent, and is even still running on the
-            # server: nobody can know.
+            # The session is lost, and so is the server's answer. COMMIT may have been executed, may
+            # be still running on the server, or may never have arrived there.
             return CommitOutcome.UNKNOWN
         return CommitOutcome.OPEN

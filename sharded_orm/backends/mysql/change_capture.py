@@ -33,11 +33,11 @@ from sharded_orm.exceptions import MoveRefused
 from sharded_orm.mysql_flavor import MySQLFlavor
 
 # Seconds to wait before reading the server's list of transactions again. InnoDB answers from a copy
-# of the list, and renews the copy only if nobody has read it for 0.1 seconds.
+# of the list. It makes a new copy only if no session has read the list for 0.1 seconds.
 _TRANSACTIONS_KEPT = 0.12
-# How many times the list of transactions is read at most, in the hope of a new copy. While other
-# sessions read the list all the time, the server does not renew its copy, so more attempts would
-# not help.
+# The list of transactions is read at most this many times, until the server has made a new copy of
+# it. If other sessions read the list all the time, the server never makes one, so more attempts
+# would not help.
 _READS = 6
 # Seconds to wait for a lock on a table. A backup, for example, may hold such a lock for a long
 # time.
@@ -54,13 +54,13 @@ _DENIED = frozenset({_NO_SUPER, 1044, 1142, 1227})
 class MySQLChangeCapture(ChangeCapture):
     """Change capture of one shard on MariaDB or MySQL.
 
-    A fence is a row in the table of fences. For example, there is one for each key that moves, or
-    for a whole shard that moves. Triggers on the tables look there: they record a changed row in
-    the journal or, if its fence is closed, refuse the change.
+    A fence is a row in the table of fences. For example, each key that moves has a fence. When a
+    row of that key changes, a trigger reads the fence. If the fence is closed, the trigger refuses
+    the change; otherwise it records the changed row in the journal.
 
-    The trigger takes a shared lock on the row of the fence, and the transaction holds this lock
-    until it ends. So a session that takes an exclusive lock on the row waits only for the writers
-    of this key or of these tables.
+    The trigger takes a shared lock on the row of the fence, and the writer's transaction holds this
+    lock until it ends. To close the fence, a session takes an exclusive lock on that row. So it
+    waits for the writers of this key, but not for those of other keys.
     """
 
     _all_triggers = "SELECT trigger_name FROM information_schema.triggers WHERE event_object_schema = DATABASE()"
@@ -150,7 +150,8 @@ class MySQLChangeCapture(ChangeCapture):
             " AND command NOT IN ('Daemon', 'Binlog Dump', 'Binlog Dump GTID')"
         )
         # Add the present time to the result. The server's list of transactions may be out of date,
-        # and lack some. So sessions_left() also counts transactions that began up to this time.
+        # and lack the newest ones. So sessions_left() counts a transaction if it is in the list or
+        # if it began up to this time.
         ((at,),) = self._rows(
             "SELECT CAST(CONVERT_TZ(NOW(), @@SESSION.time_zone, 'SYSTEM') AS CHAR)"
         )
@@ -172,9 +173,10 @@ class MySQLChangeCapture(ChangeCapture):
         )
         now = max(int(statement) for _, _, statement, is_own in rows if is_own)
         there = {int(number) for number, *_ in rows}
-        # A marker is the result of an earlier sessions() call. It contains the number that the
-        # server had given to its last statement by then. If the number is smaller now, the server
-        # has restarted since then, and all sessions of the marker have ended.
+        # A marker is the result of an earlier call of sessions(). The server numbers its
+        # statements, and the marker contains the number of the last one at that time. If the number
+        # is smaller now, the server has restarted since then, and all sessions of the marker have
+        # ended.
         old = [
             there.intersection(marker["ids"]) if now >= marker["statement"] else set()
             for marker in markers
@@ -204,16 +206,16 @@ class MySQLChangeCapture(ChangeCapture):
         """Return the open transactions as :meth:`_transactions` does, but never from an outdated
         copy of the server's list.
 
-        Return None if the copy stays outdated because other sessions read the list all the time.
-        Nobody then knows which transactions are open.
+        Return None if the server makes no new copy of the list, because other sessions read the
+        list all the time. Then this method cannot find out which transactions are open.
         """
         ((own,),) = self._rows("SELECT CONNECTION_ID()")
         has_begun = False
         try:
             for _ in range(_READS):
                 transactions = self._transactions()
-                # Find out if the copy of the list is new: it is new if it contains the transaction
-                # of this session, because an older copy cannot contain it.
+                # This session begins a transaction after it has read a list without it. A list that
+                # contains this transaction is newer, so it is up to date.
                 is_listed = any(number == own for number, _ in transactions)
                 if has_begun and is_listed:
                     return transactions

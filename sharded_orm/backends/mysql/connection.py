@@ -86,8 +86,8 @@ class VirtualConnection(BranchLease, CommitPacket, DriverFace, SessionHold[NodeS
         self.insert_session: NodeSession | None = None
         #: Whether this connection has switched foreign key checks off in the session that it holds.
         self.checks_off = False
-        #: Counts the statements and calls before which this connection announced an implicit
-        #: commit.
+        #: The number of calls of announce_implicit_commit(): how many times this connection has run
+        #: something that may have committed implicitly.
         self.announcements = 0
         #: Called before a statement that may commit the transaction implicitly, such as ``CREATE
         #: TABLE``. None: nothing is called.
@@ -340,8 +340,8 @@ class VirtualConnection(BranchLease, CommitPacket, DriverFace, SessionHold[NodeS
             self.settle()
 
     def limit_writes(self, seconds: float | None) -> None:
-        # SET STATEMENT lasts for one statement only, so it leaves no state in the session. Keep a
-        # shorter limit that the session has already (0 stands for no limit).
+        # Use SET STATEMENT, because it applies to a single statement and leaves no state in the
+        # session. If the session already has a shorter limit, keep that one (0 means no limit).
         self.limit = (
             b""
             if seconds is None

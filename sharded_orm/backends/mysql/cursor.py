@@ -34,8 +34,8 @@ from sharded_orm.backends.write_hooks.route_check import check_route
 RETRY_WITHIN = 1.0
 _OUT_OF_SYNC = 2014
 
-# Texts that statement_kind.reason() returns for statements that may insert rows, although their
-# last result shows no id. For example, a stored procedure (CALL) may insert a row, and end with a
+# Results of statement_kind.reason() for statements that may insert rows without showing the new id
+# in their last result. For example, a stored procedure (CALL) may insert a row, and then end with a
 # SELECT.
 _MAY_INSERT = (SEVERAL_STATEMENTS, "CALL", "EXECUTE")
 _WRITE, _IMPLICIT = StatementKind.WRITE, StatementKind.IMPLICIT
@@ -201,11 +201,11 @@ class LeaseMixin(BaseCursor):
         pin_reason = ""
         if mode >= _LOST:
             if kind is _CHECKS_ON and connection.checks_off and not connection.transaction.is_open:
-                # The statement only switches foreign key checks on again. The lost session was the
-                # only one with the checks off, so nothing need be sent.
+                # The session is lost, and the statement only switches foreign key checks on again.
+                # They were off in the lost session only, so nothing needs to be sent.
                 connection.record_checks(off=False)
                 return self._empty_result(query)
-            # This call raises an error, because the session is lost.
+            # The session is lost, so begin_statement() raises the error for this.
             connection.begin_statement()
         if kind is _IMPLICIT or kind is _STATE:
             connection.announce_implicit_commit()
@@ -279,9 +279,10 @@ class LeaseMixin(BaseCursor):
                 connection.record_checks(kind is _CHECKS_OFF)
             elif mode is _FREE:
                 connection.settle()
-        # Set session.busy only if the connection still holds the session. If it was returned to the
-        # pool, another thread may use it by now, and it has no unread results: return_session()
-        # would have closed it otherwise.
+        # If the connection still holds the session, and results are unread, mark the session as
+        # busy. If the session is in the pool again, do not touch it: another thread may use it by
+        # now. A session in the pool has no unread results, because return_session() closes such
+        # sessions.
         if connection.session is session and (session.more_results() or self._result is not None):
             self._session = session
             session.busy = True

@@ -1,6 +1,7 @@
-"""Statements of a shard without a cursor object, if a cursor would do nothing but send the statement.
+"""Send statements of a shard without a cursor object, to save time.
 
-For a small statement, the objects and calls of a cursor take a tenth of the processor time. See decision 0052.
+For a small statement, the objects and calls of a cursor take a tenth of the processor time. So they
+are left out if a cursor would do nothing but send the statement. See decision 0052.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ _READ, _WRITE = StatementKind.READ, StatementKind.WRITE
 
 
 class CursorlessStatementMixin(ShardConnectionMixin):
-    """Mixin for the connection object of a shard: reads and writes without a cursor object."""
+    """Mixin for a shard's connection object, with methods that read and write rows without a cursor
+    object.
+    """
 
     Database: Any
     connection: VirtualConnection | None
@@ -38,10 +41,10 @@ class CursorlessStatementMixin(ShardConnectionMixin):
     health_check_done: bool
 
     def read_rows(self, sql: str, params: tuple[Any, ...]) -> Any:
-        """Return all rows of a query, just as a new cursor of this connection object would.
+        """Return all rows of a query, the same as a new cursor of this connection object would.
 
-        Return None, and send nothing, if a cursor is needed. That is so in a transaction, for
-        example, or if somebody observes statements, as ``execute_wrappers`` do.
+        Return None, and send nothing, if the caller has to use a cursor: in a transaction, for
+        example, or if ``execute_wrappers`` or the query log must see the statement.
 
         :param sql: one SELECT that locks no rows and leaves no state in its session.
         """
@@ -80,20 +83,20 @@ class CursorlessStatementMixin(ShardConnectionMixin):
             error = reader = None
 
     def write_rows(self, sql: str, params: tuple[Any, ...]) -> int | None:
-        """Send a write, and return the number of rows that matched, as ``rowcount`` of a new cursor of
-        this connection object. The write may be a part of a transaction.
+        """Send an UPDATE, and return the same number of rows as ``rowcount`` of a cursor.
 
-        Return None, and send nothing, if a cursor must be used: if somebody observes statements, for
-        example.
+        Also works in a transaction. Return None, and send nothing, if the caller has to use a
+        cursor: for example, if ``execute_wrappers`` or the query log must see the statement.
 
-        :param sql: one UPDATE that leaves nothing in its session.
+        :param sql: one UPDATE that leaves no state in its session, such as a user variable.
         """
         connection, group = self.connection, self.group_wrapper
         if group is None or connection is None or not self._needs_no_cursor(group):
             return None
         self._prepare_statement(group)
         if (
-            # The shard has connected again, and a receiver of connection_created may observe it now.
+            # _prepare_statement() has connected again. A receiver of connection_created may have
+            # added execute_wrappers to the new connection.
             connection is not self.connection
             or connection.mode > _HELD
             or connection.default_cursor is not LeasedCursor
@@ -108,7 +111,8 @@ class CursorlessStatementMixin(ShardConnectionMixin):
         try:
             changed: int = run(writer, connection, _WRITE, sql, params)
             if writer._session is not None:
-                # More results are left to read. A "with" statement of a cursor suppresses errors of close().
+                # More results are unread, so close the cursor. Suppress errors of close(), as
+                # Django's cursor does at the end of a "with" statement.
                 with suppress(self.Database.Error):
                     writer.close()
             return changed
@@ -124,11 +128,14 @@ class CursorlessStatementMixin(ShardConnectionMixin):
             error = writer = None
 
     def _needs_no_cursor(self, group: GroupAlias) -> bool:
-        """Whether a cursor of this connection object would only send its statement: nobody observes
-        statements, and no method of cursors was replaced.
+        """Whether a cursor of this connection object would only send its statement.
+
+        False, for example, if there are ``execute_wrappers``, if queries are logged, or if another
+        package has replaced a method of Django's cursors.
         """
         try:
-            # As settings.DEBUG, without the Python function that gets attributes of Django's settings.
+            # The same as settings.DEBUG, but faster, because no method of Django's settings object
+            # is called.
             is_debugging = object.__getattribute__(settings, "DEBUG")
         except AttributeError:
             is_debugging = settings.DEBUG

@@ -58,17 +58,16 @@ def session_id(session: NodeSession, pool: NodePool) -> SessionID:
 def judges(pool: NodePool, writer: SessionIdentity) -> bool:
     """Whether :func:`gone` can find out if the session ``writer`` still exists.
 
-    For that, the session must be on the server of ``pool``, and the pool's account must see the
-    session. An account sees its own sessions and, with the privilege PROCESS, those of all
-    accounts. If the server does not answer now, the result is True. If ``writer`` is empty, it is
-    False.
+    True if the session is on the server of ``pool``, and the pool's account can see it. An account
+    sees its own sessions and, with the privilege PROCESS, those of all accounts. Also True if the
+    server does not answer now. False if ``writer`` is empty.
     """
     if not writer.server or not writer.connection:
         return False
     answer = pool.last_answer
     if answer is None or answer[0] != writer.server:
-        # The pool's last answer did not come from the server of this session. The node's address
-        # may lead to that server by now, so query again which server answers.
+        # The pool's last answer did not come from the server of ``writer``, or there is none yet.
+        # After a promotion, the node's address leads to another server. So query which one it is.
         try:
             _, answer = _query_sessions(pool, ())
         except (MySQLError, PoolTimeout):
@@ -88,8 +87,8 @@ def gone(pool: NodePool, writers: Sequence[W]) -> set[W]:
         existing, _ = _query_sessions(pool, [writer.connection for writer in writers])
     except (MySQLError, PoolTimeout):
         return set()
-    # The answer may come from another server, which has got the node's address meanwhile. A session
-    # of the old server would look as if it had ended. So judges() compares the servers.
+    # After a promotion, another server answers at the node's address. It does not have the sessions
+    # of the old server, so they would look as if they had ended. So judges() compares the servers.
     return {w for w in writers if w.connection not in existing and judges(pool, w)}
 
 

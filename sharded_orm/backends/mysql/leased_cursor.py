@@ -34,21 +34,22 @@ class LeasedCursor(LeaseMixin, Cursor):
             self.warning_count = session.warning_count()
             self.rownumber = 0
         finally:
-            # Free the result now. If it outlived the lease, for example in a traceback, it would be
-            # freed while another thread uses the session. mysqlclient 2.3 locks the session when it
-            # frees a result.
+            # Free the result now. A traceback, for example, could keep it until another thread uses
+            # the session. mysqlclient 2.3 locks the session when it frees a result, so calls of the
+            # other thread would fail.
             result = None
 
     description_flags: Any = None
 
 
 class _OneStatement(LeasedCursor):
-    """A cursor for one statement, of which nobody asks anything but its result.
+    """A cursor for one statement. It sets only the attributes that its callers read, to save time.
 
-    If the statement was sent without execute(), and has failed, execute() raises its error.
+    Its callers send the statement by _run_free() or _run_held(). If that fails, they set ``error``
+    and call execute(), which raises the error in place of sending the statement again.
     """
 
-    #: The error by which the statement has failed already. The next execute() raises it.
+    #: The error with which the statement has failed. The next execute() raises it.
     error: BaseException | None = None
 
     def _run_free(self, *args: Any) -> Any:
@@ -56,8 +57,8 @@ class _OneStatement(LeasedCursor):
         return super()._run_free(*args)
 
     def _run_held(self, *args: Any) -> Any:
-        # execute() calls this method instead of _run_free() if a name in the statement looks like
-        # one that leaves state in the session.
+        # In autocommit, execute() calls this method instead of _run_free() if it takes the
+        # statement for one that leaves state in the session, for example because of a name in it.
         self._raise_kept()
         return super()._run_held(*args)
 
@@ -73,7 +74,9 @@ class _OneStatement(LeasedCursor):
 
 
 class RowReader(_OneStatement):
-    """A cursor for one read of rows, of which nobody asks anything else."""
+    """A cursor that only fetches the rows of one query. It does not set ``description``, for
+    example, nor the other attributes of a cursor.
+    """
 
     def _fetch_result(self, session: NodeSession) -> None:
         result = session.store_result()
@@ -86,7 +89,7 @@ class RowReader(_OneStatement):
 
 
 class RowWriter(_OneStatement):
-    """A cursor for one write, of which nobody asks anything but the number of rows."""
+    """A cursor for one write. It sets ``rowcount`` and ``lastrowid``, but no other attributes."""
 
     def _fetch_result(self, session: NodeSession) -> None:
         session.store_result()

@@ -46,11 +46,10 @@ class LockWaits:
         action: Callable[[], object],
         prepare: Callable[[], object] = lambda: None,
     ) -> None:
-        """Call ``action`` again and again, until it succeeds, because locks of other sessions may
-        stop it.
+        """Call ``action`` again and again until no lock of another session stops it.
 
-        Each attempt waits only for a few hundredths of a second (on MySQL, for one second), because
-        other sessions queue behind it.
+        Each attempt waits for locks only for a few hundredths of a second (on MySQL, for one
+        second), because statements of other sessions have to wait behind it.
 
         :param deadline: a moment of ``time.monotonic()``, after which no new attempt begins.
         :param prepare: called before each attempt, without a time limit.

@@ -73,8 +73,10 @@ def query_until_free(purpose: str, seconds: float) -> str:
 
 
 def take_for_good(run: Callable[..., Any], purpose: str) -> None:
-    """Take the lock for ``purpose`` and keep it until the session ends. By the lock,
-    :func:`end_holder` finds the session that it shall end.
+    """Take the lock for ``purpose`` and keep it until the session ends.
+
+    If this process stops working, another process can call :func:`end_holder`, which finds the
+    session by this lock and kills it.
     """
     run(f"DO GET_LOCK({_NAME}, 0)", purpose)
 

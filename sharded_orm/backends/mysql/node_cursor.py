@@ -36,9 +36,9 @@ class _NodeCursorMixin(BaseCursor):
 
     # Whether a statement was sent whose answer has not been received yet.
     _is_awaited = False
-    # The last statement as a pair (query, parameters), and the moment of time.monotonic() until
-    # which it is repeated if its session is lost. This is 0 (never) for a statement that may change
-    # rows.
+    # _statement is the last statement, as a pair (query, parameters). If its session is lost before
+    # the moment _may_repeat_until of time.monotonic(), the statement is repeated. This is 0 (never)
+    # for a statement that may change rows.
     _statement: tuple[Any, Any]
     _text: Any
     _may_repeat_until: float
@@ -55,7 +55,8 @@ class _NodeCursorMixin(BaseCursor):
 
     def _begin(self, query: Any, args: Any, select: str | None = None) -> None:
         if self._is_awaited:
-            # Otherwise the driver would return the old answer as the answer to this new statement.
+            # The answer to the earlier statement has not been read. If another statement were sent
+            # now, the driver would return that answer for it.
             raise ProgrammingError("this cursor has sent a statement whose answer was not received")
         self._text = select or query
         kind = classify(self._text)

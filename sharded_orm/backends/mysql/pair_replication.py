@@ -22,10 +22,11 @@ _POLL: Final = 0.02
 # from which it replicates. By default, a server tries to connect every ten seconds.
 _CONNECTING: Final = 15.0
 #: The delay of replication, in seconds, for a server that must receive changes but not execute
-#: them: 68 years, the longest that the server accepts. The server stores the delay, so it survives
-#: a restart. Other ways to stop the execution, such as STOP SLAVE, do not.
+#: them. 68 years is the longest delay that the server accepts. The server stores the delay, so it
+#: is still in force after a restart. STOP SLAVE, for example, would not be.
 HELD: Final = 2**31 - 1
-# How many times to try to set a position. An attempt fails if the application writes meanwhile.
+# How many times to try to set the position from which a server receives changes. An attempt fails
+# if the application writes on the server at the same time.
 _ATTEMPTS: Final = 200
 _OLD_POSITION: Final = 1947  # ER_MASTER_GTID_POS_CONFLICTS_WITH_BINLOG
 
@@ -36,16 +37,19 @@ class MySQLPairReplication(MySQLReplicationServer):
     # ##### Positions #####
 
     def written(self) -> str:
-        """Return the GTID of the last event that this server itself has written, not received; ""
-        if none.
+        """Return the GTID of the last transaction that was executed first on this server, and not
+        received from the other one. Return "" if there is none.
         """
         return self.own_part(self.status().logged)
 
     def own_part(self, position: str) -> str:
-        """Return the GTID in ``position`` of the replication domain in which this server itself
-        writes.
+        """Return the GTID that ``position`` contains for this server's own replication domain; ""
+        if it contains none.
 
-        :param position: a list of GTIDs, one per replication domain, such as ``0-1-15,1-2-7``.
+        For example, the part of ``0-1-15,1-2-7`` for a server that writes in the domain 1 is
+        ``1-2-7``.
+
+        :param position: a list of GTIDs, one per replication domain.
         """
         domain = self.status().domain
         last = positions(position).get(domain)
@@ -74,12 +78,12 @@ class MySQLPairReplication(MySQLReplicationServer):
     def take_as_received(self, last: str, schema: str) -> None:
         """Mark the other server's transactions up to ``last`` as received, without executing them.
 
-        For transactions that this server must never execute. Later the other server is to replicate
-        from this one. For that, the log of this server must contain the GTID ``last``. So an empty
-        transaction with this GTID is logged. This server must not replicate meanwhile. Can be
-        repeated.
+        Used if this server must never execute these transactions, but the other server is to
+        replicate from this one later. The other server refuses that unless the log of this server
+        contains the GTID ``last``. So this method logs an empty transaction with this GTID. The
+        replication on this server must be stopped meanwhile. Can be repeated.
 
-        :param last: the GTID of the last such transaction.
+        :param last: the GTID of the last transaction that must not be executed.
         :param schema: a schema of the pair, in which the empty transaction is logged.
         """
         if self.missing(last, self.status().logged):
@@ -88,9 +92,8 @@ class MySQLPairReplication(MySQLReplicationServer):
                 self._rows(
                     "SET SESSION gtid_domain_id = %s, server_id = %s", int(domain), int(server)
                 )
-                # Set the domain first, and the number in a statement after it: the server checks a
-                # new number against the last number of the domain that the session has at that
-                # moment.
+                # Set the number in a separate statement after the domain. The server compares it
+                # with the last number in the domain that the session has then.
                 self._rows("SET SESSION gtid_seq_no = %s", int(number))
                 table = self._connection.ops.quote_name(f"{OWN_PREFIX}no_table")
                 self._rows(
@@ -104,14 +107,15 @@ class MySQLPairReplication(MySQLReplicationServer):
         self._receive_after_own(last)
 
     def _receive_after_own(self, last: str = "") -> None:
-        """Set the position after which this server receives changes, so that it gets no change
-        again that it already has.
+        """Set the position after which this server receives changes: the one that it has reached.
+        So it receives no change a second time.
 
-        The server refuses a position that lacks the last change of its own. This happens if the
-        application writes after the position was read. The position is then read again.
+        The server refuses a position that does not contain the last change that was made on itself.
+        This happens if the application writes after the position was read. The position is then
+        read again.
 
-        :param last: the GTID of a transaction of the other server; its later changes are received.
-            By default, all changes are received that this server has not executed.
+        :param last: the GTID of a transaction of the other server. If given, this server receives
+            only changes of the other server after this transaction.
         """
         for attempt in range(1, _ATTEMPTS + 1):
             position = self.status().current

@@ -252,8 +252,8 @@ class MySQLPairSide(MySQLPairReplication):
         """Return a dict that maps each schema to the number of its epoch, as this server has stored
         it. One query.
 
-        A new epoch begins each time that the active side is dead and the operator lets the other
-        side take over without it. Schemas whose epoch is 0 are left out.
+        A new epoch begins each time that the active side is dead, and the operator makes the
+        passive side the active one. Schemas whose epoch is 0 are left out.
         """
         if not schemas:
             return {}
@@ -315,7 +315,9 @@ class MySQLPairSide(MySQLPairReplication):
         return int(rows[0]["size"] or 0)
 
     def knows_events_of(self, source: Self) -> bool:
-        """Whether this server's position shows which changes of ``source`` it has executed."""
+        """Whether this server's replication position contains a GTID of the domain in which
+        ``source`` writes. If not, it does not show which changes of ``source`` this server has.
+        """
         return source.status().domain in positions(self.status().current)
 
     def application_problems(self, account: str) -> Iterator[str]:
@@ -334,7 +336,8 @@ class MySQLPairSide(MySQLPairReplication):
         the other.
 
         Such a session writes nothing into the binary log, and fences do not refuse its writes. If
-        Django adds a column with a default, the default stays in the database.
+        a migration adds a column with a default, the default stays in the database. (Usually Django
+        drops it after it has added the column.)
 
         :param settings: the settings of the node with the operator's account.
         """

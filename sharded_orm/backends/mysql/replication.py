@@ -59,8 +59,8 @@ _REFUSED = frozenset(
 _LOCK_WAIT = 1205  # ER_LOCK_WAIT_TIMEOUT
 _DENIED = 1227  # ER_SPECIFIC_ACCESS_DENIED_ERROR
 
-# The query for how many replication connections run. It needs no privilege, so it finds out that a
-# server is a replica even if the account cannot see more.
+# This query returns the number of replication connections that are running. It needs no privilege.
+# So even an account without SLAVE MONITOR finds out that the server is a replica.
 _RUNNING = (
     "SELECT variable_value FROM information_schema.global_status"
     " WHERE variable_name = 'Slaves_running'"
@@ -347,8 +347,9 @@ class MySQLReplicationServer(ReplicationServer):
 
     def wait_for_source(self, source: Self, seconds: float) -> bool:
         status = source.status()
-        # Wait only for the events of the domain in which the source itself writes. If the source is
-        # a replica, too, its log also has events of other domains.
+        # Wait only for the events of the domain in which the source itself writes. If the source
+        # replicates from another server, its log also contains that server's events, in other
+        # domains. This server may never receive those.
         last = positions(status.logged).get(status.domain)
         return last is None or self.wait_for(f"{status.domain}-{last[0]}-{last[1]}", seconds)
 

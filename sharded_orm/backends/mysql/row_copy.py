@@ -64,10 +64,10 @@ class MySQLRowCopy(RowCopy):
 
     @contextmanager
     def _passing(self, number: int) -> Iterator[None]:
-        # Lock the row of the fence, by which triggers refuse writes of the key, but only with a
-        # shared lock. An exclusive lock could cause a deadlock: a writer of the key may have locked
-        # rows of the key before its trigger reads the fence. The writer would wait for this
-        # session, and this session for the writer's rows.
+        # Take only a shared lock on the row of the fence (triggers that refuse writes of the key).
+        # An exclusive lock could cause a deadlock with a writer of the key, which locks rows of the
+        # key before its trigger reads the fence. The writer would wait for this session, and this
+        # session for the writer's rows.
         fence = (
             f"SELECT 1 FROM {self._quote(FENCES)} WHERE id = %s AND state = 'closed'"
             " LOCK IN SHARE MODE"

@@ -1,7 +1,7 @@
-"""Work on one server, while a schema moves to another node of MariaDB or MySQL.
+"""The steps of a schema's move to another node that run on one server of MariaDB or MySQL.
 
-It creates the tables of the schema, or hides them: renames them, so that other processes do not
-find them. Later it gives hidden tables their usual names again.
+They create the tables of the schema on the new node, and hide tables: rename them, so that other
+processes do not find them. Later, hidden tables get their usual names again.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _RECORDABLE: Final = frozenset(
      "year"}
 )  # fmt: skip
 
-# Error code ER_ERROR_ON_RENAME. If its message contains this text, a deadlock stopped the
-# statement.
+# Error code ER_ERROR_ON_RENAME. If the error's message contains the text _LOCK_DEADLOCK, a deadlock
+# stopped the RENAME TABLE, which can be tried again.
 _RENAME_FAILED: Final = 1025
 _LOCK_DEADLOCK: Final = "errno: 149 "
 # Matches, in the output of SHOW CREATE TABLE, the next AUTO_INCREMENT number of the table.
@@ -214,11 +214,12 @@ class MySQLSchemaMove(SchemaMove):
         self._rows(f"DROP TABLE IF EXISTS {self._quote(NAMES)}")
 
     def _rename_tables(self, names: Mapping[str, str], patience: float) -> float:
-        """Rename tables in one statement.
+        """Rename tables in one statement. If a lock stops the statement, try it again.
 
-        Return the moment of ``time.monotonic()`` when the statement that succeeded was sent.
+        Return the moment of ``time.monotonic()`` at which the successful attempt was sent.
 
         :param names: maps the present name of each table to its new name.
+        :param patience: the number of seconds after which no new attempt begins.
         """
         deadline = time.monotonic() + patience
         if not names:

@@ -61,10 +61,10 @@ class NodeSession:
 
     def __init__(self, raw: Connection, *, split: bool = False) -> None:
         self.raw = raw
-        #: Name of the current schema; None if it is unknown. A name here is never wrong: the
-        #: attribute is None from before a packet is sent until the whole packet has succeeded. If
-        #: another session drops the schema and creates it again, the name stays right, but this
-        #: session uses the old character set for new tables.
+        #: Name of the current schema; None if it is unknown. While a packet is sent, this is None
+        #: until the whole packet has succeeded, because nobody knows before if its USE was
+        #: executed. If another session drops the schema and creates it again, the name is still
+        #: right, but this session goes on using the old character set for new tables.
         self.schema: str | None = None
         #: Whether each statement is sent in a packet of its own, because the project's OPTIONS have
         #: switched multi-statements off.
@@ -151,8 +151,8 @@ class NodeSession:
                 for key, value in args.items()
             }
         elif self.writes_digits:
-            # A list of ids has many integers. Formatting them here takes a sixth of the time of the
-            # driver's literal().
+            # Format integers here, which takes a sixth of the time of the driver's literal(). A
+            # statement with a list of ids has many of them.
             values = tuple(
                 [b"%d" % value if type(value) is int else literal(value) for value in args]
             )
@@ -317,8 +317,8 @@ def check_parameters(params: Mapping[str, Any]) -> None:
 
 def datetime_or_none(text: Any) -> Any:
     """Return the same as the driver's ``DateTime_or_None()``, in a seventh of its time."""
-    # These are the lengths without microseconds, and with six digits of them. Leave other texts to
-    # the driver's function.
+    # A datetime has 19 characters without microseconds, and 26 with six digits of them. Texts of
+    # another length are parsed by the driver's function.
     if len(text) in (19, 26):
         try:
             return datetime.fromisoformat(text)

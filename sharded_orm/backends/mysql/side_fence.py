@@ -1,11 +1,11 @@
 """The fence of one side of a pair of MariaDB servers: triggers that refuse writes on the passive
 side.
 
-Each trigger calls one SQL function of the schema, which returns whether writes are refused. So one
-``CREATE OR REPLACE FUNCTION`` closes or opens all tables of the schema at the same moment. A
-transaction that has written has called the function, and keeps a metadata lock on it until the
-transaction ends. So the statement waits for all such transactions, and later writes wait for the
-statement.
+All triggers of a schema call the same SQL function, which returns whether writes are refused. So a
+single ``CREATE OR REPLACE FUNCTION`` closes or opens all tables of the schema at the same moment.
+
+This statement first waits until all open transactions that have written have ended, because each of
+them has called the function, and keeps a metadata lock on it. New writes wait behind the statement.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ from sharded_orm.backends.side_fence import EPOCH, FUNCTION, TRIGGER_PREFIX, Sid
 from sharded_orm.backends.snapshot import OWN_PREFIX
 from sharded_orm.mysql_flavor import MySQLFlavor
 
-# SQL condition: whether a closed fence applies to the session. It does not apply to a session that
-# has set the variable PASSES and writes nothing into the binary log. Such a session changes the
-# schema on this server only, and inserts the row of ``django_migrations`` for the change.
+# SQL condition that is true if a closed fence refuses the writes of the session. It is false for a
+# session that has set the variable PASSES and writes nothing into the binary log. A migration uses
+# such a session: it changes the schema on this server only, and inserts a row of
+# ``django_migrations``.
 _STOPPED: Final = f"({PASSES} IS NULL OR @@SESSION.sql_log_bin)"
 #: The events for which each table has a trigger.
 EVENTS: Final = ("INSERT", "UPDATE", "DELETE")
@@ -110,9 +111,10 @@ class MySQLSideFence(SideFence):
             "SELECT table_name FROM information_schema.tables WHERE table_schema = DATABASE()"
             " AND table_type = 'BASE TABLE' AND engine <> 'InnoDB'"
         )
-        # If a foreign key changes rows (CASCADE), InnoDB calls no triggers for them. Within the
-        # schema that is no problem: a trigger refuses the first change, before it cascades. But a
-        # foreign key to a table of another schema could change rows here past the fence.
+        # If a foreign key with CASCADE changes rows, InnoDB calls no triggers for these rows.
+        # Within the schema that is no problem, because the trigger of the first table refuses the
+        # change before it cascades. But if a foreign key leads to a table of another schema, a
+        # change there could change rows here, although the fence is closed.
         keys = self._rows(
             "SELECT table_name, CONCAT(unique_constraint_schema, '.', referenced_table_name)"
             " FROM information_schema.referential_constraints WHERE constraint_schema = DATABASE()"

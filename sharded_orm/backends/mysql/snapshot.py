@@ -44,8 +44,9 @@ _CREATE = re.compile(r"CREATE (?:OR REPLACE )?")
 
 _TABLES = "SHOW FULL TABLES"
 _LIST = (
-    # Read the character set and collation of the schema here, not from the session's variables. If
-    # the schema was dropped and created again, the variables still have the old values.
+    # Read the character set and collation of the schema from information_schema, not from variables
+    # of the session. If another session has dropped the schema and created it again, the variables
+    # still have the old values.
     "SELECT default_character_set_name, default_collation_name FROM information_schema.schemata"
     " WHERE schema_name = DATABASE()",
     _TABLES,
@@ -98,11 +99,11 @@ def read(session: NodeSession, schema: str) -> SchemaSnapshot:
 def glance(
     session: NodeSession, schema: str, known: SchemaSnapshot, tables: Sequence[str]
 ) -> SchemaSnapshot:
-    """Read only the definitions of ``tables`` again. Take those of all other objects from
-    ``known``.
+    """Return a snapshot of ``schema`` with little work: read only the definitions of ``tables``,
+    and take those of all other objects from ``known``.
 
-    Sends one packet. A new table or view that is not in ``tables`` gets the definition "". Dropped
-    tables and views are left out.
+    Sends one packet, which also lists the tables and views. If one of them is neither in ``tables``
+    nor in ``known``, its definition is "". Tables and views that were dropped are left out.
 
     :param known: definitions of the schema that were read earlier.
     """
@@ -156,7 +157,8 @@ def create_schema(pool: NodePool, schema: str, defaults: str) -> None:
     """Create an empty schema. A schema of this name is dropped first, but only if it has no rows.
     Three packets.
 
-    :param defaults: SQL for character set and collation, from the ``defaults`` of a snapshot.
+    :param defaults: the names of the character set and the collation, separated by a space; the
+        ``defaults`` of a snapshot.
     :raises RehearsalFailed: a schema of this name exists and has rows.
     """
     character_set, collation = defaults.split()
@@ -298,10 +300,10 @@ def _without_generated_keys(definition: str) -> str:
     """Return the definition of a table without the indexes that the server creates by itself for
     foreign keys.
 
-    SHOW CREATE TABLE shows them like indexes that were created explicitly. But the server treats
-    them differently: it drops an index of its own when a later index can replace it. If a copy of
-    the table had explicit indexes instead, a later migration could leave the copy different from
-    the original.
+    SHOW CREATE TABLE shows such indexes like those that somebody has created explicitly. But the
+    server drops an index that it has created by itself as soon as another index can replace it. It
+    never drops an explicit index. So if a copy of the table had explicit indexes in their place, a
+    later migration could give the copy other indexes than the original.
     """
     for name, columns in _FOREIGN_KEY.findall(definition):
         definition = definition.replace(f"  KEY `{name}` ({columns}),\n", "", 1)

@@ -59,9 +59,9 @@ _DDL = frozenset(["CREATE", "ALTER", "DROP", "RENAME", "TRUNCATE", "OPTIMIZE", "
                   "CHECKSUM", "GRANT", "REVOKE"])  # fmt: skip
 
 _FIRST_WORD = re.compile(r"[\s(]*([A-Za-z_]+)")
-# These marks may begin a comment, or change what a statement does. If a statement contains one of
-# them, its literals and comments are removed before it is classified, because the mark may only be
-# a part of these.
+# Marks that may begin a comment ("--"), separate two statements (";") or begin a variable ("@").
+# But such a mark may also be a part of a literal or a comment, where it has no effect. So if a
+# statement contains one of them, its literals and comments are removed before it is classified.
 _SUSPICIOUS_TEXT = ("@", ";", "/*", "--", "#")
 # A cheap first test before the regular expressions: only a statement that contains one of these
 # texts can match _PIN_FUNCTION or _AFFINE.
@@ -102,8 +102,9 @@ _ANALYZE_TABLE = re.compile(r"ANALYZE\s+((NO_WRITE_TO_BINLOG|LOCAL)\s+)?TABLE\b"
 _LOAD_ROWS = re.compile(r"LOAD\s+(DATA|XML)\b")
 _HOST_OR_SYSTEM = re.compile(r"(?<=[\w?])@(?=[\w?])|@@")
 
-# Words that may stand before a parenthesis in a statement that changes nothing: words of SQL, and
-# functions of the server. Any other word there may be a stored function, which may write.
+# Words of SQL and functions of the server that may stand before a parenthesis in a query, and
+# change nothing. Any other word before a parenthesis may be the name of a stored function, which
+# may write.
 _HARMLESS_WORDS = """
     SELECT FROM WHERE AND OR NOT IN EXISTS AS ON ANY ALL SOME VALUES ROW USING OVER UNION EXCEPT INTERSECT BY
     THEN ELSE WHEN CASE LIKE REGEXP RLIKE BETWEEN IS JOIN DISTINCT HAVING XOR DIV MOD BINARY INTERVAL AGAINST
@@ -121,7 +122,8 @@ _HARMLESS_WORDS = """
     LAG LEAD FIRST_VALUE LAST_VALUE NTH_VALUE ANY_VALUE CURRENT_TIMESTAMP TIME_TO_SEC YEARWEEK REGEXP_LIKE VALUE
 """
 _HARMLESS = frozenset(_HARMLESS_WORDS.split())
-# Matches the name of a function at the end of a text. A quote ends a quoted name.
+# Matches the word at the end of a text, which may be the name of a function. Of a quoted name, it
+# matches only the closing quote, or the "?" that has replaced the name.
 _LAST_WORD = re.compile(r"(?:[\w$]+|[?`\"])\Z")
 _COMMENTS = ("--", "/*", "#")
 # No word of _HARMLESS is as long as this.
@@ -157,8 +159,10 @@ def reads_insert_id(sql: str | bytes | bytearray) -> bool:
 
 
 def calls_stored_function(sql: str | bytes | bytearray) -> bool:
-    """Whether the read ``sql`` may call a function other than the server's own. Such a function may
-    write. Results for short statements are cached.
+    """Whether the query ``sql`` may call a stored function, which may write rows.
+
+    True for each function that is not known as one of the server's own. Results for short
+    statements are cached.
 
     :param sql: a statement of the kind READ.
     """
@@ -193,8 +197,8 @@ def reason(sql: str | bytes | bytearray) -> str:
     text = sql if isinstance(sql, str) else bytes(sql).decode("latin-1")
     bare = _bare(text)
     if bare is None:
-        # Nobody knows where literals and comments end, so the text may contain several statements.
-        # Treat it as such.
+        # It cannot be found out where literals and comments end. So the text may contain several
+        # statements, and the reason for them is returned.
         return SEVERAL_STATEMENTS
     upper = bare.upper()
     if function := _PIN_FUNCTION.search(upper):

@@ -28,9 +28,9 @@ _PROBE = 10.0
 class SQLiteChangeCapture(ChangeCapture):
     """Change capture of one shard in an SQLite file.
 
-    SQLite allows one writer in the file at a time. So when a fence was closed, which is a write,
-    all earlier writes of other sessions are over. Triggers notice that ``REPLACE`` deletes a row
-    only if the setting ``recursive_triggers`` is on.
+    SQLite allows one writer in the file at a time, and closing a fence is a write, too. So as soon
+    as a fence is closed, all earlier writes of other sessions are over. If the setting
+    ``recursive_triggers`` is off, SQLite calls no trigger for a row that ``REPLACE`` deletes.
     """
 
     _all_triggers = "SELECT name FROM sqlite_master WHERE type = 'trigger'"
@@ -84,8 +84,8 @@ class SQLiteChangeCapture(ChangeCapture):
         self._rows(f"PRAGMA busy_timeout = {max(1, int(patience * 1000)):d}")
 
     def _table_statements(self) -> Iterator[str]:
-        # The column ``value`` has no declared type. So when SQLite compares it with the shard key
-        # of a row, the type of the shard key's column decides how.
+        # Triggers compare the column ``value`` with the shard key of a changed row. It has no
+        # declared type, so that SQLite compares by the type of the row's column.
         yield (
             f"CREATE TABLE IF NOT EXISTS {self._quote(FENCES)}"
             " (id INTEGER PRIMARY KEY, value NOT NULL, state TEXT NOT NULL)"

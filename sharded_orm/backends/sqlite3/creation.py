@@ -1,5 +1,5 @@
-"""Create test databases with SQLite. The keys of their cached rows differ from those of all other
-databases.
+"""Create test databases with SQLite. Their rows are cached under cache keys that no other database
+uses, so that tests never read cached rows of the live site.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sharded_orm.backends.creation import IsolatedCacheCreation
 class DatabaseCreation(IsolatedCacheCreation, stock.DatabaseCreation):
     """Creates test databases as Django's class does, but also under pytest-xdist.
 
-    The cache entries of a test database have a prefix of their own.
+    The cache keys of a test database have a prefix that no other database uses.
     """
 
     def _get_test_db_name(self) -> str:

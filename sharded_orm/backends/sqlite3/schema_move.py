@@ -19,8 +19,9 @@ from sharded_orm.backends.snapshot import OWN_PREFIX
 
 # Seconds for which Python's driver waits for a lock, unless OPTIONS has a "timeout".
 _DRIVERS_TIMEOUT = 5.0
-# Parts of the declared types of primary keys with which a table can be moved. A trigger can write
-# values of these types to the journal (the table of changed rows) without any loss.
+# A table can be moved only if the declared type of each column of its primary key contains one of
+# these words. A trigger can write values of these types to the journal (the table of changed rows)
+# without any loss.
 _RECORDABLE = ("int", "char", "text", "clob", "date", "time")
 _QUOTED = re.compile(r'"(\w+)"')
 
@@ -28,14 +29,14 @@ _QUOTED = re.compile(r'"(\w+)"')
 class SQLiteSchemaMove(SchemaMove):
     """The tables of one shard's SQLite file. To hide them, one transaction renames all of them."""
 
-    # REPLACE removes rows without calling the triggers of DELETE.
+    # False, because REPLACE deletes rows without calling the triggers of DELETE.
     triggers_see_all = False
 
     def __init__(self, connection: Any, confirm: Callable[[], None]) -> None:
         super().__init__(connection, confirm)
         self._rows("PRAGMA foreign_keys = OFF")
-        # Seconds to wait for other writers of a file that the application does not use yet, or not
-        # any more. So the usual timeout is enough.
+        # Seconds to wait for other writers when hidden tables are created or dropped. The
+        # application does not use the file then, so the usual timeout is enough.
         self._patience = float(connection.settings_dict["OPTIONS"].get("timeout", _DRIVERS_TIMEOUT))
 
     # ##### Definitions of the schema #####
@@ -99,8 +100,8 @@ class SQLiteSchemaMove(SchemaMove):
         }
 
     def identities(self) -> frozenset[str]:
-        # An identity shows that a table was emptied without calling its triggers, as by TRUNCATE.
-        # SQLite has no such statement, so the definition of the table is enough.
+        # On other databases, an identity changes when TRUNCATE empties a table without calling its
+        # triggers. SQLite has no such statement, so return only the definitions of the tables.
         return frozenset(map(repr, self.layout().items()))
 
     # ##### Hiding #####

@@ -96,11 +96,12 @@ def note_missing_table(error: DatabaseError, alias: str) -> None:
 
 
 def note_orphans(error: Error, wrapper: Any) -> None:
-    """Add a note to ``error`` if it ends a wait for a lock that a prepared branch may hold.
+    """If ``error`` says that a statement has waited for a lock in vain, and prepared branches on
+    the shard may hold this lock, add a note that names their transactions.
 
-    A prepared branch whose process has died holds its locks until a recovery ends it. Queries the
-    server, in another session, only if ``error`` is the end of a wait for a lock. Adds no note if
-    the pool has no session left.
+    A prepared branch whose process has died holds its locks until a recovery ends it. This function
+    queries the server in another session, but only for errors of this kind. If the pool has no
+    session left, it adds no note.
 
     :param wrapper: the connection object of a shard that is in a block with ``two_phase=True``.
     """

@@ -87,8 +87,8 @@ class Coordinator:
                 f"Shard {member.alias!r} has autocommit switched off, so a block does not commit there."
                 " Leave 'AUTOCOMMIT': False out of the settings of its node."
             )
-        # Reset these attributes here, because an interruption may have kept the last transaction
-        # from doing so.
+        # Reset these attributes. The last transaction on this connection may have left them True,
+        # if it was interrupted.
         member.is_bound = member.left_branch = False
         if self._count == MAX_SHARDS:
             raise TwoPhaseMisused(

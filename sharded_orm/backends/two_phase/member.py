@@ -194,7 +194,8 @@ class TwoPhaseMixin(CommitHookMixin):
     def leave_bound_branch(self) -> None:
         """Close the session, and leave the prepared branch for a recovery to end. Sends nothing."""
         self.is_bound, self.left_branch = False, True
-        # The writes may still be committed later. So leave the markers of the writes in the cache.
+        # A recovery may commit the writes later. So leave the markers, which announce the writes,
+        # in the cache: readers then query the database instead.
         self._leave_writes()
         self.leave_branch()
 

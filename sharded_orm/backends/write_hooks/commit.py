@@ -76,7 +76,8 @@ class CommitHookMixin(_Wrapper):
     #: Whether the ORM has written anything in the open transaction.
     wrote = False
 
-    #: Whether the server can limit the time of a single write, as :meth:`limited_session` needs it.
+    #: Whether the server can limit the time of a single write. If False, :meth:`limited_session`
+    #: yields False.
     limits_statements = False
 
     # ##### Methods about the session, for backends to override #####
@@ -90,12 +91,11 @@ class CommitHookMixin(_Wrapper):
         return SessionID()
 
     def known_session(self) -> AbstractContextManager[None] | None:
-        """Return a context manager in which a statement in autocommit runs on a session that is
-        known before.
+        """Return a context manager that keeps one session for a statement in autocommit.
 
-        Within its block, :meth:`session_id` returns the id of that session before the statement is
-        sent. Return None if the backend cannot do so, if the session has no identity, or if it may
-        have an open transaction.
+        Within its block, :meth:`session_id` returns the id of the session already before the
+        statement is sent. Return None if the backend cannot do so, if the session has no identity,
+        or if the session may have an open transaction.
         """
         return None
 
@@ -104,14 +104,14 @@ class CommitHookMixin(_Wrapper):
         """Within a ``with`` block, keep one session in autocommit, and limit the time of its writes
         to ``seconds``.
 
-        If the context manager yields True, :meth:`session_id` is known before a statement is sent,
-        and the server breaks off each UPDATE, INSERT and DELETE that takes longer than ``seconds``.
-        Waits for locks count; the commit does not. If the server or the session has a shorter
-        limit, this stays in force. If the shard moves to another node meanwhile, a statement is
-        refused, as in a transaction.
+        If the context manager yields True, :meth:`session_id` returns the id of the session already
+        before a statement is sent. The server breaks off each UPDATE, INSERT and DELETE that takes
+        longer than ``seconds``, including its waits for locks, but without its commit. If the
+        server or the session has a shorter limit, that one stays in force. If the shard moves to
+        another node before the block ends, a statement is refused, as in a transaction.
 
-        If it yields False, nothing was changed: the backend cannot do this, the session has no
-        identity, or it may have an open transaction.
+        The context manager yields False, and changes nothing, if the backend cannot do this, if the
+        session has no identity, or if the session may have an open transaction.
         """
         yield False
 
@@ -139,11 +139,11 @@ class CommitHookMixin(_Wrapper):
         return set()
 
     def reads_as_autocommit(self) -> bool:
-        """Whether a read in the open transaction sees the same rows as a read in autocommit,
-        provided that the isolation level is READ COMMITTED.
+        """Whether a read in the open transaction sees the same rows as a read in autocommit.
 
-        False if the transaction may have written anything, even by SQL of the project, or if its
-        session may have another isolation level.
+        True if the transaction has only read rows. The caller must make sure that the isolation
+        level of the alias is READ COMMITTED. False if the transaction may have written anything,
+        even by the project's own SQL, or if its session may have another isolation level.
         """
         return False
 
@@ -159,7 +159,7 @@ class CommitHookMixin(_Wrapper):
         """Whether an error, such as a deadlock, may have undone earlier statements of the open
         transaction.
 
-        A program that ignores the error could commit the other statements without these.
+        If the program ignores the error and goes on, COMMIT stores only its later statements.
         """
         return False
 
@@ -168,8 +168,9 @@ class CommitHookMixin(_Wrapper):
         """Whether a statement of the open transaction has failed in such a way that the transaction
         cannot be committed as a whole.
 
-        The database has then rolled back the earlier statements, or it would answer COMMIT with a
-        rollback, and without an error.
+        COMMIT would not raise an error then, although earlier statements are lost. On MySQL, the
+        server has already rolled them back. On PostgreSQL, it rolls them back instead of
+        committing.
         """
         return False
 
@@ -182,9 +183,11 @@ class CommitHookMixin(_Wrapper):
 
     @property
     def seems_lost(self) -> bool:
-        """Whether the server seems to have closed the session of the open transaction. Sends nothing.
+        """Whether the server seems to have closed the session of the open transaction. Sends
+        nothing.
 
-        False if the backend has another way to notice that before a commit of several shards.
+        Before several shards commit, those with a lost session must be found, because their commits
+        will fail. Some backends find them in another way, and always return False here.
         """
         return False
 
@@ -310,7 +313,7 @@ class CommitHookMixin(_Wrapper):
             and self.commit_outcome() is CommitOutcome.UNKNOWN
         ):
             # The connection may have been lost during a statement that commits implicitly. Then the
-            # writes may be committed, so leave their markers in the cache.
+            # writes may be committed. So leave the markers, which announce them, in the cache.
             self._leave_writes()
         if self.transaction_writes is None and not self.commit_watchers:
             super()._rollback()

@@ -48,8 +48,8 @@ class StatementFollower(WriteFollower, Protocol):
         """Whether the follower needs an open transaction for the statement. Sends nothing.
 
         If False, :meth:`write` may be called in autocommit, provided that the model has no other
-        follower and is not cached. The statement then commits by itself, and ``session_id()`` of
-        the connection object is known before.
+        follower and is not cached. The statement then commits by itself. The follower can call
+        ``session_id()`` of the connection object for the id of its session before it is sent.
         """
 
 
@@ -67,7 +67,7 @@ class CommitWatcher(Protocol):
 
     def may_commit(self) -> None:
         """Called before a statement that may commit implicitly, such as ``ALTER TABLE`` on MySQL.
-        It would commit everything that the transaction has written so far.
+        The implicit commit stores everything that the transaction has written so far.
         """
 
     def savepoint(self, sid: str) -> None:

@@ -124,8 +124,9 @@ class MappingManager(_Manager):  # type: ignore[misc]  # the base class is Any f
         sides = self.model._sides
         near = id_of(sides.near_class, source)
         read: list[tuple[int, int]] = []
-        # Maps ids to objects. If an entry is moved between two reads, both reads may find it. The
-        # dict keeps its first place, so no page has an object twice.
+        # Maps ids to objects. If another process moves an entry between two reads, both reads may
+        # find its object. A dict has each id once, at its first place, so a page has no object
+        # twice.
         rows: dict[int, Any] = {}
         damaged: dict[int, DamagedObject] = {}
         wanted = chunk = size + 1
@@ -157,9 +158,10 @@ class MappingManager(_Manager):  # type: ignore[misc]  # the base class is Any f
     def _positions(
         self, near: int, cursor: Cursor | None, newest_first: bool, count: int
     ) -> list[tuple[int, int]]:
-        """Return pairs (sequence, id of the object) of some entries, in order.
+        """Return pairs (sequence, object id) of the first ``count`` entries after ``cursor``.
 
-        The cache keeps such a result as one flat list of numbers, which it reads in one piece.
+        The cache stores only flat lists of numbers. So the numbers of the pairs are stored one
+        after the other, and made into pairs again after each read.
         """
         column = self.model._sides.far_column
 

@@ -46,7 +46,7 @@ class ObjectLookupManager(_Manager):  # type: ignore[misc]  # the base class is 
         """Return a dict that maps ``values`` to the objects to which they lead.
 
         Values that lead to no object are left out. If the body of an object is damaged, its value
-        is left out, too: it is a key of the attribute ``damaged`` of the dict, with the error.
+        is left out as well, and the attribute ``damaged`` of the dict maps the value to the error.
         Costs two round trips per node (database server).
         """
         rows = self.in_bulk([value for value in values if self._is_valid(value)])
@@ -82,17 +82,19 @@ class ObjectLookupManager(_Manager):  # type: ignore[misc]  # the base class is 
             return False
         rows = self.filter(pk=value, target_id=pk)
         with transaction.atomic(using=rows.db):
-            # The UPDATE changes nothing, but locks the row. Without the lock, another process could
-            # give the value to another object: with receivers of signals, QuerySet.delete() first
-            # reads the row, and then deletes it by its primary key, the value.
+            # The UPDATE changes nothing, but locks the row. If signals have receivers, delete()
+            # first reads the row, and then deletes it by its primary key, which is the value.
+            # Without the lock, another process could give the value to another object between these
+            # two steps, and delete() would delete the row of that object.
             return bool(rows.update(target_id=pk) and rows.delete()[0])
 
     def find_or_create(self, value: str, **fields: Any) -> tuple[Any, bool]:
         """Return the object to which a value leads. If there is none, create it with ``fields``.
 
         If several processes call this at once, all get the same object. If the object was deleted,
-        a new one is created, and the value leads to the new one. A process that dies between the
-        two writes may leave an object to which no value leads.
+        a new one is created, and the value leads to the new one. The object is stored first, and
+        then the row that maps the value to it. If the process dies in between, the object stays,
+        and no value leads to it.
 
         :returns: the object, and whether it was created.
         :raises DamagedObject: the object exists, and its body cannot be read.

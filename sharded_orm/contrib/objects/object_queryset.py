@@ -106,7 +106,7 @@ class ObjectQuerySet(ShardedQuerySet[M]):
     def take_write_lock(self) -> None:
         """Lock the rows until the end of the transaction, by an UPDATE that changes nothing.
 
-        For databases without SELECT FOR UPDATE, such as SQLite.
+        Use this on databases that have no SELECT FOR UPDATE, such as SQLite.
         """
         super().update(version=F("version"))
 
@@ -186,9 +186,9 @@ class ObjectManager(_Manager):  # type: ignore[misc]  # the base class is Any fo
     def get_many(self, ids: Iterable[int]) -> Batch:
         """Return a dict of the objects with these ids, in the order of the ids.
 
-        One round trip per node (database server). Ids without an object and ids of deleted objects
-        are left out. Objects with damaged bodies are also left out; they are logged, and their ids
-        are the keys of ``damaged`` of the result.
+        Ids without an object and ids of deleted objects are left out. Objects with damaged bodies
+        are also left out: the attribute ``damaged`` of the dict maps their ids to the errors, which
+        are also logged. Costs one round trip per node (database server).
 
         :raises WrongObjectType: an id is of another type.
         :raises InvalidID: a value is no id.
@@ -227,9 +227,9 @@ class ObjectManager(_Manager):  # type: ignore[misc]  # the base class is Any fo
 
 
 def _is_id(argument: Any) -> bool:
-    """Whether a positional argument of ``get()`` is an id.
+    """Return whether a positional argument of ``get()`` is an id.
 
-    Otherwise it is a condition of Django: ``Q(…)``, or a pair such as ``("active", True)``.
+    If not, it is a condition, as in Django: ``Q(…)``, or a pair such as ``("active", True)``.
     """
     return not (isinstance(argument, tuple) or getattr(argument, "conditional", False))
 

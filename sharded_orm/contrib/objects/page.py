@@ -1,4 +1,7 @@
-"""A page has some of the objects that belong to an object. A cursor says where a page ends."""
+"""Pages of a mapping: each page has a part of the objects that belong to one object.
+
+A cursor says where a page ends, so that the next page can begin there.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,9 @@ from sharded_orm.contrib.objects.exceptions import DamagedObject, InvalidCursor
 
 @dataclass(frozen=True, order=True)
 class Cursor:
-    """The end of a page of a mapping: the next page begins after the entry with this sequence and
-    target.
+    """The end of a page of a mapping.
+
+    The next page begins after the entry with this sequence and target.
 
     ``str(cursor)`` is a text for URLs, and :meth:`parse` turns it into the cursor again. A cursor
     stays valid if objects are added, moved or removed.

@@ -52,8 +52,7 @@ class ObjectBase(ShardedModelBase):
             options = _options(name, bases, attrs)
             _refuse_ambiguous_names(name, bases, attrs, options)
             pk = PackedIDField(primary_key=True, type_id=options.type_id, layout=options.layout)
-            # Make the id the first column of the table: the columns of the base class have higher
-            # counters.
+            # Django orders the columns of a table by creation_counter. Make the id the first one.
             pk.creation_counter = -1
             attrs |= {
                 "_object": options,
@@ -167,7 +166,7 @@ class ShardedObject(ShardedModel, metaclass=ObjectBase):
         return sorted(own, key=lambda field: field.creation_counter)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a dict of the id and the values of all fields, as JSON has them.
+        """Return the id and the values of all fields as a dict that can be written as JSON.
 
         For example, a date is a text, and a reference to another object is an id. No query is sent.
 

@@ -33,9 +33,9 @@ class ReferencesConfig(AppConfig):
         from sharded_orm.contrib.references.writes import follower_of
 
         if reference_models():
-            # Raise an error if the backend of the global database does not report each write. Some
-            # writes of the ORM call no method of a model or queryset, so the copies would miss
-            # them.
+            # Raise an error if the backend of the global database does not report each write. The
+            # methods of models and querysets cannot report them all, because some writes of the ORM
+            # call no such method. The copies would miss these writes.
             require_hooks()
         # The import registers the system checks.
         import_module("sharded_orm.contrib.references.checks")

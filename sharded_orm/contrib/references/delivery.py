@@ -167,8 +167,9 @@ def may_be_continued(
 def behind(alias: str, models: Iterable[Any], version: Version) -> list[Any]:
     """Return those of ``models`` whose copies on the shard ``alias`` must be updated.
 
-    A model is also returned if its version is current, but its copies may be wrong. For example,
-    they have other columns than the running code copies.
+    Usually these are the models whose copies have an older version than ``version``. A model is
+    also returned if its copies were made by code with other columns, or if copies were deleted
+    ahead of a deletion in the global database.
     """
     states = states_on(alias)
     return [

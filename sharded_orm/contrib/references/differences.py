@@ -182,8 +182,9 @@ def apply(found: Sequence[CopyDifference], alias: str) -> None:
                 _write(found, alias, replace=False)
         except IntegrityError:
             # The shard has refused the statements. For example, two rows have swapped unique
-            # values, or a changed copy still refers to a copy that is deleted. So delete the
-            # changed copies and insert them again, and only then delete the others.
+            # values, or a changed copy still refers to a copy that is to be deleted. So try another
+            # order: delete the changed copies and insert them again with the new values, and only
+            # then delete the copies whose rows are gone.
             with transaction.atomic(using=alias):
                 _write(found, alias, replace=True)
                 _delete_orphans(found, alias)
@@ -195,9 +196,9 @@ def _delete_orphans(found: Sequence[CopyDifference], alias: str) -> None:
 
 
 def copies_of(model: Any, alias: str, pks: Sequence[Any]) -> dict[Any, tuple[Any, ...]]:
-    """Return a dict that maps primary keys to the values of the copies on a shard.
+    """Return a dict that maps each of ``pks`` to the values of its copy on a shard.
 
-    It lacks those of ``pks`` that have no copy there.
+    A primary key that has no copy there is left out.
     """
     found: dict[Any, tuple[Any, ...]] = {}
     for start in range(0, len(pks), BATCH):

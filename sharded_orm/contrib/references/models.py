@@ -35,13 +35,13 @@ class ReferenceModel(GlobalModel):
 
 
 class TableVersion(models.Model):
-    """The version of the reference tables. Each transaction that writes them raises it.
+    """A version of the reference tables: a number that each transaction that writes them raises.
 
-    - The global database has one row, with an empty name: the current version. A transaction that
-      writes reference tables raises it immediately before its commit. A process that writes copies
-      locks the row.
-    - Each shard has one row for each reference table: the version of its copies. They have all
-      changes up to this version.
+    - In the global database, this table has one row, with an empty name. It has the current version
+      of all reference tables. A transaction that writes reference tables raises it immediately
+      before its commit. A process that writes copies locks the row.
+    - On each shard, this table has one row for each reference table. It has the version of the
+      shard's copies: they have all changes up to this version.
     """
 
     _has_copies_on_shards: ClassVar[bool] = True
@@ -72,8 +72,8 @@ class TableVersion(models.Model):
 class ChangedRow(models.Model):
     """Records the version at which a row of a reference table was last written or deleted.
 
-    Only in the global database. Deliveries read here which rows have changed since the version of a
-    shard.
+    Only the global database has such records. To update the copies on a shard, a process reads here
+    which rows have changed since the version of these copies.
     """
 
     pk = models.CompositePrimaryKey("name", "row")

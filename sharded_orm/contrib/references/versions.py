@@ -182,8 +182,8 @@ def removed_ahead(model: Any, row: TableVersion) -> list[Any]:
 
 
 def note_removed(alias: str, model: Any, row: TableVersion, pks: Sequence[Any]) -> str:
-    """Record on a shard that copies were deleted there, and the rows in the global database not
-    yet.
+    """Record on a shard that copies were deleted there, while the rows in the global database still
+    exist.
 
     :param row: the shard's row of :class:`TableVersion` for the model.
     :param pks: the primary keys of the copies.

@@ -124,7 +124,7 @@ class ReferenceChange(SourceChange):
 class ReferenceChanges(TransactionChanges):
     """The changes of reference tables in one transaction of the global database."""
 
-    #: Whether changes were recorded that are not delivered yet.
+    #: True if changes were recorded, and the copies on the shards were not updated since.
     _has_news = False
 
     def add(self, source: Any) -> ReferenceChange:

@@ -26,14 +26,13 @@ class _ProcessBlocks:
 
 
 class Blocks:
-    """A stock of ids. It takes blocks of ``size`` ids from a ticket server, and hands them out one
-    by one.
+    """Takes blocks of ``size`` ids from a ticket server, and hands the ids out one by one.
 
-    Thread-safe and fork-safe. One of ``size`` ids costs a round trip. Ids that are left when the
-    process ends are lost.
+    Thread-safe and fork-safe. Only one call in ``size`` costs a round trip. Ids that are left when
+    the process ends are lost.
 
-    :param fetch: a function that is called with the name of a sequence and a number of ids, and
-        returns so many new ids of a ticket server.
+    :param fetch: called with the name of a sequence and a number of ids; returns that many new ids
+        from a ticket server.
     """
 
     def __init__(self, size: int, fetch: Callable[[str, int], Sequence[int]]) -> None:

@@ -35,8 +35,9 @@ class TicketGenerator:
 
     The generator does not use Django's connections. So a transaction of the caller does not lock
     the row of the sequence, and its rollback does not take ids back. If a server does not answer,
-    the next one is asked. The failed server is not asked again for ``BACKOFF`` seconds, unless no
-    other server gives an id. After that, one caller tries it.
+    the next one is asked. For ``BACKOFF`` seconds, the failed server is asked again only if no
+    other server gives an id. After these seconds, one caller tries it, and if it answers, all
+    callers use it again.
 
     :param aliases: the database aliases in ``SHARDED_ORM["TICKETS"]``; their order must never
         change.
@@ -68,8 +69,8 @@ class TicketGenerator:
                 self.servers, self.servers[1:] + self.servers[:1], strict=True
             ):
                 server.partner, partner.predecessor = partner, server
-        # The orders in which to ask the servers. Item 1 begins with the second server, and the
-        # first one comes last, for example.
+        # Item n is the list of the servers in the order in which to ask them, if server n is asked
+        # first. For example, with servers A, B, C, item 1 is [B, C, A].
         self._rounds = [self.servers[n:] + self.servers[:n] for n in range(count)]
         self._turns = turns(count)
         self._blocks = Blocks(options.block_size, self.take) if options.block_size > 1 else None

@@ -32,10 +32,10 @@ class MySQLSession(TicketSession):
     - Form ``update`` keeps the last number in the sequence's row of the catalog table, on InnoDB.
     - Form ``replace``, which Flickr published, keeps the last number in a separate table for each
       sequence. The table needs an engine that locks whole tables: MyISAM, as at Flickr, or
-      MariaDB's Aria, which also survives a crash. InnoDB would not do, because there a REPLACE
-      takes its number before it locks the row. So two REPLACE statements would deadlock. A REPLACE
-      at the same time as a request for several ids, which is an UPDATE, would move the counter
-      back.
+      MariaDB's Aria, which also survives a crash. InnoDB is not possible, because a REPLACE there
+      takes its number before it locks the row. So two REPLACE statements could deadlock. And if an
+      UPDATE (a request for several ids) ran between these two steps, the REPLACE would then store
+      its lower number, so ids would be repeated.
     """
 
     forms = ("update", "replace")
@@ -44,8 +44,8 @@ class MySQLSession(TicketSession):
 
     def _limits(self, seconds: int) -> dict[str, Any]:
         # If the server stops in the middle of an answer, these time limits of the driver end the
-        # wait. They are whole seconds. So _send() uses a limit of its own for the beginning of an
-        # answer.
+        # wait. The driver accepts only whole seconds, which is too coarse for the usual wait, that
+        # for the beginning of an answer. So _send() itself limits that wait.
         limits = ("connect_timeout", "read_timeout", "write_timeout")
         # Connect with utf8mb4, because the name of a sequence may contain any character.
         return {**dict.fromkeys(limits, seconds), "charset": "utf8mb4"}
@@ -106,8 +106,8 @@ class MySQLSession(TicketSession):
 
         It has ``%d`` in place of each number. It is built once for each row, to save time.
 
-        :param kind: "update" or "replace", the form of the sequence. To take several ids of a
-            sequence of form "replace", "batch".
+        :param kind: "update" or "replace", which is the form of the sequence; or "batch", for the
+            statement that takes several ids of a sequence of form "replace".
         """
         statement = self._statements.get((row, kind))
         if statement is None:
@@ -132,8 +132,8 @@ class MySQLSession(TicketSession):
     def _insert_id_of(self, statement: bytes, deadline: float) -> int | None:
         """Run ``statement`` and return its insert id; None if the statement matched no row."""
         self._send_checked(statement, deadline)
-        # If no row has matched, affected_rows() is 0. Rows that match and are not changed count,
-        # too, because Django connects with CLIENT.FOUND_ROWS.
+        # Django connects with CLIENT.FOUND_ROWS. So affected_rows() is the number of rows that
+        # match the condition, even if the statement does not change them.
         return int(self.connection.insert_id()) if self.connection.affected_rows() else None
 
     def _send_checked(self, statement: bytes, deadline: float) -> None:
@@ -248,8 +248,8 @@ class MySQLSession(TicketSession):
             "SELECT @@innodb_flush_log_at_trx_commit, @@log_bin, @@sync_binlog", (), deadline
         )
         # With sync_binlog=1, each commit writes the binary log to disk. With another value, a crash
-        # may lose the end of the log, and the recovery then rolls back transactions that are not in
-        # it.
+        # may lose the end of the log. After a restart, the server rolls back the transactions that
+        # are not in the log, and so forgets the ids that they have taken.
         if int(row[1]) and int(row[2]) != 1:
             return (
                 f"the binary log is on and sync_binlog is {row[2]}: ids that were handed out before"

@@ -144,8 +144,8 @@ class Lent:
 
     def __init__(self, pool: TicketSessionPool, deadline: float) -> None:
         self._pool = pool
-        #: The time (``time.monotonic()``) by which the server must have answered. A caller that had
-        #: to wait for another server in between adds this time to it.
+        #: The time (``time.monotonic()``) by which the server must have answered. If the caller has
+        #: to wait for another server in between, it moves this deadline by the time that it waited.
         self.deadline = deadline
         self._session: TicketSession | None = None
 
@@ -155,8 +155,8 @@ class Lent:
     def ask(self, work: Callable[[TicketSession], T]) -> T:
         """Call ``work`` with a session, and return its result.
 
-        ``work`` may run twice. A session that was idle in the pool may have lost its connection. If
-        it fails, ``work`` is called again with a new session.
+        ``work`` may run twice: a session that was idle in the pool may have lost its connection. If
+        ``work`` fails with such a session, it is called again with a new session.
         """
         self._session = self._pool.pop()
         if self._session is not None:

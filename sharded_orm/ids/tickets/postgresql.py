@@ -90,8 +90,8 @@ class PostgreSQLSession(TicketSession):
                 deadline,
             )
         except OperationalError as exc:
-            # The session has checked the sequence before. Since then, another session has used it
-            # up or dropped it. Return no ids.
+            # Since this session has checked the sequence, another session has taken its last
+            # numbers or dropped it. Return no ids, so that the caller checks it again.
             if self._is(exc, errors.SequenceGeneratorLimitExceeded, errors.UndefinedTable):
                 return ()
             raise
@@ -122,11 +122,12 @@ class PostgreSQLSession(TicketSession):
             self._prepared[(name, single)] = statement
         return statement
 
-    # SQL that lets the commit wait until the numbers that nextval returned are safe on disk.
-    # Otherwise, a server that crashes could hand out the same numbers again. The reason: nextval
-    # writes 32 numbers to the write-ahead log in advance, and only the session that wrote them
-    # waits for the disk. So this SQL writes a message to the log. It need not if the whole log is
-    # on disk, or if this transaction has written to the log (it then has a transaction id).
+    # SQL that makes the commit wait until the numbers that nextval returned are safe on disk.
+    # Otherwise, a server that crashes could hand out the same numbers again, because nextval writes
+    # 32 numbers at once to the write-ahead log, and only the commit of the session that wrote them
+    # waits for the disk. This SQL writes a message to the log, so that this commit waits as well.
+    # No message is needed if the whole log is on disk already, or if this transaction has written
+    # something else to the log (then it has a transaction id).
     _ON_DISK = (
         "CASE WHEN pg_current_wal_insert_lsn() > pg_current_wal_flush_lsn()"
         " AND pg_current_xact_id_if_assigned() IS NULL"
@@ -198,7 +199,8 @@ class PostgreSQLSession(TicketSession):
         pgconn, last, failed = self._pgconn, None, None
         while pgconn.flush():
             self._wait(_WAITS_FOR_BOTH, deadline)
-            # Receive while sending: a server whose own output is not received may stop reading.
+            # Receive answers while the request is sent. If nobody receives the server's output, the
+            # server may stop reading the request.
             pgconn.consume_input()
         while True:
             while pgconn.is_busy():

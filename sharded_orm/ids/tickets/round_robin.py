@@ -23,15 +23,15 @@ class _Counters:
 
 
 class Turns:
-    """Chooses the server to ask first: each of ``count`` servers in turn, for each sequence by
-    itself.
+    """Chooses the server to ask first: each of ``count`` servers in turn.
 
-    If all sequences had one counter, a site that saves rows of two models by turns would get all
-    ids of one model from the same server. Thread-safe and fork-safe, without a lock.
+    Each sequence has a counter. With one counter for all sequences and two servers, a site that
+    alternately saves rows of two models would get all ids of one model from the same server.
+    Thread-safe and fork-safe, without a lock.
 
     :param first: called with ``count``; returns the index (from 0) of the server with which this
-        process begins. By default a random one. So the servers share the load even if each process
-        takes only a few ids, and a forked child does not repeat its parent's turns.
+        process begins a sequence. The default returns a random index, so that the servers share
+        the load even if each process takes only a few ids.
     """
 
     def __init__(self, count: int, first: Callable[[int], int] = _random.randrange) -> None:

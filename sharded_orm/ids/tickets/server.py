@@ -46,9 +46,10 @@ _of_parents: list[TicketSessionPool] = []
 
 @dataclass
 class _State:
-    """What one process knows of a ticket server.
+    """What one process remembers about a ticket server, such as failures and highest ids.
 
-    It begins anew after a fork, and if the alias of the server is given to another database.
+    A forked child makes a new ``_State``. A process also makes a new one if the alias of the server
+    names another database than before, as in a test run.
     """
 
     database: Any
@@ -167,8 +168,9 @@ class TicketServer:
         return self.take(name, count)
 
     def _has_recovered(self, state: _State, name: str, started: float) -> bool:
-        """Whether the server and its sequence ``name`` work again, after another caller has tried
-        them.
+        """Return True if no failure of the server or of its sequence ``name`` is recorded any more.
+
+        This is so if another caller has taken ids in the meantime.
 
         :raises Exception: another caller has got an error since the time ``started``. A copy of
             this error is raised.
@@ -365,8 +367,8 @@ class TicketServer:
         except FAILURES as exc:
             self._failed(state, None, exc)
             raise
-        # The server can answer reads again, but perhaps it cannot write yet. So it is not marked as
-        # recovered: the next caller tries it.
+        # The server has answered this read, but perhaps it cannot write. So do not mark it as
+        # recovered. Only let the next caller try to take ids from it, before the backoff ends.
         state.breaker.half_open(None)
         return row.predecessor_mark
 
@@ -389,9 +391,9 @@ class TicketServer:
     # ##### Health #####
 
     def claim(self, name: str) -> bool:
-        """Whether this caller may take ids of sequence ``name`` from the server now.
+        """Return False if the caller must not ask the server for ids of sequence ``name`` now.
 
-        False for a while after a failure. See :meth:`CircuitBreaker.claim`.
+        This is so for some seconds after a failure; see :meth:`CircuitBreaker.claim`.
         """
         # Right after a fork, self._state is still that of the parent. Reading the breaker's
         # is_closed is safe even then, because it takes no lock, which might have been held at the
@@ -431,8 +433,9 @@ class TicketServer:
         self._current().pool.close()
 
     def _current(self) -> _State:
-        """Return what this process knows of the server. After a fork, or if the alias names another
-        database than before, make a new state.
+        """Return the state of the server in this process.
+
+        After a fork, or if the alias names another database than before, make a new state first.
         """
         state = self._state
         database = connections.settings[self.alias]["NAME"]

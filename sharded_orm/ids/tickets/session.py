@@ -64,8 +64,8 @@ class SequenceRow:
     form: str
     step: int
     position: int
-    #: The last id that was handed out, if the server counts in this row. If it counts in a separate
-    #: table or ``SEQUENCE``, the first id was above this number, which never changes.
+    #: If the server counts in this row, the last id that was handed out. If it counts in a separate
+    #: table or ``SEQUENCE``, this number never changes: it is the start value, below the first id.
     value: int
     #: The highest id that the predecessor (the server before this one in the list) is known to have
     #: handed out.
@@ -85,8 +85,9 @@ class CheckedSequence:
 
     row: SequenceRow
     until: float
-    #: How often this process had found the server behind in this sequence, at the time of the
-    #: check. If the process has found it behind again since, the row must be checked again.
+    #: A server that has forgotten ids of a sequence is behind. This is the number of times that the
+    #: process had found the server behind in this sequence before the check. If it finds the server
+    #: behind once more, the number is out of date, and the row must be checked again.
     refusals: int
 
 

@@ -20,8 +20,8 @@ _SECONDS_BETWEEN_ATTEMPTS = (0.0002, 0.002)
 # Otherwise the child might inherit a locked mutex of SQLite, which nobody unlocks.
 _opening = threading.Lock()
 # Maps file names to locks. A thread holds the lock of its file during a statement, because SQLite
-# has one writer at a time for each file. A second writer of a shared in-memory database would get
-# an error at once, and not wait.
+# lets only one connection at a time write to a file. In a shared in-memory database, a second
+# connection that writes would not wait, but get an error at once.
 _turns: dict[str, threading.Lock] = {}
 
 
@@ -44,7 +44,7 @@ class SQLiteSession(TicketSession):
             super().__init__(*args)
 
     def _prepare(self) -> None:
-        # execute() does the waiting for a locked file, so switch off SQLite's.
+        # Let SQLite raise an error at once if the file is locked. _execute() does the waiting.
         self.connection.execute("PRAGMA busy_timeout = 0")
         name = str(self._wrapper.settings_dict["NAME"])
         self._turn = _turns.setdefault(name, threading.Lock())

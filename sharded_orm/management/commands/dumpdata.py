@@ -109,12 +109,13 @@ class Command(dumpdata.Command):
 def _select_models(
     labels: Sequence[str], excluded: Sequence[str]
 ) -> tuple[set[Model], list[Model]]:
-    """Return the models that the labels name one by one, and all models to be dumped.
+    """Return the pair (models that the labels name one by one, all models to be dumped).
 
-    If a label names an app, its models are only in the second collection.
+    For example, with the labels ``users`` and ``photos.Photo``, the first collection has only the
+    model ``Photo``. The second also has the models of the app ``users``.
 
     :param labels: names of apps, and of models such as ``photos.Photo``. If there are none, all
-        models are dumped.
+        models are dumped, except those of apps with the attribute ``is_left_out_of_fixtures``.
     :param excluded: names of apps and models that are not dumped.
     :raises CommandError: there is no such app or model.
     """
@@ -138,7 +139,8 @@ def _refuse_absent(alias: str, named: set[Model], selected: Sequence[Model]) -> 
     """Raise an error if a model has no table on ``alias``, because Django would silently dump no
     rows.
 
-    If an app was named, it is enough that one of its models has a table there.
+    Each model that was named one by one must have a table there. If only apps were named, it is
+    enough that one of their models has one.
 
     :param named: the models that the command line names one by one.
     :param selected: all models to be dumped.
@@ -177,8 +179,9 @@ def _rows_of(model: Model, options: dict[str, Any]) -> Iterator[models.QuerySet[
     manager: Any = model._base_manager if options["use_base_manager"] else model._default_manager
     rows: Any
     if shards is not None:
-        # With ``use_base_manager``, no row may be filtered out. Django's base manager would do, but
-        # its querysets do not find the shards. A plain ShardedQuerySet does both.
+        # With ``use_base_manager``, all rows must be dumped, also those that the default manager
+        # filters out. Django's base manager has all rows, but its querysets cannot read from
+        # shards. A plain ShardedQuerySet has all rows and reads from shards.
         rows = ShardedQuerySet(model) if options["use_base_manager"] else manager.all()
         rows = rows.scatter()
         if options["key"] is not None:

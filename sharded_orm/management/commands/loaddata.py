@@ -80,9 +80,10 @@ class Command(loaddata.Command):
     # -- Loading ---------------------------------------------------------------
 
     def load_label(self, fixture_label: str) -> None:
-        # The names of fixture files may contain the alias in self.using, so find the files now:
-        # Django caches the result. After that, self.using is None if the router is to choose the
-        # database: so each natural key is looked up in the database that has the rows of the model.
+        # Fixture files can have a database alias in their names, and Django looks for the alias in
+        # self.using. So find the files before self.using is changed; Django caches the result. Then
+        # set self.using to None, unless all rows belong in one ordinary database. With None, the
+        # router chooses the database in which Django looks up each natural key.
         self.find_fixtures(fixture_label)
         shard = self._shard
         own = (DEFAULT_DB_ALIAS, *runtime.config().tickets, runtime.config().directory)
@@ -207,8 +208,8 @@ class Command(loaddata.Command):
 class _LaterRelations:
     """The relations of one row, which are stored after all rows of the fixtures.
 
-    Stands in Django's list of rows with deferred fields, whose ``save_deferred_fields()`` Django
-    calls at the end.
+    Django has a list of rows with deferred fields, and at the end calls ``save_deferred_fields()``
+    of each item. Objects of this class are put on that list in place of rows.
     """
 
     def __init__(

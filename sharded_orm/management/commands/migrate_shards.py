@@ -168,11 +168,12 @@ class Command(BaseCommand):
         )
         progress = ShardProgress(self, options["verbosity"], bar=not options["json"])
         reports: list[migration_run.MigrationReport] = []
-        # Maps names of groups to error messages: another process is migrating these groups.
+        # If another process is migrating a group, this maps the group's name to the error message.
         held: dict[str, str] = {}
         not_begun: list[str] = []
-        # Sentences about pairs whose passive side may accept writes to new tables. A pair is two
-        # servers that replicate from each other. For each shard, only the active side takes writes.
+        # A pair is two servers that replicate from each other. For each shard, the passive side
+        # has to refuse writes. Each item is a sentence about a passive side that may still accept
+        # writes to new tables.
         unfenced: list[str] = []
         with stop_signals() as stopping:
             for selection in selection_of(options):

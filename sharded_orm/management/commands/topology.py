@@ -28,7 +28,8 @@ from sharded_orm.topology.document import Document
 from sharded_orm.topology.model import Topology
 from sharded_orm.topology.sources.base import Process
 
-# The action "watch" looks this often, in seconds, whether this process uses a new topology.
+# The action "watch" waits this number of seconds, and then looks again whether this process uses a
+# new topology.
 _POLL_INTERVAL = 0.1
 
 

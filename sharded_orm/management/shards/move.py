@@ -198,7 +198,7 @@ def refusals_as_json(
 def raise_failures(
     reports: Iterable[shard_moves.ShardMoveReport | SwitchReport], status: int
 ) -> None:
-    """Raise an error that lists the shards that were not moved or switched, if there are any.
+    """If some shards were not moved or switched, raise an error that lists them.
 
     :param reports: the results of the moves or switches.
     :param status: the exit status of the command, if the error is raised.
@@ -221,7 +221,7 @@ def pauses_text(reports: Iterable[shard_moves.ShardMoveReport]) -> str:
     """Return a text such as ``; statements waited for 120 ms at most``, to be appended to a
     sentence.
 
-    It has the longest wait of all moves. The text is empty if nothing has moved.
+    The time in it is the longest wait of all moves. The text is empty if nothing has moved.
     """
     longest = max((pause for report in reports for pause in report.pauses), default=None)
     return "" if longest is None else f"; statements waited for {longest * 1000:.0f} ms at most"

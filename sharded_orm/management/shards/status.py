@@ -125,11 +125,12 @@ def _selected_shards(options: Mapping[str, Any]) -> list[Shard] | None:
 
 
 def _interrupted(shards: list[Shard] | None) -> list[str]:
-    """Return a sentence for each interrupted operation on the groups of ``shards``; None means all
-    groups.
+    """Return a sentence for each interrupted operation on the groups of ``shards``.
 
-    If the journal in the global database cannot be read, this is returned as a problem, so that the
-    state of the nodes is shown all the same.
+    If the journal in the global database cannot be read, return a sentence that says so instead of
+    raising an error. So the command can still show the state of the nodes.
+
+    :param shards: None means the shards of all groups.
     """
     try:
         return broken_off(None if shards is None else {shard.group for shard in shards})
@@ -196,7 +197,7 @@ def _all_problems(
     problems: Sequence[str], pairs: Sequence[PairStatus], interrupted: Sequence[str]
 ) -> list[str]:
     """Return all problems without repetition. Interrupted operations come first, because they may
-    be the cause of others.
+    have caused the other problems.
     """
     upgrades = [pair.upgrade_problem for pair in pairs if pair.upgrade]
     of_pairs = [problem for pair in pairs for problem in pair.problems]

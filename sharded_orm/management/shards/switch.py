@@ -129,8 +129,8 @@ def _switch_options(options: dict[str, Any]) -> SwitchOptions:
 
 
 def _check(command: BaseCommand, options: dict[str, Any]) -> None:
-    # During a rolling upgrade, the servers of a pair differ on purpose. The check would advise
-    # remedies that do harm, so it is refused.
+    # During a rolling upgrade, the two servers of a pair differ on purpose. The check would call
+    # this a problem, and its advice would spoil the upgrade. So refuse the check meanwhile.
     if not options["force"] and (upgrade := upgrade_state.unfinished_run()):
         raise SwitchRefused([upgrade_state.unfinished(*upgrade.arguments["pair"])])
     plan = switch_runner.check_switch(

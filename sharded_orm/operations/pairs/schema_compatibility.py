@@ -92,9 +92,9 @@ def examine(operations: Iterable[PlannedOperation], *, stops_writes: bool = Fals
 
     They are examined in the order in which they run. None may run backwards.
 
-    :param stops_writes: whether no row is written until both sides have the new schema. Then the
-        only reason to refuse an operation is that it would compute different values on the two
-        sides.
+    :param stops_writes: whether no row is written until both sides have the new schema. Then most
+        operations are allowed. An operation is still refused, for example, if it would compute
+        different values on the two sides.
     """
     rules = _STOPPED_RULES if stops_writes else _RULES
     refusals: list[str] = []
@@ -216,8 +216,9 @@ def _new_column(piece: Piece, label: str) -> str:
 def _computed_column(piece: Piece, label: str) -> str:
     """The rule for AddField in an upgrade with ``--stop-writes``.
 
-    No row is written until both sides have the new column. So only a column is refused to which the
-    two sides could give different values.
+    No row is written until both sides have the new column, so it needs no default. But a primary
+    key, a unique column in which all rows would get the same value, and a computed default are
+    refused for the same reasons as by :func:`_new_column`.
     """
     field: Any = piece.operation.field  # type: ignore[attr-defined]  # an AddField
     if field.many_to_many or isinstance(field, GeneratedField):

@@ -61,8 +61,8 @@ def return_schema(
 
     :param model: the other side, which has the old schema.
     :param copies_rows: what to do with a table whose old values are lost on ``side``, for example
-        of a dropped column. True copies its rows from ``model``; then no row may be written
-        meanwhile, on either side. False refuses such a table.
+        because a column was dropped. True copies all its rows from ``model``. During the copy, no
+        row may be written on either side. False raises :exc:`PairRefused` for such a table.
     :param check: called before each shard. It raises an error if this process must not continue.
     :param confirm: called before each change of a table. It raises the same error. Unlike
         ``check``, it is reliable even if this process was paused for long and another process has

@@ -164,7 +164,8 @@ def balance_sides(
     stopping = stopping or Stopping()
     for name in _interrupted(plan_sides(group)):
         reports.append(switch_runner.repair(name, tell=tell))
-    # Plan only now: the end of an interrupted switch may have changed the active side of its shard.
+    # Make the plan anew, because the end of an interrupted switch may have changed the active side
+    # of a shard.
     for step in [step for balance in plan_sides(group) for step in balance.steps]:
         if stopping() or not all(report.ok for report in reports):
             break

@@ -125,7 +125,10 @@ def _row_differences(
 
 
 def _require_same_moment(active: MySQLPairSide, passive: MySQLPairSide, position: str) -> None:
-    """Check that the replication stood still during the comparison.
+    """Check that the passive side has executed no changes after ``position``.
+
+    Call this when rows differ. If the passive side has executed such changes, for example because
+    somebody has started its replication, the difference proves nothing.
 
     :param position: the position in the log of the active side at which its rows were read.
     :raises PairRefused: the passive side has executed changes after ``position``.

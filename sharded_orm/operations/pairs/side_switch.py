@@ -83,7 +83,8 @@ class SideSwitch:
     def run(self) -> None:
         """Switch the shard. When this returns, the new side takes writes.
 
-        :raises SwitchFailed: the new side did not catch up, or an unknown table accepts writes.
+        :raises SwitchFailed: the new side did not catch up, or somebody has created a table during
+            the switch, on which the old side does not refuse writes.
         :raises django.db.Error: a server has failed, or a transaction was open for too long.
         """
         self._record.enter(PREPARING)

@@ -88,9 +88,10 @@ def _current(arguments: Mapping[str, Any], plan: RollingPlan) -> tuple[UpgradeRo
 
 @contextmanager
 def hold_upgrade(node: str) -> Iterator[UpgradeEnd | None]:
-    """A context manager that takes over the unfinished rolling upgrade of a pair with ``node``.
+    """A context manager that takes over the unfinished rolling upgrade of the pair of ``node``.
 
-    Yields an object that can end the upgrade; None if there is no unfinished upgrade.
+    During its block, no other process can work on the upgrade. Yields an object that can end the
+    upgrade; None if there is no unfinished upgrade.
 
     :raises OperationHeld: a process works on the upgrade.
     """
@@ -106,8 +107,9 @@ def hold_upgrade(node: str) -> Iterator[UpgradeEnd | None]:
 
 
 class UpgradeEnd:
-    """Ends one rolling upgrade without the side ``lost``. Each part can be repeated. To be used by
-    one thread.
+    """Ends one rolling upgrade without the side ``lost``. To be used by one thread.
+
+    If the process is killed during a method, another process can call the method again.
     """
 
     def __init__(self, run: journal.JournalRun, lost: str) -> None:
@@ -126,9 +128,11 @@ class UpgradeEnd:
             self._store_epochs(self._shards_of(group))
 
     def migrate_survivor(self, stopping: Stopping, tell: Tell) -> None:
-        """Give shards on the survivor the new schema where this is necessary.
+        """Migrate shards on the survivor that need the new schema there before it takes writes.
 
-        First, the journal records which shards will have the new schema there.
+        These are the shards of which it may have received rows of the new schema, and those whose
+        migration there has begun. Before that, record in the journal which shards will have the new
+        schema there.
 
         :raises PairRefused: a shard was not migrated.
         :raises OperationStopped: ``stopping`` was set.

@@ -95,8 +95,8 @@ class Promotion:
     def _after_failure(self, cause: BaseException) -> None:
         """Undo the promotion because of the error ``cause``, then raise an error.
 
-        If the new topology document turns out to be published already, the promotion cannot be
-        undone. Only then the method returns, and the caller must finish the promotion.
+        The method returns only in one case: it finds that the new topology document is published
+        already. Then the promotion cannot be undone, and the caller must finish it.
         """
         if isinstance(cause, PromotionFailed) and not cause.settled:
             raise cause

@@ -59,8 +59,8 @@ class Pause:
         }
 
 
-#: If a promotion has made no server refuse writes, its report has these values instead of the
-#: values of :meth:`Pause.to_json`.
+#: The values in a report for a promotion that has made no server refuse writes, so that there is no
+#: pause. They take the place of :meth:`Pause.to_json`.
 UNKNOWN = {"refused_for": None, "refused_for_at_least": None}
 
 

@@ -169,8 +169,9 @@ class ForwardPhases:
         if since is not None:
             if old.status().read_only:
                 return since
-            # The server takes writes again. That is no surprise in the phase "fencing", so do not
-            # warn then: the earlier process may have ended before it made the server refuse writes.
+            # The server takes writes. Do not warn of this in the phase "fencing": the earlier
+            # process may have ended before it made the server refuse writes. In a later phase, the
+            # server did refuse writes, so somebody has made it take them again.
             if self._record.phase != "fencing":
                 self._record.warn(
                     f"{old.name!r} took writes again since it {old.texts.fenced_before} at {since}: how"
@@ -280,18 +281,18 @@ class ForwardPhases:
     def _before_publication(self) -> None:
         """Record the phase ``switching`` in the journal, just before the new document is published.
 
-        The write to the journal fails if another process has taken over the promotion. So this
-        process cannot publish then. A look at its clock would not be enough, because the clock may
-        be wrong.
+        If another process has taken over the promotion, the write to the journal fails, so that
+        this process does not publish. The write is necessary: by its clock alone, a process cannot
+        know whether it still holds the lease of the run, because the clock may be wrong.
 
-        Another process may also take over after this write. It then calls
-        :meth:`PromotionRecord.rule_out`, after which the publication of this process fails.
+        If another process takes over after this write, it calls :meth:`PromotionRecord.rule_out`.
+        After this call, the publication of this process fails.
 
         :raises LeaseLost: another process has taken over the run.
         """
         now = moment(self._run)
-        # In a retry, the phase is recorded already: the first attempt failed because somebody
-        # else's change of the topology was published just before. Record only the new time.
+        # A second attempt finds the phase recorded already. (The first attempt fails if another
+        # change of the topology is published just before.) Record only the new time.
         if self._record.phase == "switching":
             self._run.note(phase="switching", publishing_at=now)
         else:

@@ -46,7 +46,7 @@ class PromotionPlan:
     may have the same address. So two ranges on the same server may name it differently.
 
     :param node: the node name of the old primary that the operator gave.
-    :param new: a node name of the new primary, that of the first range.
+    :param new: the node name by which the first range in ``moves`` names the new primary.
     :param moves: the ranges that move, each with the node names that the topology uses for it.
     :param engine: the ``ENGINE`` of all these nodes.
     """

@@ -363,8 +363,8 @@ def _check_other_names(
                 if is_same:
                     findings.problems += application.application_problems(account)
         except Error as exc:
-            # A server that does not answer cannot be the old primary, which has answered before. So
-            # it is no problem here. If the plan names it as the old primary, its error is reported.
+            # Ignore a server that does not answer: it cannot be the old primary, which has answered
+            # before. But if the node is listed as the old primary, report the error.
             if is_listed or not old.has_no_answer(exc):
                 findings.problems.append(old.why_no_session(name, account, exc))
     findings.problems += _aliases_on(old, identity)
@@ -376,8 +376,9 @@ def _check_branches(
     """Try to end the prepared transactions on the shards that move, and report what is left.
 
     A prepared branch is the part on one shard of a transaction that is committed in two phases. If
-    the old primary accepts writes, its branches are committed or rolled back where that is decided.
-    Then a problem is added to ``findings`` for each branch that is still prepared.
+    it is decided whether the transaction is committed, and the old primary accepts writes, the
+    branch is committed or rolled back. Then a problem is added to ``findings`` for each branch that
+    is still prepared.
     """
     problems = list(branch_problems(plan, old))
     if problems and findings.old is not None and not findings.old.closed:
@@ -445,7 +446,8 @@ def _aliases_on(old: ReplicationServer, identity: str) -> Iterator[str]:
                     f"Whether {alias!r} of DATABASES is on the same server is not known, and"
                     f" {old.texts.name} would fence it for good: it gives no session ({exc})"
                 )
-            # Skip a server that does not answer. It is not the old primary, which has answered.
+            # Skip a server that does not answer: it cannot be the old primary, which has answered
+            # before.
             continue
         yield (
             f"{alias!r} of DATABASES is on the same server: {old.texts.name} would fence it for good."
@@ -456,8 +458,9 @@ def _aliases_on(old: ReplicationServer, identity: str) -> Iterator[str]:
 def _check_schemas(topology: Topology, plan: PromotionPlan, findings: Findings) -> None:
     """Add problems if the application's account cannot see the moved shards on the new primary."""
     if findings.new is not None and findings.new.closed:
-        # The new primary is closed: an earlier promotion has forbidden log-ins on the old primary,
-        # and replication has copied that. So the application's account cannot log in to look.
+        # The application's account cannot log in on the new primary, so the check is not possible.
+        # The reason is an earlier promotion: it has forbidden log-ins on the old primary, and
+        # replication has copied this to the new one.
         findings.warnings.append(
             f"{plan.new!r} is closed until it is the primary, so whether the application's account sees"
             " its shards there is not known"

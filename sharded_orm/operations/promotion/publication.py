@@ -34,8 +34,8 @@ def was_switched(
 ) -> bool:
     """Query the source of the topology whether the new document of ``plan`` is published.
 
-    If the source does not answer, the query is repeated, for :data:`LOOK_UP` seconds at most. This
-    includes the time for the last query, which is expected to take as long as the query before it.
+    If the source does not answer, the query is repeated, for :data:`LOOK_UP` seconds at most. A
+    query is not sent if it would end later than that, should it take as long as the query before.
     After the first failed query, the operator is told which writes are refused meanwhile.
 
     :param forced: whether the promotion does without the old primary; used in messages.

@@ -19,8 +19,8 @@ from sharded_orm.operations.runs.conflicts import refuse_conflicts
 
 KIND: Final = "promote"
 #: The subject of all promotions in the journal. Only one operation with the same kind and subject
-#: can run at a time. The node's name is not the subject, because one server may have two node
-#: names. Then two promotions of this server could run at the same time.
+#: can run at a time, so only one promotion can. If the node's name were the subject, two promotions
+#: of one server could run at the same time, because a server may have two node names.
 SUBJECT: Final = "primaries"
 
 Confirm = Callable[[PromotionPlan, Loss], bool]

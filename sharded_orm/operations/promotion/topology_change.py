@@ -48,8 +48,9 @@ def switch(
 ) -> Document:
     """Publish the topology document in which the replica is the primary.
 
-    In this document, the old primary is the replica of its former ranges. If the promotion is
-    forced, they have no replica. Return the document, which this process uses from now on.
+    In this document, the old primary is the replica of its former ranges. But after a forced
+    promotion, these ranges have no replica. Return the document, which this process uses from now
+    on.
 
     :param forced: whether the promotion does without the old primary, which is dead.
     :param confirm: called each time after the topology was read and before the changed topology is

@@ -106,10 +106,9 @@ def refuse_conflicts(
     least one of them notices the other. Before the error is raised, a new run is finished. A
     resumed run stays unfinished, so that it can be resumed later.
 
-    :param only_held: whether only operations count on which a process works now. By default,
-        interrupted operations count, too.
-    :param within: the kind of an operation that does not count, because it is a part of ``run``, or
-        ``run`` is a part of it.
+    :param only_held: True to ignore interrupted operations, on which no process works now.
+    :param within: a kind of operation to ignore, because it is a part of ``run``, or ``run`` is a
+        part of it. For example, a rolling upgrade switches sides.
     :raises OperationHeld: a conflicting operation is under way.
     """
     conflict = _conflict(run.kind, run.subject, only_held, within)

@@ -133,8 +133,8 @@ class Farm:
 
     :param job: the work.
     :param threads: number of threads that work in this process.
-    :param stopping: a flag, set for example by a signal, after which this process takes no new
-        unit.
+    :param stopping: a flag. When it is set, for example by a signal handler, this process takes no
+        more units.
     """
 
     def __init__(self, job: Job, threads: int, progress: FarmProgress, stopping: Stopping) -> None:
@@ -178,7 +178,8 @@ class Farm:
                 threads.submit(self._work_and_close, units, worker) for _ in range(self._threads)
             ]
             for future in futures:
-                # Wait until every thread has ended. Only then result() may raise a thread's error.
+                # exception() waits for a thread, but raises nothing. So all threads have ended
+                # before result() raises the error of one of them.
                 future.exception()
         return True in [future.result() for future in futures]
 
@@ -247,9 +248,9 @@ class Farm:
 
     def _lead(self, run: journal.JournalRun) -> FarmReport | None:
         if self._run_id not in (None, run.id):
-            # The run in which this process took part was finished a moment ago, so hold_run() has
-            # returned a different run. If it has just created this run, delete the run. If another
-            # process has created it, leave it alone.
+            # ``run`` is not the run in which this process took part: that one was finished a moment
+            # ago, so hold_run() has returned another run. If hold_run() has just created the other
+            # run, delete it. If another process has created it, leave it alone.
             if not run.resumed:
                 run.lease.own_row().delete()
             return None

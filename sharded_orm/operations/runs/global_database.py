@@ -19,8 +19,8 @@ from sharded_orm import runtime
 from sharded_orm.models.tables.journal import OperationScript
 from sharded_orm.operations.exceptions import JournalMissing
 
-# The codes by which servers refuse a write because they are read only, and what opens them: MariaDB's and
-# MySQL's number, and PostgreSQL's SQLSTATE.
+# Maps the error code of a server that is read only to what makes it take writes again. The code is
+# a number on MariaDB and MySQL, and an SQLSTATE on PostgreSQL.
 _READ_ONLY: Final[Mapping[Any, str]] = {
     1290: "SET GLOBAL read_only = OFF",
     "25006": "pg_promote() if it is a standby, else default_transaction_read_only = off",
@@ -28,7 +28,10 @@ _READ_ONLY: Final[Mapping[Any, str]] = {
 
 
 def nodes_beside() -> list[str]:
-    """Return the nodes whose server has the global database, too, by the addresses in the settings."""
+    """Return the names of nodes that are on the same server as the global database.
+
+    Compares the addresses (HOST and PORT) in the settings. Sends no query.
+    """
     address = _address(connections[DEFAULT_DB_ALIAS].settings_dict)
     if not any(address):
         return []
@@ -37,7 +40,10 @@ def nodes_beside() -> list[str]:
 
 
 def explain(error: Error) -> None:
-    """Add a note to ``error`` of the global database: which server it is, and what to do."""
+    """Add a note for the operator to ``error``, an error of the global database.
+
+    The note names the database and its server, and says what to do.
+    """
     place = f"{DEFAULT_DB_ALIAS!r}, {database_place(DEFAULT_DB_ALIAS)}"
     nodes = nodes_beside()
     server = f"the server of node {' and '.join(map(repr, nodes))}" if nodes else "its server"
@@ -69,7 +75,8 @@ def require_journal() -> Iterator[None]:
         try:
             tables = connections[DEFAULT_DB_ALIAS].introspection.table_names()
         except Error:
-            # Nobody can tell whether the tables exist. The caller receives the first error.
+            # It is not known whether the tables exist. Behave as if they did, so that the caller
+            # receives the first error.
             tables = [OperationScript._meta.db_table]
         if OperationScript._meta.db_table in tables:
             explain(exc)

@@ -6,9 +6,9 @@ A *run* is one execution of an operation on a subject, such as the migration of 
 at a time holds the run (:mod:`~sharded_orm.operations.runs.lease`). If this process ends before the
 run is finished, the next execution resumes the run.
 
-A run has a *step* for each shard that it works on. A run may be finished although some of its steps
-have failed, were interrupted, or are unclear: nobody knows whether the last statement took effect.
-The next run copies such a step, and continues the work on the shard.
+A run has a *step* for each shard that it works on. A step is *unclear* if nobody knows whether its
+last statement took effect. A run may be finished although some of its steps have failed, were
+interrupted, or are unclear. The next run copies such a step, and continues the work on the shard.
 
 Any thread may write. Each write is committed at once. A thread that writes must close its
 connections when it ends.
@@ -169,8 +169,8 @@ class JournalRun:
         self.resumed = resumed
         self.finished = False
         self.lease = lease
-        # Aliases of the shards whose steps this process has just created, and which are still
-        # empty. For them, :meth:`step` need not query the database.
+        # Aliases of shards whose steps this process has just created, without a recorded position.
+        # For these shards, :meth:`step` need not query the database.
         self._new_steps: set[str] = set()
 
     def check(self) -> None:
@@ -373,8 +373,8 @@ class Scripts:
     def get(self, run: JournalRun | int, key: str) -> dict[str, Any] | None:
         """Return the content that ``run`` has stored under ``key``; None if there is none.
 
-        :param run: the run that has stored the content, or its id. It may be an earlier run whose
-            step is continued. The position of such a step contains the id of that run.
+        :param run: the run that has stored the content, or its id. If a step continues the step of
+            an earlier run, use the id of that run, which the position of the step contains.
         """
         return (
             OperationScript.objects.using(DEFAULT_DB_ALIAS)
@@ -414,7 +414,7 @@ def open_steps(kind: str, subject: str) -> QuerySet[OperationStep]:
 
 
 class RunStatus:
-    """The state of a run, for example for a status command. The process need not hold the run.
+    """The state of a run, for example for a status command. Any process can create an instance.
 
     :param row: a row from :func:`~sharded_orm.operations.runs.lease.with_silence`.
     """

@@ -109,7 +109,8 @@ class Lease:
         Never raises. If the database does not answer, the lease expires by itself.
         """
         self._ended.set()
-        # Do not wait longer for the thread, because it may itself wait for a silent database.
+        # Wait at most INTERVAL seconds until the thread ends. It ends later if it waits for a
+        # database that does not answer.
         self._thread.join(INTERVAL)
         try:
             self.own_row().update(token="", alive_at=None)

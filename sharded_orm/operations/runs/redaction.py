@@ -56,8 +56,8 @@ def _configured_names() -> Iterator[str]:
     try:
         config = runtime.config()
     except (ShardedOrmError, ImproperlyConfigured):
-        # The settings cannot be read. So only the account names in known messages of servers are
-        # replaced.
+        # The settings cannot be read, so they give no account names. Account names in well-known
+        # messages of servers are replaced nevertheless, by ``_PHRASES``.
         return
     topology = config.topology
     entries = [

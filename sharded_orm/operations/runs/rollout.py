@@ -66,8 +66,8 @@ class Waves:
 class Stopping:
     """A flag that says whether to stop working, and why. Call the object to read the flag.
 
-    Has no lock, because signal handlers call :meth:`stop`. A signal handler may interrupt code that
-    holds the lock, and would then wait for ever.
+    The class uses no lock, because signal handlers call :meth:`stop`. With a lock, a signal handler
+    could interrupt the code that holds the lock, and then wait for it for ever.
     """
 
     def __init__(self) -> None:
@@ -125,7 +125,8 @@ def work_through(
                 for _ in range(min(waves.parallel, len(queue)))
             ]
             for worker in workers:
-                # Wait until every thread has ended. Only then result() may raise a thread's error.
+                # exception() waits for a thread, but raises nothing. So all threads have ended
+                # before result() raises the error of one of them.
                 worker.exception()
             for worker in workers:
                 worker.result()

@@ -51,7 +51,7 @@ class Worker:
         self.lease = lease
 
     def check(self) -> None:
-        """Check that this worker has given signs of life, so that its units are still its own.
+        """Check that this worker has not been silent for too long, so it still has its units.
 
         Sends no query.
 
@@ -118,8 +118,8 @@ class WorkUnit:
 
     def give_back(self) -> None:
         """Leave the work unit unfinished. Any worker may take it at once."""
-        # The state must not be "pending" again, because that means that no worker has begun the
-        # unit.
+        # Do not set the state to "pending" again. It would tell the next worker that no worker has
+        # begun the unit before.
         self._write(state=journal.STOPPED)
 
     def _write(self, **changes: Any) -> None:
@@ -169,8 +169,8 @@ class WorkUnits:
     def take(self, worker: Worker) -> WorkUnit | None:
         """Give ``worker`` a free work unit, and return the unit. Return None if no unit is free.
 
-        A unit is free if no living worker has it and it is neither done nor failed. Units are taken
-        in the order of their names; those that a dead worker has left come last. Costs two
+        A unit is free if no living worker has it, and it is neither done nor failed. Units are
+        taken in the order of their names, but units of dead workers are taken last. Costs two
         statements, or more if other workers take units at the same time.
         """
         while candidates := self._free():
@@ -187,10 +187,7 @@ class WorkUnits:
         return free or self._abandoned()
 
     def _abandoned(self) -> list[OperationStep]:
-        """Return work units that a worker has taken, but does not work on any more.
-
-        The worker is dead, or has given no sign of life for too long.
-        """
+        """Return work units whose worker is dead, or has given no sign of life for too long."""
         running = list(self.rows().filter(state=RUNNING).order_by("alias"))
         workers = {row.worker for row in running}
         rows = leases.with_silence(leases.runs().filter(pk__in=workers))
@@ -218,10 +215,10 @@ class WorkUnits:
 
 
 def has_living_workers(kind: str, subject: str, arguments: Mapping[str, Any]) -> bool:
-    """Return whether a process takes part in the operation now, or may do so.
+    """Return whether any process takes part in the operation, with the same ``arguments``.
 
-    Such a process is inside :func:`join`, with the same ``arguments``. It need not have a work unit
-    at the moment.
+    Such a process is inside a block of :func:`join`, even if it has no work unit at the moment. A
+    killed process may count until it has given no sign of life for some time.
     """
     rows = leases.workers(kind, subject)
     return any(row.arguments == arguments and leases.is_held(row) for row in rows)
@@ -237,10 +234,10 @@ def delete_dead_workers(kind: str, subject: str) -> None:
 
 
 def _own_units(worker: Worker) -> QuerySet[OperationStep]:
-    """Return a query set of all work units, which is empty if ``worker`` has lost its lease.
+    """Return a query set of all work units; an empty one if ``worker`` has lost its lease.
 
-    So a worker that was silent for too long, and whose units others may have taken, changes no
-    unit.
+    So an UPDATE of this query set changes nothing after the lease is lost. Other workers may have
+    taken the units by then.
     """
     table: QuerySet[OperationStep] = OperationStep.objects.using(DEFAULT_DB_ALIAS)
     return table.filter(Exists(worker.lease.own_row()))

@@ -76,7 +76,7 @@ def _drop(run: JournalRun, old: dict[str, Any]) -> bool:
         raise MoveFailed("the topology has no such node")
     shard = runtime.shard(run.subject, old["shard"])
     if shard.node == old["node"]:
-        # The shard has moved back to this node. That move has dropped the old tables.
+        # The shard is on this node again. The move back to this node has dropped the old tables.
         return False
     replica = old.get("replica")
     if replica is not None and replication.replicates(replica, old["node"]):
@@ -85,8 +85,8 @@ def _drop(run: JournalRun, old: dict[str, Any]) -> bool:
         )
     with node_connection(old["node"]) as wrapper:
         if shard.schema not in wrapper.schemas_present():
-            # Somebody has dropped the tables before: an earlier process that was killed before it
-            # could record this, or the process that has undone the move.
+            # The tables are gone already. An earlier process may have dropped them and was killed
+            # before it could record this, or the process that has undone the move has dropped them.
             return False
     with SchemaSessions(replace(shard, node=old["node"]), run.note) as sessions:
         if sessions.schema.hidden():

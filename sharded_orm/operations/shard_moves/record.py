@@ -86,8 +86,8 @@ class ShardMoveRecord(ShardChangeRecord[ShardToMove]):
     def end(self, *, look_after: timedelta | None = None) -> None:
         """Record that the move was undone, so the shard is on its source as before.
 
-        :param look_after: if a copy of the shard may be left on the target, a later run removes it
-            after this time. None if no copy can be left.
+        :param look_after: the time after which a later run looks for a copy of the shard on the
+            target, and removes it. None if no copy can be left there.
         """
         if look_after is None:
             self._run.note(current=None)

@@ -81,9 +81,9 @@ class ReplicatedShardMover(ShardMover):
 
     def undo(self) -> str:
         with self._source.capture.exclusively(TRIGGER_PATIENCE):
-            # A mover that was paused while it held this lock could still change something, so wait
-            # for it. A mover that takes the lock later notices that this process has taken over the
-            # run, and stops.
+            # Wait until no other mover holds this lock. Another mover may have been paused in a
+            # block with this lock, and would change something when it continues. If it enters such
+            # a block later, it notices that this process has taken over the run, and stops.
             pass
         self._source.schema.show(TRIGGER_PATIENCE)  # The target repeats it.
         return ""

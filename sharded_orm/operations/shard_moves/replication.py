@@ -1,7 +1,8 @@
 """Check the replication between the two nodes of a shard's move.
 
-A move that copies the rows is refused if one node replicates from the other. A move by replication
-copies no rows, because the target must be a replica of the source.
+A shard is moved in one of two ways. A move that copies the rows is refused if one node replicates
+from the other. A move by replication copies no rows: it is refused unless the target is a replica
+of the source, which has the rows already.
 """
 
 from __future__ import annotations
@@ -77,8 +78,9 @@ def replicates(node: str, source: str) -> bool:
 def neighbour_problems(source: str, target: str) -> Iterator[str]:
     """Yield a sentence if one of the two nodes replicates from the other.
 
-    Then the rows cannot be copied: the shard's schema has the same name on both servers, so
-    replication would repeat the statements of the move in the schema on the other server.
+    Between such nodes, the rows of a shard cannot be copied. The shard's schema has the same name
+    on both servers. So replication would repeat the statements that the move sends to one server in
+    the schema on the other server.
     """
     if not can_be_promoted(runtime.topology().nodes[source]):
         return

@@ -14,9 +14,10 @@ Tell = Callable[[str], None]
 class ShardMoveOptions:
     """The options of a move of shards.
 
-    :param patience: a shard cannot be switched to the new node while a transaction uses its tables.
-        After this number of seconds, the mover gives up. If shards move by replication, the replica
-        may also be this number of seconds behind.
+    :param patience: the number of seconds for which the mover waits until no transaction uses the
+        tables of the shard, because only then can the shard be switched to the new node. After this
+        time, the mover gives up. If shards move by replication, this is also the largest number of
+        seconds that the replica may be behind.
     :param rate: the largest number of rows per second that are copied; None for no limit.
     :param keep: how long the old node keeps the old tables after the move. They are renamed, so
         that no statement finds them.

@@ -32,10 +32,10 @@ from sharded_orm.operations.shard_moves.runs_under_way import KIND
 from sharded_orm.operations.shard_moves.shard_mover import ShardMover
 from sharded_orm.operations.shard_moves.shard_sessions import SchemaSessions
 
-#: If a process is paused during a move, a second process may undo the move. When the first process
-#: continues, it may still create the shard's schema on the target, before it notices that it has
-#: lost the run. So the first run that begins more than this time after the undo looks for such a
-#: schema.
+#: A process undoes the move of another process that has been silent, for example because it was
+#: paused. When the paused process continues, it may create the shard's schema on the target, before
+#: it notices that it has lost the run. So later runs look for such a schema and drop it, when this
+#: time since the undo is over.
 LATE_SCHEMA: Final = timedelta(hours=1)
 
 
@@ -238,9 +238,8 @@ class _Work:
     def _end(self, record: ShardMoveRecord, look_after: timedelta | None = None) -> None:
         """Complete the move if its new topology is published, otherwise undo it.
 
-        :param look_after: if the move is undone, the first run that begins more than this time
-            after the undo looks for tables that the move has left on the target. None if it can
-            leave none.
+        :param look_after: the time after which a later run looks for tables that an undone move
+            has left on the target. None if the move can leave none.
         """
         move = record.change
         if record.phase == PUBLISHING and not record.rule_out():
@@ -250,9 +249,9 @@ class _Work:
             self._record_moved(move, mover)
             return
         runtime.refresh()
-        # Undo the move on the node that the topology names now. Since the move began, the shard's
-        # replica may have been promoted. If the move has renamed the tables on the former primary,
-        # replication has renamed them on this node, too.
+        # Undo the move on the node that the topology names now. It is not the source of the move if
+        # the source's replica has been promoted since the move began. If the move has renamed the
+        # tables on the source, replication has renamed them on this node, too.
         node = runtime.shard(move.group, move.number).node
         with self._sessions(record, source=node) as (source, target):
             left = self._mover(record, source, target).undo()

@@ -16,7 +16,7 @@ from django.utils import timezone
 from sharded_orm.operations import moves, pairs
 from sharded_orm.operations.runs import lease as leases
 
-#: The journal stores the kind of each operation. This is the kind of moves of shards.
+#: The kind of operation under which the journal stores moves of shards.
 KIND: Final = "move shards"
 # A move counts as under way for this time after its end. A process asks after an error whether a
 # move may have caused it. Between the error and the question, the move may have ended.

@@ -40,7 +40,8 @@ from sharded_orm.two_phase.recovery import refuse_prepared
 BATCH: Final = 2000
 #: The number of recorded changes that are read at once. The changed rows are copied again.
 CHANGES: Final = 1000
-#: The same for the last changes, which are read all at once. There are never so many.
+#: The number of recorded changes that are read at once after the tables are hidden. It is larger
+#: than any number of changes, so that all are read by one query.
 ALL_CHANGES: Final = 10**9
 #: The tables are hidden as soon as at most this number of changed rows is left to copy.
 FEW_CHANGES: Final = 50
@@ -48,8 +49,9 @@ FEW_CHANGES: Final = 50
 #: if the number of changes has not become smaller for this number of rounds, because the site then
 #: changes rows faster than the mover copies them.
 MOST_ROUNDS: Final = 20
-#: The largest number of attempts to copy a row, or to compare a row that differs. The new node can
-#: refuse a row because an older copy of another row still has its unique value.
+#: The largest number of attempts to copy a row, or to compare a row that differs. For example, the
+#: new node refuses a row if its unique value belongs to an outdated copy of another row. When the
+#: other row is copied again, the next attempt succeeds.
 ATTEMPTS: Final = 10
 #: The largest number of seconds that creating or dropping triggers may take.
 TRIGGER_PATIENCE: Final = 30.0
@@ -83,8 +85,8 @@ class ShardMover:
         self._check = check
         self._tag = f"{record.number:x}"
         self._tables: dict[str, CapturedTable] = {}
-        #: Maps the real name of each table to the table on the source, as it can be read now: under
-        #: its real name, or under its new name while it is hidden. ``_there`` does the same for the
+        #: Maps the real name of each table to an object that has the table's present name on the
+        #: source, that is, its other name while it is hidden. ``_there`` does the same for the
         #: target.
         self._here: dict[str, CapturedTable] = {}
         self._there: dict[str, CapturedTable] = {}
@@ -94,8 +96,9 @@ class ShardMover:
         self._refusal_error = ""
         self._comparison: TableComparison
         self._silent: list[str] = []
-        # The state of the tables on the source at the beginning of the move. It must be the same at
-        # the switch. Otherwise somebody has sent ALTER TABLE or TRUNCATE, which no trigger records.
+        # Values that identify the tables on the source and their columns, at the beginning of the
+        # move. At the switch, they are compared with the values then. If they differ, somebody has
+        # sent ALTER TABLE or TRUNCATE, which no trigger records, and the move fails.
         self._identities: frozenset[str] = frozenset()
         self._layout: Mapping[str, tuple[str, ...]] = {}
         self._triggers: set[str] = set()
@@ -140,10 +143,10 @@ class ShardMover:
         self._refused = {table.name: {} for table in tables}
         capture = self._source.capture
         with capture.exclusively(TRIGGER_PATIENCE):
-            # Another process may end this move, and must then find all triggers. It first takes
-            # over the run, and then takes this lock to remove the triggers. If it has taken over
-            # the run by now, confirm() raises an error, before a trigger is created. If it takes
-            # over later, it waits for the lock, and removes the triggers of this block.
+            # Another process may undo this move, and must not miss a trigger. It first takes over
+            # the run, then waits for the lock of this block, and then removes the triggers. If it
+            # has taken over the run by now, confirm() raises an error, and no trigger is created.
+            # If it takes over the run later, it finds the triggers that this block has created.
             self._record.confirm()
             capture.prepare()
             capture.watch(self._record.number, FENCE)
@@ -198,8 +201,9 @@ class ShardMover:
     def _follow(self) -> int:
         """Copy again the rows that the triggers have recorded as changed.
 
-        :return: the number of changes that were read, plus the number of rows that the new node
-            refused. It shows roughly how far the copy is behind.
+        :return: roughly, the number of rows by which the copy is behind: the number of changes
+            that were read, plus the number of rows that must be copied again because the new node
+            refused them.
         """
         changes = self._source.capture.changes(self._record.number, CHANGES)
         refused = self._apply(changes)
@@ -207,9 +211,10 @@ class ShardMover:
         return len(changes) + refused
 
     def _apply(self, changes: Sequence[Change]) -> int:
-        """Copy the changed rows to the new node, and once more the rows that it refused before.
+        """Copy changed rows to the new node, and once more the rows that it has refused before.
 
-        Return how many rows the new node refused this time.
+        Return how many rows must be copied again. If the new node refuses a row, these are all rows
+        of the same table, because it is not known which row was refused.
         """
         pks = {name: dict(refused) for name, refused in self._refused.items()}
         for change in changes:
@@ -235,7 +240,10 @@ class ShardMover:
         return True
 
     def _catch_up(self) -> None:
-        """Copy changed rows again until few are left: these are copied while statements wait."""
+        """Copy changed rows again and again, until few are left.
+
+        The few rows are copied at the switch, while statements of the site wait.
+        """
         least, rounds = None, 0
         while True:
             self._proceed()
@@ -254,8 +262,9 @@ class ShardMover:
                 )
 
     def _follow_to_the_end(self) -> None:
-        """Copy all changed rows that are left. The site cannot reach the hidden tables any more."""
-        # Nobody can write to the hidden tables, so no more changes are recorded: read them once.
+        """Copy all changed rows that are left, after the tables on the source were hidden."""
+        # Read the recorded changes only once: nobody can write to the hidden tables, so no other
+        # change is recorded.
         changes = self._source.capture.changes(self._record.number, ALL_CHANGES)
         for _ in range(ATTEMPTS):
             self._check()
@@ -386,9 +395,9 @@ class ShardMover:
         :return: why the copy could not be removed; "" if it was removed. A remaining copy does no
             harm.
         """
-        # A mover that was paused while it held this lock may still create triggers, so wait for it.
-        # A mover that takes the lock later notices that this process has taken over the run, and
-        # stops.
+        # Wait until no other mover holds this lock. Another mover may have been paused in a block
+        # with this lock, and would create triggers when it continues. If it enters such a block
+        # later, it notices that this process has taken over the run, and stops.
         with self._source.capture.exclusively(TRIGGER_PATIENCE):
             pass
         self._source.schema.show(TRIGGER_PATIENCE)
@@ -406,7 +415,8 @@ class ShardMover:
 
 
 def remove_capture(sessions: SchemaSessions, number: int) -> None:
-    """Remove what a move has installed on the source: triggers, the table of changes, the fence.
+    """Remove what a move has installed on the source: the triggers that record changes, the table
+    of these changes, and the fence.
 
     Can be repeated.
 
