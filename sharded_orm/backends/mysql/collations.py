@@ -10,9 +10,9 @@ from sharded_orm.backends.key_guard import ColumnType
 
 _TEXT_TYPES = frozenset({"varchar", "tinytext", "text", "mediumtext", "longtext"})
 
-# The query compares schema and table with constants, so that the server opens only these tables.
-# The server may ignore upper and lower case in such names, depending on its file system. It returns
-# the names as they are spelled in the query.
+# The query names schemas and tables as constants. So the server opens only these tables, and not
+# all tables of all schemas. Depending on its file system, the server ignores the case of the names.
+# It returns them as they are spelled in the query.
 _COLUMNS = (
     "SELECT table_schema, table_name, column_name, data_type, collation_name,"
     " character_maximum_length, column_type, is_nullable FROM information_schema.columns"
