@@ -16,15 +16,15 @@ AUTOCOMMIT_OFF = b"SET autocommit=0"
 AUTOCOMMIT_ON = b"SET autocommit=1"
 COMMIT = b"COMMIT"
 
-# Errors after which the server has rolled back the whole transaction, each as the first arguments
-# of the exception: ER_CHECKREAD (with innodb_snapshot_isolation), ER_LOCK_TABLE_FULL and
-# ER_LOCK_DEADLOCK.
+# Errors after which the server has rolled back the whole transaction: ER_CHECKREAD (with
+# innodb_snapshot_isolation), ER_LOCK_TABLE_FULL and ER_LOCK_DEADLOCK. Each tuple has the number of
+# an error, and is compared with the first item of the exception's args.
 _UNDOING = ((1020,), (1206,), (1213,))
 
 
 class ServerTransaction:
-    """The state on the server of the transaction of a virtual connection (the ``connection`` of a
-    Django alias).
+    """What a virtual connection (the ``connection`` of a Django alias) knows about its transaction
+    on the server: for example, whether the server has begun it.
 
     ``BEGIN`` and savepoints are not sent at once, but together with the next statement that the
     server must execute. One object serves all transactions of the connection, one after the other.
@@ -57,7 +57,7 @@ class ServerTransaction:
         #: nothing.
         self.only_reads = True
         #: The name of the XA branch (this shard's part of a two-phase commit) that the transaction
-        #: is, as XA statements need it; b"" for an ordinary transaction.
+        #: is, written as in an XA statement. b"" for an ordinary transaction.
         self.branch = b""
         #: Whether the XA branch (this shard's part of a two-phase commit) is prepared. After that,
         #: it can only be committed or rolled back.
@@ -76,7 +76,9 @@ class ServerTransaction:
         return b"XA START " + self.branch if self.branch else BEGIN
 
     def begins_in(self, prefix: Sequence[bytes]) -> bool:
-        """Whether one of the statements ``prefix`` begins the transaction."""
+        """Whether ``prefix``, the statements that are sent before the next one, contains the
+        statement that begins the transaction.
+        """
         return self.begin in prefix or AUTOCOMMIT_OFF in prefix
 
     @property

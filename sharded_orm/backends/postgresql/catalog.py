@@ -212,9 +212,10 @@ SELECT 'sequence', relation.name, concat(
 )
 FROM relation JOIN pg_sequence q ON q.seqrelid = relation.oid"""
 
-# The query for the counters of tables: the next value of the sequence of a column. If the table has
-# several such sequences, the lowest. A table is left out if one of these has not returned a value yet.
-# Sequences that this account may not read do not count.
+# The query for the counters of tables: the next value of the sequence that fills a column. If a
+# table has several such sequences, the query returns the lowest of their next values. It leaves a
+# table out if one of its sequences has never returned a value. Sequences that this account may not
+# read do not count.
 _COUNTERS = """\
 SELECT 'counter', relation.name, min(pg_sequence_last_value(q.seqrelid) + q.seqincrement)::text, NULL
 FROM relation
@@ -337,8 +338,8 @@ UNION ALL
 SELECT 'other', 'type', b.typname, NULL
 FROM pg_type b WHERE b.oid = ANY (%(pg_type)s::oid[]) AND b.typtype = 'b'"""
 
-# The query for collations. It reads each row as JSON: the column with the locale has another name
-# in other versions of the server.
+# The query for collations. It reads each row of the catalog as JSON, because the column with the
+# locale has different names in different versions of the server.
 _COLLATIONS = f"""\
 SELECT 'type', c.collname, concat(
   'CREATE COLLATION ', {_quoted("c.collname")}, ' (PROVIDER = ',
