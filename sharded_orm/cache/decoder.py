@@ -52,9 +52,10 @@ class EntryDecoder:
     ) -> Row | None:
         """Return the row of a cached object; None if the object cannot be used. See :meth:`rows`.
 
-        :param guards: the bytes of the object's guards. The process remembers them with the row: if
-            the next read finds the same guards and the same entry, the row is valid without
-            decoding. Empty if a guard says that a write is under way.
+        :param guards: the bytes of the object's guards. The process remembers them with the row. If
+            a later read finds the same guards and the same entry, it uses the row without decoding
+            the entry. Pass an empty tuple if a guard says that a write is under way, because the
+            guards must not be remembered then.
         """
         rows = self.rows(request, (request.name,), (entry,), stamp)
         if rows is None:

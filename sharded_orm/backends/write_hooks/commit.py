@@ -122,11 +122,11 @@ class CommitHookMixin(_Wrapper):
         return False
 
     def judges(self, writer: SessionIdentity) -> bool:
-        """Whether :meth:`sessions_gone` can tell if the session ``writer`` still exists: it must be
-        a session of the same server, which the account of this alias can see.
+        """Whether :meth:`sessions_gone` can tell if the session ``writer`` still exists.
 
-        Also True if the database does not answer now, because it may answer later. May query the
-        database, outside of the open transaction.
+        It can if ``writer`` is a session on the server of this alias, and the account of this alias
+        has the right to see it. Also True if the database does not answer now, because it may
+        answer later. May query the database, outside of the open transaction.
         """
         return False
 
@@ -186,8 +186,9 @@ class CommitHookMixin(_Wrapper):
         """Whether the server seems to have closed the session of the open transaction. Sends
         nothing.
 
-        Before several shards commit, those with a lost session must be found, because their commits
-        will fail. Some backends find them in another way, and always return False here.
+        The commit on such a shard will fail. So when several shards commit one after the other, it
+        must come first, before anything is stored. Backends that find such shards in another way
+        always return False.
         """
         return False
 
