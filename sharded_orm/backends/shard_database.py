@@ -212,9 +212,9 @@ class ShardDatabaseMixin:
         """Take the lock that keeps other sessions from migrating this schema.
 
         Return False if the lock did not become free within ``seconds``. :meth:`unlock_schema`
-        releases the lock. The lock also ends with the session: at :meth:`close`, or if the process
-        dies, when the server has finished the session's last statement. Without a server (SQLite),
-        nothing is locked, and True is returned.
+        releases the lock. The server also releases it when the session ends, at :meth:`close`. If
+        the process dies, the session ends as soon as the server has finished its last statement.
+        Without a server (SQLite), nothing is locked, and True is returned.
 
         :param seconds: seconds to wait for the lock.
         """
