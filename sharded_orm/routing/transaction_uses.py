@@ -1,4 +1,4 @@
-"""Calls the check that a transaction does not use the same key on two shards.
+"""Calls a check, which raises an error if a transaction uses the same key on two shards.
 
 Without this check, a key that moves during a transaction could be read on one shard and written on
 another. The routing strategy calls the check for each key that it looks up. This module cannot
