@@ -206,7 +206,7 @@ class UnplacedKey(RoutingError, LookupError):
 class KeyMoved(RoutingError, OperationalError):
     """The key moved to another shard, and the library cannot repeat the operation there.
 
-    This happens inside a transaction, and while rows are streamed. Discard everything that the
+    It cannot do so inside a transaction, or while rows are streamed. Discard everything that the
     operation has read. If the transaction is run once more, it uses the new shard.
 
     :attr:`is_in_part` is True if an operation on several shards, outside of transactions, has
@@ -235,10 +235,9 @@ class UnknownKeyOfRows(KeyMoved):
 class ShardMoved(ShardedOrmError, OperationalError):
     """A shard moves to another node, and the library cannot repeat the statement there.
 
-    The statement was not executed.
-
-    This happens inside a transaction, or if the move takes longer than ``MOVE_WAIT``. The
-    transaction can be run once more.
+    The statement was not executed. Outside of transactions, the library waits for the end of the
+    move and repeats the statement, but no longer than ``MOVE_WAIT``. Inside of a transaction, it
+    cannot repeat a statement, so run the whole transaction once more.
 
     :attr:`is_in_part` is True if an operation on several shards, outside of transactions, has
     already written to some of them.
