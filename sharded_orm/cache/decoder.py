@@ -24,7 +24,7 @@ class Counters(Protocol):
 
 
 def listed_rows(request: ListRequest, revision: str, pks: Iterable[str]) -> Listed:
-    """Return a list of rows in the form in which the process remembers it.
+    """Return the :class:`Listed` of a list of rows. In this form, the process remembers the list.
 
     :param revision: the digest of the list's guards at the time when the list was stored.
     :param pks: tokens of the rows' primary keys (their form in names of entries), in the order of
@@ -74,8 +74,9 @@ class EntryDecoder:
         """Return the rows of the cached objects ``names``; None if at least one of them cannot be
         used.
 
-        In this case, ``request.fillable`` has an item for each object: an unusable object maps to
-        the entry that was found, which the caller may replace; a valid object maps to None.
+        If None is returned, ``request.fillable`` says which objects the caller may store. It maps
+        the name of each unusable object to the entry that was found, and the name of each valid
+        object to None.
 
         :param entries: the entries that were read under ``names``, in the same order.
         :param stamp: the text that a valid object contains. It is made from the guards, and changes

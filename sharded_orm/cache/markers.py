@@ -147,9 +147,9 @@ class TransactionMarkers:
     def __init__(self, cache: CacheClient, connection: MarkedConnection) -> None:
         self._cache = cache
         self._connection = connection
-        # The written rows. Maps (name of the cached model, place) to a dict that maps the token of
-        # a shard key to its rows. In the inner dict, None stands for the whole table, with all
-        # shard keys.
+        # The written rows. Maps a pair (name of the cached model, place) to a dict. This inner dict
+        # maps the token of each shard key to the written rows of the key, or None to the rows of
+        # the whole table.
         self._touched: dict[tuple[str, str], dict[str | None, TouchedRows]] = {}
         self._placed: list[PlacedMarker] = []
         # The cache servers that could not be told of the writes, while ON_CACHE_FAILURE lets the

@@ -23,7 +23,7 @@ from sharded_orm.cache.values import Row
 
 # A list is remembered if it has at most this many rows.
 _LONGEST_LIST = 100
-# The result of a query for several numbers is remembered if it has at most this many.
+# If the result of a query is a tuple of numbers, it is remembered if it has at most this many.
 _MOST_NUMBERS = 500
 # The most seconds for which the process uses remembered rows of a list or a batch without reading
 # their entries. This time must be short, because a server evicts entries that nobody reads.
