@@ -107,8 +107,9 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
             self._run_free(connection, kind, text, query, params, options)
         else:
             if not kind and connection.only_reads and not is_repeatable(text):
-                # The statement calls a function that may write. If several shards commit, those that
-                # were only read commit first. So this one must not count as such.
+                # The statement calls a function that may write, although its kind is a read. If a
+                # transaction uses several shards, those on which it has only read commit first.
+                # This shard must not be one of them.
                 connection.only_reads = False
             self._run_held(connection, kind, query, params, options)
         return self
@@ -216,9 +217,9 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
         elif kind is PostgreSQLKind.BARE and prepares_transaction(text):
             connection.refuse_control(text)
         elif kind is PostgreSQLKind.MAYBE_ALONE or kind is PostgreSQLKind.ALONE:
-            # Send the statement alone, because the server refuses it in a packet with others.
-            # Behind a pooler, that is impossible. MAYBE_ALONE is sent in a packet there: the server
-            # seldom refuses it.
+            # The server refuses such a statement in a packet with others, so send it alone. Behind
+            # a pooler, this is impossible. There, a statement of the kind MAYBE_ALONE is sent in a
+            # packet nevertheless, because the server seldom refuses it.
             can_share = kind is PostgreSQLKind.MAYBE_ALONE and connection.has_pooler
             if not in_transaction and not can_share:
                 self._run_alone(connection, query, params, options)
@@ -241,9 +242,9 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
         if kind is PostgreSQLKind.EXTENSION:
             connection.pool.type_oids.clear()
         elif kind is PostgreSQLKind.PATH and resets_path(text):
-            # The program has reset the search path. In a session of the pool, that means the
-            # server's default path. With Django's own backend, it would mean the shard's path, so
-            # set this.
+            # The statement has reset the search path, for example by RESET ALL. In a session of the
+            # pool, the path is then the server's default. With Django's own backend, it would be
+            # the path of the shard, so set that again.
             connection.restore_path()
 
     def _record_write(self, kind: PostgreSQLKind) -> None:
@@ -279,8 +280,9 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
     ) -> None:
         """Run ``query`` on ``session``, in one packet after the statements of ``_prefix``."""
         self._conn, self._pgconn = session.raw, session.pgconn
-        # Make the driver create new converters of values. For the same query as before, it would
-        # use those of the earlier session.
+        # The driver keeps the converters of values as long as the query stays the same. The last
+        # query may have run in another session, so make the driver forget it and create new
+        # converters.
         self._last_query = None
         try:
             super().execute(query, params, **options)
@@ -352,7 +354,8 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
         session = connection.session
         is_own = connection.autocommitted and not (session is not None and session.in_transaction)
         if connection.mode >= SessionMode.LOST:
-            # This call raises an error, because the session is lost.
+            # The session is lost, so no statement can be executed. begin_statement() raises the
+            # error that says so.
             connection.begin_statement(_WRITE)
         is_leased = is_own and session is None
         if is_own:
@@ -448,10 +451,13 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
         return text
 
     def _once_per_database(self, text: str) -> tuple[str, list[bytes]]:
-        """Return the CREATE EXTENSION for a schema that all shards of the database share. Also
-        return the statements to send before it: they create this schema if it is missing.
+        """Make a CREATE EXTENSION create the extension in a schema that all shards of the database
+        share.
 
-        :param text: the CREATE EXTENSION that the caller has sent, without a schema.
+        Return the changed statement. Also return the statements to send before it: they create this
+        schema if it is missing.
+
+        :param text: the CREATE EXTENSION that the caller has sent. It names no schema.
         """
         alone = without_comments(text)
         match = _EXTENSION.match(alone)
@@ -462,7 +468,8 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
             )
         name = match[1]
         name = name[1:-1].replace('""', '"') if name.startswith('"') else name.lower()
-        # Take a lock: if two sessions create the same extension at the same time, one of them fails.
+        # If two sessions create the same extension at the same time, one of them gets an error. So
+        # take a lock first.
         prepare = (
             "DO $sharded_orm$ BEGIN IF NOT EXISTS (SELECT FROM pg_catalog.pg_extension WHERE"
             f" extname OPERATOR(pg_catalog.=) {literal(name)})"

@@ -45,8 +45,8 @@ def capture_lock(
     key = advisory_key(schema, purpose)
     try:
         with PostgreSQLLockWaits(run).transaction(patience):
-            # This lock belongs to the session, so it stays after the transaction. The transaction
-            # only limits how long the statement waits for the lock.
+            # The lock belongs to the session, so the session still holds it after the end of this
+            # transaction. The transaction only limits how long the statement waits for the lock.
             run("SELECT pg_catalog.pg_advisory_lock(%s)", key)
     except OperationalError as exc:
         if not is_lock_wait(exc):
@@ -65,8 +65,8 @@ def capture_lock(
 
 
 def take_for_good(run: Callable[..., Any], schema: str, purpose: str) -> None:
-    """Take the lock for ``purpose`` and keep it until the session ends. By the lock,
-    :func:`end_holders` finds the session.
+    """Take the lock for ``purpose`` and keep it until the session ends. While the session holds the
+    lock, :func:`end_holders` can find the session and end it.
     """
     run("SELECT pg_catalog.pg_try_advisory_lock(%s)", advisory_key(schema, purpose))
 

@@ -105,8 +105,8 @@ class SessionLease(SessionHold["PostgreSQLNodeSession"]):
             )
 
     def prefix_error(self, exc: psycopg.Error) -> Exception:
-        """Return the error to raise after the statement that sets the search path has failed with
-        ``exc``. For example, ``ShardDatabaseMissing`` if the schema does not exist.
+        """Return the error to raise if the statement that sets the search path has failed with
+        ``exc``. For example, return ``ShardDatabaseMissing`` if the schema does not exist.
         """
         if isinstance(exc, psycopg.errors.InvalidSchemaName):
             return ShardDatabaseMissing(
