@@ -164,7 +164,8 @@ class CrossKeyRelation(CrossShardRelation):
 
 
 class DeletionRefused(CrossShardRelation, ProtectedError):
-    """Rows in another database refer to the rows to be deleted. No statement can change both.
+    """Rows in another database refer to the rows to be deleted, and one statement cannot
+    delete rows in two databases.
 
     The admin shows these rows as protected, because this is a ``ProtectedError``.
 
@@ -399,7 +400,7 @@ class OperationError(ShardedOrmError):
 
 
 class OperationHeld(OperationError, OperationalError):
-    """Another process runs the same operation, or did a short time ago and may still be alive."""
+    """Another process runs this operation or a conflicting one, or perhaps still runs it."""
 
 
 class LeaseLost(OperationError, OperationalError):
