@@ -159,8 +159,8 @@ class ShardDatabaseMixin:
 
         Return None if the attempt has succeeded, if there was none, or if there is no server
         (SQLite). If an error is returned, sessions that were opened earlier may still work. This
-        method does not connect the alias. But after a failed attempt, it opens a session as a test
-        every few seconds, and the caller waits for the result.
+        method does not connect the alias. But if some seconds have passed since a failed attempt,
+        it opens a session as a test, and waits for the result.
         """
         return None
 

@@ -209,10 +209,10 @@ class CommitHookMixin(_Wrapper):
         """Send the INSERTs, UPDATEs and DELETEs of a ``with`` block together with the COMMIT, to
         save round trips.
 
-        They must be the last statements of the outermost transaction. The ``lastrowid`` of their
-        cursors is set at the COMMIT. If one of them fails, commit() raises the error, and the
-        COMMIT is not executed. If the backend cannot send them with the COMMIT, it executes each of
-        them at once.
+        These statements must be the last ones of the outermost transaction. The ``lastrowid`` of
+        their cursors is set at the COMMIT. If one of them fails, commit() raises the error, and the
+        transaction is not committed. If the backend cannot send statements with the COMMIT, it
+        executes each of them at once.
         """
         yield
 
