@@ -193,7 +193,7 @@ def topology() -> Topology:
 
 def validate() -> None:
     """Check the whole setting ``SHARDED_ORM``, including the strategies of the groups and the
-    drivers of the nodes. Also check that no group has the name of an entry of ``DATABASES``.
+    drivers of the nodes. Also check that its aliases fit the entries of ``DATABASES``.
 
     :raises InvalidConfiguration: anything is wrong. The error lists every problem.
     """

@@ -202,7 +202,7 @@ class Strategy(ABC):
         return f"{self.group.strategy} of {key!r}"
 
     def refusal(self, key: Any) -> InvalidShardKey:
-        """Return the error to raise when a row is written with a key that can have no shard.
+        """Return the error to raise when a row is written with a key that cannot have a shard.
 
         Called for strategies that compute the shard, after :meth:`locate` has returned None.
         """

@@ -27,7 +27,7 @@ _PLAIN = re.compile(rf"[a-z0-9_.:-]{{1,{_LONGEST_PLAIN}}}")
 
 
 class StoredPlacement(NamedTuple):
-    """The shard of a key, as a row of the directory has it."""
+    """The shard of one key, as it is stored in the directory."""
 
     shard: int
     #: Whether the row is committed. If it is not, its transaction may be rolled back, and then the

@@ -97,8 +97,8 @@ def _stays(
 ) -> bool:
     """Whether the result of the statement is correct in spite of one move of a key.
 
-    The arguments are the move as it was in ``start``, ``used`` and ``end`` of :func:`is_exact`. An
-    argument is None if the move was not in flight then.
+    ``before``, ``known`` and ``after`` are the same move at three times: as it was in ``start``,
+    ``used`` and ``end`` of :func:`is_exact`. They are None if the move was not in flight then.
     """
     phase = None if after is None else after.phase
     if known is None:
@@ -114,7 +114,7 @@ def _stays(
         # unless it is a snapshot of the old shard.
         is_old = before is None or before.phase not in _AT_TARGET
         return not (is_old and shard != known.source) and (after is None or phase in _AT_TARGET)
-    # The statement knew that the move was announced, but that it had not begun to switch the key.
+    # When the statement was sent, the move was announced, but it had not begun to switch the key.
     # If this is still so, the new shard has no rows of the key, and the result is correct.
     return after is not None and phase not in _AT_SOURCE | _AT_TARGET
 

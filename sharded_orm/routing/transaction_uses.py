@@ -23,7 +23,7 @@ def provide_check(check: Callable[[Any, str, KnownPlacement], None]) -> None:
 
 
 def check_use(strategy: Any, key: str, placement: KnownPlacement) -> None:
-    """Raise an error if an open transaction must not use ``key`` on the shard of ``placement``.
+    """Raise an error if an open transaction has used, or may have used, ``key`` on another shard.
 
     :param strategy: the directory strategy that has found the placement.
     :param key: the text under which the directory stores the key.

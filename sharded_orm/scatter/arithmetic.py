@@ -17,9 +17,9 @@ from sharded_orm.scatter.refusals import refuse
 QUOTIENT_PLACES = 4
 # MariaDB and MySQL store the decimal places of a number in groups of nine digits.
 _GROUP = 9
-# A sum with at most this many decimal places has the same average, however many places the single
-# values have. With five places, the last digit of the average depends on whether the values have
-# more than nine places.
+# If a sum has at most this many decimal places, its average does not depend on the number of
+# decimal places that the single values have. If a sum has five, the last digit of its average
+# depends on whether the values have more than nine.
 _SURE_PLACES = 4
 # An average has four decimal places more than the sum, as far as the server allows: a number has at
 # most 30 places on MySQL, and at most 38 on MariaDB. So if a sum has at most this number of places,
