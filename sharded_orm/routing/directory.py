@@ -268,10 +268,11 @@ class DirectoryStrategy(Strategy):
         return placements
 
     def _use(self, text: str, known: KnownPlacement) -> None:
-        """Record that the current operation uses the shard of a key, and so does its transaction.
+        """Record that the current operation uses the shard of a key.
 
-        At the end of the operation or transaction, the library can then check whether the key has
-        moved meanwhile.
+        At the end of the operation, the library checks whether the key has moved meanwhile.
+
+        :raises KeyMoved: the key has moved, or may have moved, since the open transaction began.
         """
         if (uses := current_uses()) is not None:
             uses.record(self, text, known)

@@ -23,11 +23,14 @@ def provide_check(check: Callable[[Any, str, KnownPlacement], None]) -> None:
 
 
 def check_use(strategy: Any, key: str, placement: KnownPlacement) -> None:
-    """Raise an error if an open transaction has used, or may have used, ``key`` on another shard.
+    """Raise an error if ``key`` has moved to its shard during an open transaction that uses it.
+
+    Then the transaction would use the rows of the key on two shards, or would not see all of them.
 
     :param strategy: the directory strategy that has found the placement.
     :param key: the text under which the directory stores the key.
-    :raises KeyMoved: the key has moved, or may have moved, since the transaction began.
+    :raises KeyMoved: the key has moved, or may have moved, since the transaction began. If the
+        transaction is run again, it succeeds.
     """
     if _check is not None:
         _check(strategy, key, placement)

@@ -162,7 +162,8 @@ def _digests(
     """Return a dict that maps the alias of each shard to a digest of its applied migrations.
 
     A digest is a short text: two shards with the same digest have the same applied migrations. If a
-    shard cannot be read, the dict has the error instead. If it has no schema, the dict has None.
+    shard cannot be read, its alias is mapped to the error. If it has no schema, its alias is mapped
+    to None.
     """
     if not shards:
         return {}
