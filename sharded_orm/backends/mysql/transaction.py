@@ -94,9 +94,10 @@ class ServerTransaction:
     def prefix(self, *, plain: bool) -> list[bytes]:
         """Return the statements to send before the next one: ``BEGIN`` and savepoints, if needed.
 
-        ``SET autocommit=0`` takes the place of ``BEGIN``, once per transaction, if ``plain`` is
-        False or if the server may have ended the transaction unnoticed. With it, the server begins
-        a new transaction by itself, so that later statements do not commit one by one.
+        ``SET autocommit=0`` takes the place of ``BEGIN``, once per transaction, in two cases:
+        ``plain`` is False, or the server may have ended the transaction unnoticed. With
+        autocommit=0, the server begins a new transaction by itself, so that later statements do not
+        commit one by one.
 
         :param plain: False if the next statement commits implicitly or leaves state in the session;
             otherwise True.

@@ -34,7 +34,8 @@ def name_of(branch: BranchName) -> str:
 
 
 def obstacle(pool: PostgreSQLPool) -> str:
-    """Return why the server cannot prepare transactions, with the remedy; "" if it can.
+    """Return the reason why the server cannot prepare transactions, and what an operator can do
+    about it. Return "" if the server can prepare them.
 
     The first call for a pool queries the server; later calls cost nothing.
     """

@@ -236,7 +236,7 @@ class PostgreSQLSchemaMove(SchemaMove):
         sequences = [hidden for _, hidden, kind in self._hidden_relations() if kind == "S"]
         if tables:
             self._rows(f"DROP TABLE {', '.join(map(self._quote, tables))}")
-        # IF EXISTS: most sequences belong to a table, and were dropped with the table.
+        # Use IF EXISTS, because most sequences belong to a table, and were dropped with it.
         for name in sequences:
             self._rows(f"DROP SEQUENCE IF EXISTS {self._quote(name)}")
 
