@@ -280,9 +280,8 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
     ) -> None:
         """Run ``query`` on ``session``, in one packet after the statements of ``_prefix``."""
         self._conn, self._pgconn = session.raw, session.pgconn
-        # The driver keeps the converters of values as long as the query stays the same. The last
-        # query may have run in another session, so make the driver forget it and create new
-        # converters.
+        # Make the driver create new converters of values. For the same query as before, it would
+        # use those that it created for an earlier session.
         self._last_query = None
         try:
             super().execute(query, params, **options)
@@ -354,8 +353,7 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
         session = connection.session
         is_own = connection.autocommitted and not (session is not None and session.in_transaction)
         if connection.mode >= SessionMode.LOST:
-            # The session is lost, so no statement can be executed. begin_statement() raises the
-            # error that says so.
+            # This call only raises the error, which says that the session is lost.
             connection.begin_statement(_WRITE)
         is_leased = is_own and session is None
         if is_own:
@@ -451,11 +449,8 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
         return text
 
     def _once_per_database(self, text: str) -> tuple[str, list[bytes]]:
-        """Make a CREATE EXTENSION create the extension in a schema that all shards of the database
-        share.
-
-        Return the changed statement. Also return the statements to send before it: they create this
-        schema if it is missing.
+        """Return a CREATE EXTENSION for the schema that all shards of the database share. Also
+        return the statements to send before it, which create this schema if it is missing.
 
         :param text: the CREATE EXTENSION that the caller has sent. It names no schema.
         """
