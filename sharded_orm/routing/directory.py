@@ -51,7 +51,7 @@ class DirectoryStore(MoveStore, Protocol):
         """Store the shard of each key that has no shard yet. Other keys keep their shard.
 
         The rows are stored outside of the caller's transaction, so they stay if that is rolled
-        back. Only inside Django's ``TestCase``, they belong to the caller's transaction.
+        back. Inside Django's ``TestCase``, however, they belong to the caller's transaction.
 
         :param placements: maps each key to the number of the shard that it gets.
         :return: a dict that maps each key in ``placements`` to its placement. If a key had a shard

@@ -23,9 +23,9 @@ from functools import cached_property
 from typing import NamedTuple, Protocol
 from weakref import WeakSet
 
-# A process remembers which keys have been in flight (moving), because the shards that it remembers
-# for these keys may be wrong. When it has recorded this number of such keys, the process forgets
-# them. It then also forgets the shards of all keys, to be safe.
+# A process keeps a record of the keys that have been in flight (moving), because the shards that it
+# remembers for these keys may be wrong. When the record has this number of keys, the process drops
+# it. Without the record, no remembered shard is safe, so it also forgets the shards of all keys.
 _MOST_SEEN = 10_000
 #: The id of a clock that goes on while the machine is suspended; None if the system has no such
 #: clock.

@@ -374,8 +374,8 @@ def compared_columns(lookup: Any) -> Sequence[tuple[Any, Iterable[Any]]]:
     """Return a pair for each column that ``lookup`` compares: the column, and the compared values.
 
     For a composite primary key, there is one pair for each of its columns. If the values come from
-    a subquery, they are unknown, and the result is empty. Only for an equality of a single column,
-    the result then is one pair, with the subquery as the compared value.
+    a subquery, they are unknown, and the result is empty. But if ``lookup`` is an equality of a
+    single column with a subquery, the result is one pair: the column, and a tuple of the subquery.
 
     :param lookup: an equality or an ``__in``, for which :func:`is_equality` is true.
     """

@@ -102,7 +102,9 @@ def add_limited(left: Any, right: Any) -> Any:
 
 
 def check_places(places: int, *, has_places_of_type: bool) -> None:
-    """Check that Python computes the same average as MariaDB and MySQL, given the decimal places.
+    """Check that Python computes the same average as MariaDB and MySQL.
+
+    This depends on the number of decimal places.
 
     :param places: number of decimal places of the sum. The type of the values has the same number.
     :param has_places_of_type: whether each value has as many decimal places as the type. This may

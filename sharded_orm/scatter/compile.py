@@ -272,8 +272,8 @@ class _Root(SQLCompiler):
 
         Django's method selects the whole SQL of an ORDER BY entry. On a database without NULLS
         FIRST, this SQL has two columns: whether the expression is NULL, and the expression. This
-        method selects only the second. DISTINCT finds the same rows without the first, because
-        rows with the same expression have the same value there.
+        method selects only the second. DISTINCT finds the same rows without the first column,
+        because its value depends on the expression alone.
         """
         if not self.query.distinct or self.query.distinct_fields:
             return []
