@@ -57,10 +57,10 @@ class TopologyLookup:
     The backends are a lower layer, which does not know the topology (the map of shards to nodes).
     So the package's Django app provides the functions.
 
-    :param refresh: loads the topology from its source. May raise a TopologyError.
-    :param patience: returns the seconds for which a statement waits (``MOVE_WAIT``).
-    :param is_moving: returns whether shards or keys of a group are moving, or have just moved. May
-        send a query.
+    :param refresh: a function that loads the topology from its source. May raise a TopologyError.
+    :param patience: a function that returns for how many seconds a statement waits (``MOVE_WAIT``).
+    :param is_moving: a function that returns whether shards or keys of a group are moving, or have
+        just moved. May send a query.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ def provide_lookup(lookup: TopologyLookup) -> None:
 
 
 def rows_move(group: str) -> bool:
-    """Whether shards or keys of ``group`` are moving now, or were shortly before. One query."""
+    """Whether shards or keys of ``group`` are moving now, or have just moved. One query."""
     return _lookup is not None and _lookup.is_moving(group)
 
 

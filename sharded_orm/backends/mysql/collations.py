@@ -57,7 +57,7 @@ def by_schema(rows: Iterable[Any]) -> dict[str, dict[str, dict[str, ColumnType]]
 
 
 def _is_exact(data_type: str, collation: str | None) -> bool:
-    """Whether two different texts in the column are never equal for the server.
+    """Whether the server never treats two different texts in the column as equal.
 
     For example, most binary collations ignore trailing spaces ('Ada' = 'Ada '), so the result is
     False for them. It is also False for the type ``CHAR``, which drops trailing spaces, and True

@@ -285,8 +285,8 @@ class VirtualConnection(BranchLease, CommitPacket, DriverFace, SessionHold[NodeS
             return
         self.record_prefix(prefix, getattr(exc, "prefix_done", len(prefix)))
         transaction.record_error(exc, in_autocommit=self.autocommitted)
-        # If a BEGIN was sent but not confirmed, nobody knows if the session has a transaction:
-        # close the session.
+        # If a BEGIN was sent but not confirmed, the session may have an open transaction. So it is
+        # closed below.
         unclear = not transaction.is_open and transaction.begins_in(prefix)
         if session.is_in_order(exc) and not unclear:
             self.settle()

@@ -56,10 +56,11 @@ class MySQLPairReplication(MySQLReplicationServer):
         return "" if last is None else f"{domain}-{last[0]}-{last[1]}"
 
     def transactions_after(self, position: str) -> Iterator[LoggedTransaction]:
-        """Yield the transactions that this server itself has logged after ``position``.
+        """Yield the transactions after ``position`` that were executed first on this server, and
+        not received from the other one.
 
-        Reads the binary log in pages, from the file with ``position`` on. Transactions in log files
-        that were already purged are missing.
+        Reads the binary log in pages, from the log file that contains ``position``. Transactions in
+        log files that the server has already deleted are missing.
         """
         status = self.status()
         after = positions(position).get(status.domain, (0, 0))[1]
@@ -70,8 +71,9 @@ class MySQLPairReplication(MySQLReplicationServer):
         stopped.
 
         :param position: the position in the log of the other server.
-        :param own: the GTID of the last transaction that this server itself has written. The server
-            will not receive its own transactions up to ``own`` back from the other server.
+        :param own: the GTID of the last transaction that was executed first on this server. The
+            other server has replicated this server's transactions up to ``own``, and must not send
+            them back.
         """
         self._rows("SET GLOBAL gtid_slave_pos = %s", _with(position, own))
 
@@ -238,7 +240,7 @@ class MySQLPairReplication(MySQLReplicationServer):
         """Execute the changes that have arrived by ``link``, even if they were held back. Receive
         no more.
 
-        For the case that the other server is dead. The file with the received changes (the relay
+        Used if the other server is dead. The file with the received changes (the relay
         log) may then be their only copy. The server deletes this file if a stopped connection with
         GTID is started, or gets another delay, unless the statement names the file and the position
         in it. So this method names them. Can be repeated.
