@@ -65,7 +65,7 @@ class KeyGuard(Protocol):
     """
 
     def guards(self, group: str, tables: Iterable[str]) -> bool:
-        """Whether any of ``tables`` has a shard key that is a text, such as a CharField.
+        """Whether the shard key of any of ``tables`` is a text, such as a ``CharField``.
 
         If False, :meth:`check` need not be called for these tables in this process.
         """

@@ -64,7 +64,8 @@ class LockWaits:
                     action()
                 return
             except OperationalError as exc:
-                # Try again after a deadlock, too: the failed statement has changed no table.
+                # Also try again after a deadlock, because the failed statement has changed no
+                # table.
                 if not (
                     exc.args[0] in (LOCK_WAIT, self._flavor.statement_timeout) or is_deadlock(exc)
                 ):

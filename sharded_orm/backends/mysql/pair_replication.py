@@ -201,8 +201,8 @@ class MySQLPairReplication(MySQLReplicationServer):
     def hold(self, link: MySQLReplicationLink) -> None:
         """Hold back the changes that arrive by ``link``: execute none of them until :meth:`release`.
 
-        The server still receives and keeps them. It stores the hold: neither a restart nor ``START
-        SLAVE`` ends it. Can be repeated.
+        The server still receives and keeps them. It stores the hold, so neither a restart nor
+        ``START SLAVE`` ends it. Can safely be called again.
         """
         name = self._connection_name(link.name)
         if link.delay != HELD:
@@ -228,7 +228,7 @@ class MySQLPairReplication(MySQLReplicationServer):
     def release(self, link: MySQLReplicationLink) -> None:
         """End a :meth:`hold`: execute the changes that have arrived by ``link``, and all later ones.
 
-        Can be repeated.
+        Can safely be called again.
         """
         if link.delay == HELD:
             name = self._connection_name(link.name)
@@ -243,7 +243,8 @@ class MySQLPairReplication(MySQLReplicationServer):
         Used if the other server is dead. The file with the received changes (the relay
         log) may then be their only copy. The server deletes this file if a stopped connection with
         GTID is started, or gets another delay, unless the statement names the file and the position
-        in it. So this method names them. Can be repeated.
+        in it. So this method names them. Can safely be called
+        again.
         """
         if link.executes and link.delay != HELD:
             return
@@ -265,8 +266,8 @@ class MySQLPairReplication(MySQLReplicationServer):
         """Start the replication ``link`` again if it has stopped, for example because the server
         restarted.
 
-        If its changes are held back (received, but not executed), they stay held back. Can be
-        repeated.
+        If its changes are held back (received, but not executed), they stay held back. Can
+        safely be called again.
         """
         if link.delay == HELD:
             self.hold(link)

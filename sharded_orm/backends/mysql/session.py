@@ -62,7 +62,7 @@ class NodeSession:
     def __init__(self, raw: Connection, *, split: bool = False) -> None:
         self.raw = raw
         #: Name of the current schema; None if it is unknown. While a packet is sent, this is None
-        #: until the whole packet has succeeded, because it is unknown before if its USE was
+        #: until the whole packet has succeeded. Before that, it is not certain that USE was
         #: executed. If another session drops the schema and creates it again, the name is still
         #: right, but this session goes on using the old character set for new tables.
         self.schema: str | None = None

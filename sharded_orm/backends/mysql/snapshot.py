@@ -154,8 +154,8 @@ def build(session: NodeSession, schema: str, snapshot: SchemaSnapshot) -> None:
 
 
 def create_schema(pool: NodePool, schema: str, defaults: str) -> None:
-    """Create an empty schema. A schema of this name is dropped first, but only if it has no rows.
-    Three packets.
+    """Create an empty schema. If a schema of this name exists, and has no rows, it is dropped
+    first. Sends three packets.
 
     :param defaults: the names of the character set and the collation, separated by a space; the
         ``defaults`` of a snapshot.
