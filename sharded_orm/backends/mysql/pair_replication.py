@@ -83,7 +83,8 @@ class MySQLPairReplication(MySQLReplicationServer):
         Used if this server must never execute these transactions, but the other server is to
         replicate from this one later. The other server refuses that unless the log of this server
         contains the GTID ``last``. So this method logs an empty transaction with this GTID. The
-        replication on this server must be stopped meanwhile. Can be repeated.
+        replication on this server must be stopped meanwhile. Can safely be
+        called again.
 
         :param last: the GTID of the last transaction that must not be executed.
         :param schema: a schema of the pair, in which the empty transaction is logged.
