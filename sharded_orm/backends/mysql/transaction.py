@@ -119,7 +119,8 @@ class ServerTransaction:
         return self.pending[:] if self.is_open else [BEGIN, *self.pending]
 
     def record(self, executed: Sequence[bytes]) -> None:
-        """Record what the server has executed of the statements that :meth:`prefix` returned.
+        """Record that the server has executed statements that :meth:`prefix` returned. For example,
+        it has begun the transaction.
 
         :param executed: these statements, or only the first of them if a later one failed.
         """
@@ -132,7 +133,8 @@ class ServerTransaction:
             del self.pending[: len(executed) - begins]
 
     def end(self, run: Callable[..., None], statement: bytes) -> None:
-        """End the transaction on the server. If the session was put into autocommit=0, undo this.
+        """End the transaction on the server. If the session was put into autocommit=0, set
+        autocommit=1 again.
 
         :param run: function that sends statements in one packet.
         :param statement: COMMIT or ROLLBACK.

@@ -41,9 +41,10 @@ class CatalogRow(NamedTuple):
 # The query for the objects of the schema. It leaves out objects of extensions (dependency type "e")
 # and objects that are part of another one (type "i"), such as the sequence of an identity column.
 #
-# For a table, view or sequence, the third column has letters: its kind in pg_class, and what it has
-# that needs another query, such as T for triggers. The cast to regnamespace raises error 3F000 if
-# the schema does not exist.
+# For a table, view or sequence, the third column is a text of letters. The first one is the kind of
+# the object in pg_class. Each other letter stands for a property that another query must read: for
+# example, T means that the object has triggers. The cast to regnamespace raises error 3F000 if the
+# schema does not exist.
 _LIST = """\
 SELECT d.classid::regclass::text, d.objid::int8, concat(
   c.relkind,
@@ -187,8 +188,9 @@ JOIN pg_description c ON c.classoid = 'pg_class'::regclass AND c.objoid = relati
 LEFT JOIN pg_attribute a ON a.attrelid = c.objoid AND a.attnum = c.objsubid AND c.objsubid > 0
 WHERE relation.kind IN ('r', 'p')"""
 
-# The query for indexes, except those that belong to a constraint. With its argument "pretty", the
-# server writes definitions of indexes, triggers and rules without the schema of the table.
+# The query for indexes, except those that belong to a constraint. Its calls of pg_get_indexdef()
+# have the argument "pretty". The server then writes the definition of an index without the schema
+# of the table. The same is true for triggers and rules.
 _INDEXES = """\
 SELECT 'index', x.relname, pg_get_indexdef(i.indexrelid, 0, true),
   CASE WHEN NOT i.indisvalid AND relation.kind <> 'p' THEN 'invalid' END

@@ -1,8 +1,8 @@
 """Cursors that lease a session for each statement, and return it when the statement is done.
 
-While a statement runs, the cursor's driver connection is that of the leased session; otherwise it
-is the alias's virtual connection. All rows of a statement are fetched before its session is
-returned. Only named cursors leave rows on the server.
+A cursor has a driver connection. While a statement runs, this is the connection of the leased
+session; otherwise it is the alias's virtual connection. All rows of a statement are fetched before
+its session is returned. Only named cursors leave rows on the server.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from sharded_orm.exceptions import SessionStateRefused
 if TYPE_CHECKING:
     from sharded_orm.backends.postgresql.session import PostgreSQLNodeSession
 
-# If the session of a read is lost within this many seconds, the read is repeated. A read that has
-# run for longer is not: somebody may have killed it because it was slow.
+# If a read loses its session within this many seconds, it is repeated. A read that has run for
+# longer is not repeated, because somebody may have killed it for its slowness.
 RETRY_WITHIN = 1.0
 
 _WRITE, _INSERT = PostgreSQLKind.WRITE, PostgreSQLKind.INSERT

@@ -54,8 +54,8 @@ class PostgreSQLLockWaits:
 
     @contextmanager
     def transaction(self, patience: float | None = None) -> Iterator[None]:
-        """Run the ``with`` block in a transaction. An error rolls everything back, even created
-        tables.
+        """Run the ``with`` block in a transaction. An error rolls everything back, even the
+        creation of tables.
 
         :param patience: seconds for which each statement waits for a lock. None: as set in the
             session.

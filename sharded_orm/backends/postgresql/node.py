@@ -117,9 +117,9 @@ class PostgreSQLPool(SessionPool[PostgreSQLNodeSession]):
         return session
 
     def _has_used_too_many(self, session: PostgreSQLNodeSession) -> bool:
-        # Too many schemas: the session shall be closed, because its process on the server keeps
-        # memory for each schema. Behind a pooler this would not end the process, so keep the
-        # session there.
+        # A session that has used too many schemas shall be closed, because its process on the
+        # server keeps memory for each schema. Behind a pooler, closing it would not end the
+        # process, so keep the session there.
         used = len(session.schemas) + len(session.tables) // TABLES_OF_A_SCHEMA
         return used > self.max_schemas and not self.has_pooler
 

@@ -37,8 +37,9 @@ class DatabaseOperations(OperationsMixin, operations.DatabaseOperations):
         return int(match[1]) if match else None
 
     def returning_columns(self, fields: Iterable[Any]) -> tuple[str, tuple[()]]:
-        # Does more than Django's method, which only names the columns: the server also refuses an
-        # id outside of the range that a field may have as its attribute ``returned_ids``.
+        # Unlike Django's method, which only names the columns, make the server also check the ids.
+        # If a field has a range as its attribute ``returned_ids``, the server refuses an id outside
+        # of it.
         if not fields:
             return "", ()
         columns = []

@@ -128,7 +128,8 @@ class PostgreSQLReplicationServer(ReplicationServer):
     def _beginning(self) -> set[tuple[int, str]]:
         """Return the sessions that are just being opened, as pairs (process id, transaction).
 
-        They may pass the fence, or the server may still refuse them.
+        Such a session may have seen its database still open, and then gets past the fence. Or the
+        server still refuses it.
         """
         rows = self._rows(queries.BEGINNING, self._databases)
         return {(row["pid"], row["transaction"]) for row in rows}

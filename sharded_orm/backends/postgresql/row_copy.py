@@ -201,9 +201,9 @@ class PostgreSQLRowCopy(RowCopy):
         if largest < last:
             return
         missing = -((last - largest) // increment)
-        # setval() is dangerous for a small step: if other sessions take more than ``missing``
-        # numbers meanwhile, setval() sets the sequence back, and it returns numbers twice. So for a
-        # small step, take the missing numbers one by one.
+        # setval() must not be called for a small step. If other sessions take more than ``missing``
+        # numbers before it is executed, it sets the sequence back, and the sequence returns numbers
+        # twice. So for a small step, take the missing numbers one by one.
         if missing > _TAKEN:
             last += missing * increment
             self._rows(f"SELECT pg_catalog.setval({_RELATION}, %s)", sequence, last)

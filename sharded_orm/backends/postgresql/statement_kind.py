@@ -81,8 +81,9 @@ _CONTROL = frozenset(
 )
 
 # Matches quoted text and comments. The order of the alternatives is that of the server's scanner. A
-# backslash escapes in E'…' only. Of a comment /* … */, only the beginning is matched, because such
-# comments can be nested. The last alternative matches an opening quote that is never closed.
+# backslash is an escape only in E'…'. For a comment /* … */, the pattern matches only the
+# beginning, because such comments can be nested. The last alternative matches an opening quote that
+# is never closed.
 _QUOTED = re.compile(
     r"(?P<literal>\b[Ee]'(?:[^'\\]|\\.|'')*'|'[^']*'"
     r"|(?<![\w$\x80-\U0010ffff])\$(?P<tag>[A-Za-z_\x80-\U0010ffff][\w\x80-\U0010ffff]*)?\$"
@@ -164,8 +165,8 @@ _BODY_STATE = re.compile(
     r"\b(?:LISTEN|LOAD|TEMPORARY|TEMP|PG_TEMP|PG_SETTINGS)\b"
     r"|\b(?:RESET|DISCARD|PREPARE|DEALLOCATE)\b"
 )
-# Matches SET anywhere in a body: a comment may stand before it, or EXECUTE may run it from a text.
-# SET in an UPDATE or in a foreign key (ON DELETE SET NULL) does not count.
+# Matches SET anywhere in a body, because a comment may stand before it, or EXECUTE may run it from
+# a text. SET in an UPDATE or in a foreign key (ON DELETE SET NULL) does not count.
 _BODY_SET = re.compile(r"\bSET\s+(?!LOCAL\b|CONSTRAINTS\b|NULL\b|DEFAULT\b)")
 _BODY_UPDATE = re.compile(r"\b(?:UPDATE|DO\s+UPDATE)\b[^;]*?\bSET\b", re.DOTALL)
 _BODY_CONTROL = re.compile(r"\b(?:COMMIT|ROLLBACK|CALL)\b")
@@ -284,7 +285,9 @@ def _is_repeatable(sql: str) -> bool:
 
 
 def _ends_in_call(text: str) -> bool:
-    """Whether ``text``, which a parenthesis follows, ends in the name of a function that may write."""
+    """Whether ``text`` ends in the name of a function that may write. An opening parenthesis
+    follows the text.
+    """
     text = text.rstrip()
     word = _LAST_WORD.search(text, max(0, len(text) - _LONG_WORD))
     if word is None:
@@ -300,7 +303,9 @@ def _ends_in_call(text: str) -> bool:
 
 
 def makes_table(sql: str) -> bool:
-    """Whether a statement that begins with WITH creates a table: ``WITH … SELECT … INTO table``."""
+    """Whether ``sql``, which begins with WITH, creates a table, as ``WITH … SELECT … INTO table``
+    does.
+    """
     bare = (_strip(sql) or "").upper()
     return bare.startswith("WITH") and "INTO" in _NEW_ROWS.findall(bare)
 
@@ -471,7 +476,7 @@ def _of_body(raw: str) -> PostgreSQLKind:
 
 def _by_names(upper: str, text: str, raw: str) -> PostgreSQLKind:
     """Return the kind of a text, judged by the functions and tables in it. Return READ if none of
-    them writes or leaves state in the session.
+    them has to do with the state of the session.
     """
     if 'U&"' in raw:
         # In U&"…", characters can be written as numbers, so this might be the name of any function.
