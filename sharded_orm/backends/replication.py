@@ -94,7 +94,7 @@ class ReplicationStatus:
     #: Whether this package can promote a server of this kind. For example, False for MySQL and True
     #: for MariaDB.
     can_be_promoted: bool = True
-    #: Whether the fence refuses all sessions of applications, even those that only read. Then a
+    #: Whether the fence refuses all sessions of applications, even those that only read. If so, a
     #: promotion cannot log in with an application's account to test what the account may do.
     closed: bool = False
 

@@ -78,9 +78,9 @@ class PostgreSQLPool(SessionPool[PostgreSQLNodeSession]):
         self.max_prepared: int | None = None
         #: The session that was opened last. The driver needs a session to quote values for SQL.
         self.last_session: PostgreSQLNodeSession | None = None
-        #: From the last answer about existing sessions: a tuple (identity of the server, identity
-        #: of this pool's account, whether this account sees the sessions of all accounts). None
-        #: before the first answer.
+        #: What the last answer about existing sessions has shown, as a tuple (identity of the
+        #: server, identity of this pool's account, whether this account sees the sessions of all
+        #: accounts). None before the first answer.
         self.last_answer: tuple[str, str, bool] | None = None
         #: Maps the name of an extension type, such as hstore, to its numbers (oids), as
         #: ``django.contrib.postgres`` has queried them.
