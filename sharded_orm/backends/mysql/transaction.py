@@ -18,7 +18,7 @@ COMMIT = b"COMMIT"
 
 # Errors after which the server has rolled back the whole transaction: ER_CHECKREAD (with
 # innodb_snapshot_isolation), ER_LOCK_TABLE_FULL and ER_LOCK_DEADLOCK. Each tuple has the number of
-# an error, and is compared with the first item of the exception's args.
+# an error, and is compared with args[:1] of the exception.
 _UNDOING = ((1020,), (1206,), (1213,))
 
 

@@ -442,7 +442,7 @@ class DatabaseWrapper(ServerConnectionMixin[PostgreSQLPool], stock.DatabaseWrapp
         return (
             self.connection is not None
             and self.connection.mode is SessionMode.TRANSACTION
-            # In a two-phase commit (is_shared), a transaction has written nothing as long as it has
+            # A transaction of a two-phase commit (is_shared) has written nothing as long as it has
             # not begun on the server.
             and (
                 self.connection.only_reads

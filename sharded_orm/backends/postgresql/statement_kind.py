@@ -285,9 +285,7 @@ def _is_repeatable(sql: str) -> bool:
 
 
 def _ends_in_call(text: str) -> bool:
-    """Whether ``text`` ends in the name of a function that may write. An opening parenthesis
-    follows the text.
-    """
+    """Whether ``text``, before a parenthesis, ends in the name of a function that may write."""
     text = text.rstrip()
     word = _LAST_WORD.search(text, max(0, len(text) - _LONG_WORD))
     if word is None:
@@ -303,9 +301,7 @@ def _ends_in_call(text: str) -> bool:
 
 
 def makes_table(sql: str) -> bool:
-    """Whether ``sql``, which begins with WITH, creates a table, as ``WITH … SELECT … INTO table``
-    does.
-    """
+    """Whether ``sql`` is ``WITH … SELECT … INTO table``, a query that creates a table."""
     bare = (_strip(sql) or "").upper()
     return bare.startswith("WITH") and "INTO" in _NEW_ROWS.findall(bare)
 
