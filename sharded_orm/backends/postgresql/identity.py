@@ -111,7 +111,7 @@ def _query_sessions(pool: PostgreSQLPool) -> tuple[set[int], tuple[str, str, boo
         raise
     pool.release(session)
     # Record whose sessions this pool's account can see: those of the account itself, or those of
-    # nobody (""). The latter is so if the account cannot even see when its own session began.
+    # nobody (""), if the account cannot even see when its own session began.
     visible = short_hash(account) if own is not None else ""
     answer = pool.last_answer = (short_hash(server), visible, bool(sees_all))
     return {int(number) for number in existing or ()}, answer
