@@ -164,7 +164,8 @@ class CrossKeyRelation(CrossShardRelation):
 
 
 class DeletionRefused(CrossShardRelation, ProtectedError):
-    """Rows in another database refer to the rows to be deleted. No statement can change both.
+    """Rows in another database refer to the rows to be deleted, and one statement cannot
+    delete rows in two databases.
 
     The admin shows these rows as protected, because this is a ``ProtectedError``.
 
@@ -206,7 +207,7 @@ class UnplacedKey(RoutingError, LookupError):
 class KeyMoved(RoutingError, OperationalError):
     """The key moved to another shard, and the library cannot repeat the operation there.
 
-    This happens inside a transaction, and while rows are streamed. Discard everything that the
+    It cannot do so inside a transaction, or while rows are streamed. Discard everything that the
     operation has read. If the transaction is run once more, it uses the new shard.
 
     :attr:`is_in_part` is True if an operation on several shards, outside of transactions, has
@@ -235,10 +236,9 @@ class UnknownKeyOfRows(KeyMoved):
 class ShardMoved(ShardedOrmError, OperationalError):
     """A shard moves to another node, and the library cannot repeat the statement there.
 
-    The statement was not executed.
-
-    This happens inside a transaction, or if the move takes longer than ``MOVE_WAIT``. The
-    transaction can be run once more.
+    The statement was not executed. Outside of transactions, the library waits for the end of the
+    move and repeats the statement, but no longer than ``MOVE_WAIT``. Inside of a transaction, it
+    cannot repeat a statement, so run the whole transaction once more.
 
     :attr:`is_in_part` is True if an operation on several shards, outside of transactions, has
     already written to some of them.
@@ -400,7 +400,7 @@ class OperationError(ShardedOrmError):
 
 
 class OperationHeld(OperationError, OperationalError):
-    """Another process runs the same operation, or did a short time ago and may still be alive."""
+    """Another process runs this operation or a conflicting one, or perhaps still runs it."""
 
 
 class LeaseLost(OperationError, OperationalError):

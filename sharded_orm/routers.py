@@ -213,8 +213,8 @@ class ShardRouter:
             if group is not None and named_model_has_copies(app_label, model_name):
                 return True
             return belongs == group if belongs is not None or group is not None else None
-        # Without a model, this is about a RunPython or RunSQL without hints. Execute it on every
-        # database that has tables of the app.
+        # Django passes no model for a RunPython or RunSQL without hints. Execute such an operation
+        # on every database that has tables of the app.
         groups = groups_of_app(app_label)
         if group is not None:
             return group in groups
@@ -229,8 +229,8 @@ class ShardRouter:
         if model_name in ("operationrun", "operationstep", "operationscript"):
             return db == DEFAULT_DB_ALIAS
         if model_name in ("shardmap", "topologyversion"):
-            # These models have no tables. With None (no opinion) instead of False, dumpdata would
-            # query the tables, and fail.
+            # These models have no tables. If the result were None (no opinion) instead of False,
+            # dumpdata would query the tables, and fail.
             return False
         return None
 

@@ -45,8 +45,8 @@ def _topology_changed() -> None:
         if _topology is None and isinstance(settings.DATABASES, ShardedDatabases):
             settings.DATABASES.renew_groups()
     finally:
-        # Notify the connections even if an error was raised above. The caller then restores the old
-        # topology, but a connection may have used the new topology already.
+        # Let the connections look up the topology again, even if an error was raised above. After
+        # an error, the caller restores the old topology. But a connection may already use the new.
         relocation.topology_changed()
 
 
@@ -192,8 +192,8 @@ def topology() -> Topology:
 
 
 def validate() -> None:
-    """Check the whole setting, including the groups' strategies, the drivers of nodes, and the aliases
-    of ``DATABASES``.
+    """Check the whole setting ``SHARDED_ORM``, including the strategies of the groups and the
+    drivers of the nodes. Also check that its aliases fit the entries of ``DATABASES``.
 
     :raises InvalidConfiguration: anything is wrong. The error lists every problem.
     """
@@ -475,8 +475,8 @@ def _unknown_shard(error: LookupError) -> UnknownShard:
 def locate(name: str, key: Any) -> Shard | None:
     """Return the shard of ``key`` in the shard group ``name``.
 
-    Return None if no row can have the key now: the key has no shard yet, or is not valid. See
-    :meth:`Strategy.locate`.
+    Return None if the key has no shard. Then it has no rows: no row was written yet, or a row can
+    never have this key. See :meth:`Strategy.locate`.
     """
     return located(name, strategy(name), key)
 

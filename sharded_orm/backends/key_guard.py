@@ -65,14 +65,14 @@ class KeyGuard(Protocol):
     """
 
     def guards(self, group: str, tables: Iterable[str]) -> bool:
-        """Whether a table in ``tables``, of a shard group, has a shard key that is a text.
+        """Whether the shard key of any of ``tables`` is a text, such as a ``CharField``.
 
         If False, :meth:`check` need not be called for these tables in this process.
         """
 
     def check(self, connection: Any, shards: Sequence[Shard], tables: Iterable[str]) -> None:
-        """Raise an error if the database treats shard keys in ``tables`` as equal that differ for
-        the router.
+        """Raise an error if the router distinguishes two shard keys, such as "a" and "A", that are
+        equal for the database in a column of ``tables``.
 
         Called before each statement. Cheap, except before the first statement on a table.
 

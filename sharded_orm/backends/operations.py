@@ -18,14 +18,15 @@ from sharded_orm.backends.write_hooks.compilers import with_hooks
 
 
 class OperationsMixin(BaseDatabaseOperations):
-    #: Whether the server checks generated ids: an INSERT fails if its id is outside of the range
-    #: that the id's field has as its attribute ``returned_ids``.
+    #: Whether the server checks the ids that it generates. A field can have the attribute
+    #: ``returned_ids``, a range. If the id that was generated for an INSERT is outside of this
+    #: range, the INSERT fails.
     checks_returned_ids: ClassVar[bool] = False
 
     @staticmethod
     def refused_id(error: DatabaseError) -> int | None:
-        """Return the generated id because of which an INSERT has failed (see
-        :attr:`checks_returned_ids`).
+        """Return the id in ``error``, if an INSERT has failed because its generated id was out of
+        range (see :attr:`checks_returned_ids`).
 
         Return None if ``error`` is any other error.
         """
@@ -66,7 +67,8 @@ class OperationsMixin(BaseDatabaseOperations):
         raise NotImplementedError
 
     def execute_sql_flush(self, sql_list: Any) -> None:
-        # Tell the cache about the flush here: the DELETE or TRUNCATE statements in sql_list do not
-        # come from the ORM, so no compiler tells the cache.
+        # Tell the cache about the flush here, because nobody else does: the compilers of the ORM
+        # tell it about other statements, but the DELETE or TRUNCATE statements in sql_list do not
+        # come from them.
         with observer.table_flush(self.connection):
             super().execute_sql_flush(sql_list)

@@ -21,8 +21,8 @@ from sharded_orm.exceptions import PoolTimeout
 
 logger = logging.getLogger("sharded_orm.backends")
 
-# Seconds for which close_expired() does not close an idle session that is too old if another thread
-# used it last: that thread may use it again in its present request.
+# close_expired() leaves an idle session open for this many seconds after it has expired, if another
+# thread used it last. That thread may still be in the same request, and use the session again.
 GRACE = 1.0
 DEFAULT_TIMEOUT = 30.0
 # Seconds after a failed attempt to open a session, until SessionPool.failure() makes another one.
@@ -79,8 +79,9 @@ class PoolStats:
 
 
 class SessionPool(Generic[S]):
-    """The pool of one node's sessions. Thread-safe. A lease gets the idle session that was released
-    last.
+    """The pool of one node's sessions. Thread-safe.
+
+    If several sessions are idle, a lease gets the one that was released last.
 
     :param name: name of the node, for errors and logs.
     :param open_session: function that opens a session. It is called while no lock is held.
@@ -94,8 +95,8 @@ class SessionPool(Generic[S]):
         self.name = name
         self.max_age = max_age
         self.stats = PoolStats()
-        #: Remembers whether the last attempt to open a session has failed. It only informs: see
-        #: :meth:`failure`. lease() tries to open a session in any case.
+        #: Remembers whether the last attempt to open a session has failed, for :meth:`failure`. It
+        #: does not stop lease(), which always tries to open a session.
         self.breaker = CircuitBreaker(BACKOFF)
         self._open_session = open_session
         # The idle sessions. Each open session is either in this list or leased. Changes of the list
@@ -236,11 +237,12 @@ class SessionPool(Generic[S]):
             self._close(session)
 
     def leave(self, occasion: int) -> None:
-        """Record that a connection object has left this pool, because the topology has changed.
+        """Record that a connection object does not use this pool any more, because the topology has
+        changed.
 
-        The first call for a change closes the pool's sessions as :meth:`dispose` does. So none
-        stays open to a node that nobody uses any more. Connection objects that still use this pool
-        open new sessions. Each call also forgets an earlier failure of the node.
+        The first call for a change closes the pool's sessions as :meth:`dispose` does, so that no
+        session stays open to a node that nobody uses. Other connection objects can still use this
+        pool: it opens new sessions for them. Each call also forgets an earlier failure of the node.
 
         :param occasion: number of the change. All connection objects that leave because of the same
             change pass the same number.
@@ -318,11 +320,11 @@ class BoundedPool(SessionPool[S]):
         super().__init__(name, open_session, max_age)
         self.maximum = maximum
         self.timeout = timeout
-        # The permits in use. Each leased session refers to a permit (except sessions that will be
-        # closed at their release). A new session is opened only if none is idle, so there are never
-        # more open sessions than permits. A permit leaves this set when nothing refers to it any
-        # more. So no permit is lost if a signal handler raises an error just after a session was
-        # leased.
+        # The permits in use. Each leased session refers to a permit. (Sessions that were leased
+        # before dispose() do not count. They are closed at their release.) A new session is opened
+        # only if none is idle, so there are never more open sessions than permits. A permit leaves
+        # this set when nothing refers to it any more. So no permit is lost if a signal handler
+        # raises an error just after a session was leased.
         self._permits: weakref.WeakSet[_Permit] = weakref.WeakSet()
         # Guards _permits, because several threads may add to it. The release of a session notifies
         # the threads that wait for a permit. If a permit leaves the set without a release, waiting
@@ -375,8 +377,8 @@ class BoundedPool(SessionPool[S]):
 
     def dispose(self) -> None:
         super().dispose()
-        # All open sessions are closed at their release from now on, so they no longer need their
-        # permits. Make all permits free for new sessions.
+        # dispose() has marked all leased sessions, so that they are closed at their release. They
+        # no longer count, so all permits become free for new sessions.
         with self._permit_freed:
             self._permits = weakref.WeakSet()
             self._permit_freed.notify_all()
@@ -441,11 +443,12 @@ def get_pool(key: Hashable, make: Callable[[], SessionPool[S]]) -> SessionPool[S
 
 
 def frozen(value: Any) -> Hashable:
-    """Return a hashable value for a connection parameter. Equal parameters have equal values.
+    """Return a hashable value that stands for a connection parameter. Equal parameters have equal
+    values.
 
-    It becomes part of the key by which aliases share a pool. For an object that cannot be hashed,
-    such as the driver's dict of converters, it is the id(). So aliases share a pool only if they
-    have the very same object.
+    Aliases share a pool if these values of all their parameters are equal. For an object that
+    cannot be hashed, such as the driver's dict of converters, the value is its id(). So aliases
+    share a pool only if they have the very same object.
     """
     if isinstance(value, Mapping):
         if any(not isinstance(key, str) for key in value):

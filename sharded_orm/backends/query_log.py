@@ -31,10 +31,10 @@ class ShardQueryLog(deque[Any]):
 class GroupQueryLog(deque[Any]):
     """The ``queries_log`` of a group's connection object. Clearing it also clears the shards' logs.
 
-    Django clears the query logs of all aliases in ``connections`` at the start of a request. That
-    iteration leaves out the shards. So the group's log clears them when Django clears the group's
-    log. To be fast with thousands of shards, it visits only the logs that have entries
-    (``filled``).
+    At the start of a request, Django clears the query logs of all aliases that it gets when it
+    iterates over ``connections``. It gets the group, but not its shards. So when Django clears the
+    group's log, this class clears those of the shards. To be fast with thousands of shards, it
+    visits only the logs that have entries (``filled``).
     """
 
     def __init__(self, maxlen: int | None) -> None:

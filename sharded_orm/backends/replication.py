@@ -23,7 +23,7 @@ from sharded_orm.backends.features import features_of
 from sharded_orm.backends.two_phase.branch import BranchName
 
 #: What the operator's account is about to do on a server: fence a primary (make it refuse writes),
-#: promote a replica, or end a replication for good. It decides which privileges the account needs.
+#: promote a replica, or end a replication for good. Each of these tasks needs other privileges.
 Task = Literal["fence", "promote", "end"]
 
 
@@ -42,13 +42,13 @@ class FenceTexts:
     #: makes it refuse writes.
     name: str
     is_fenced: str
-    #: ``fences`` says what a promotion does in its phase ``fencing``, for example "closes the
-    #: databases of {node}". ``opens`` says what it does in its phase ``unfencing`` or
-    #: ``promoting``.
+    #: A promotion has phases. ``fences`` says what it does in the phase ``fencing``, for example
+    #: "closes the databases of {node}". ``opens`` says what it does in the phase ``unfencing`` or
+    #: ``promoting``, for example "lets {node} take writes".
     fences: str
     opens: str
-    #: The next five texts follow the name of a server, and complete a sentence about its fence. For
-    #: example, ``not_fenced`` is "could not be made read only" on MariaDB.
+    #: The next five texts are put behind the name of a server, and form a sentence about its fence
+    #: with it. For example, ``not_fenced`` is "could not be made read only" on MariaDB.
     not_fenced: str
     stays_open: str
     fenced_before: str
@@ -94,7 +94,7 @@ class ReplicationStatus:
     #: Whether this package can promote a server of this kind. For example, False for MySQL and True
     #: for MariaDB.
     can_be_promoted: bool = True
-    #: Whether the fence refuses all sessions of applications, even those that only read. Then a
+    #: Whether the fence refuses all sessions of applications, even those that only read. If so, a
     #: promotion cannot log in with an application's account to test what the account may do.
     closed: bool = False
 
@@ -123,7 +123,7 @@ class ReplicationLink:
     def is_connected(self) -> bool:
         """Whether the server is connected to its source now.
 
-        If it is not, another server may answer at the source's address by now.
+        If it is not, the address of its source may lead to another server by now.
         """
         return True
 
@@ -149,9 +149,9 @@ class ReplicationServer(ABC):
     #: product, which cannot be promoted, see :attr:`ReplicationStatus.can_be_promoted`.
     product: ClassVar[str]
     default_port: ClassVar[int]
-    #: Whether a promotion of the server cannot be undone: the server could become a replica again
-    #: only as a new copy of all data. A promotion then publishes the new topology first, and
-    #: promotes the server last, because the steps before can all be undone.
+    #: True if a promoted server cannot become a replica again, except as a new copy of all data.
+    #: The promotion then publishes the new topology first, and promotes the server as its last
+    #: step, because all steps before that one can be undone.
     is_promoted_for_good: ClassVar[bool] = False
     #: Whether a replica of this kind accepts writes of applications while it replicates. A split
     #: needs such a replica, because the replica takes over the primary's shards one by one.
@@ -219,8 +219,9 @@ class ReplicationServer(ABC):
     def idle_seconds(self) -> float | None:
         """Return for how many seconds the server has had no replicated changes left to execute.
 
-        A promotion whose old primary is dead reports this: what was written there since then is
-        lost. Return None if the server does not report the time.
+        This is for a promotion whose old primary is dead. It tells the operator the time, because
+        changes that the old primary has made since then may be lost. Return None if the server does
+        not report the time.
         """
 
     @abstractmethod
@@ -237,8 +238,8 @@ class ReplicationServer(ABC):
 
     @abstractmethod
     def privilege_problems(self, task: Task) -> Iterator[str]:
-        """Yield what the operator's account lacks to do ``task``: sentences that name the missing
-        privileges, and how to grant them.
+        """Yield a sentence for each privilege that the operator's account needs for ``task`` and
+        does not have. The sentence also says how to grant the privilege.
         """
 
     @abstractmethod
@@ -249,8 +250,10 @@ class ReplicationServer(ABC):
 
     @abstractmethod
     def replica_problems(self, source: Self, link: ReplicationLink) -> Iterator[str]:
-        """Yield the reasons why this replica may have other rows than ``source``, although the
-        replication ``link`` runs.
+        """Yield the reasons why this replica may have other rows than ``source``, although its
+        replication from ``source`` works.
+
+        :param link: the replication connection to ``source``.
         """
 
     @abstractmethod

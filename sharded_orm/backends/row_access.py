@@ -68,8 +68,8 @@ class RowAccess(OwnSession, ABC):
 
     def __init__(self, connection: Any) -> None:
         super().__init__(connection)
-        # A comparison queries two shards at the same time, in two threads. Django allows another
-        # thread to use this connection only after the following call.
+        # The caller compares two shards at the same time, in two threads. This call makes Django
+        # allow other threads to use this connection.
         connection.inc_thread_sharing()
         self._columns: dict[str, tuple[CopiedColumn, ...]] = {}
 
@@ -99,8 +99,8 @@ class RowAccess(OwnSession, ABC):
         """Return those rows of a shard key whose primary keys are in ``pks``. Rows that were
         deleted meanwhile are missing in the result.
         """
-        # Key the rows by primary key, so that no row is returned twice. The same primary key may
-        # occur in pks twice: as a number and as text.
+        # Collect the rows in a dict, so that no row is returned twice. ``pks`` may have the same
+        # primary key twice, as a number and as text.
         found: dict[Row, Row] = {}
         condition, params = self._of_key(table, key)
         for batch in batches(pks):
@@ -144,10 +144,10 @@ class RowAccess(OwnSession, ABC):
 
     def boundary(self, table: CapturedTable, after: Row, size: int) -> Row:
         """Return the primary key of the row that comes ``size`` rows after the primary key
-        ``after``.
+        ``after``, in the order of primary keys. Return an empty tuple if fewer than ``size`` rows
+        follow.
 
-        A comparison divides a table into ranges in this way. Return an empty tuple if fewer than
-        ``size`` rows follow.
+        A comparison calls this to divide a table into ranges of ``size`` rows.
         """
         condition, params = self._behind(table, after)
         name = self._quote(table.name)
@@ -269,8 +269,8 @@ class RowAccess(OwnSession, ABC):
 
     @abstractmethod
     def _key_condition(self, column: str) -> str:
-        """Return an SQL condition that is true only for exactly the shard key in ``column``,
-        whatever the collation ignores.
+        """Return an SQL condition that is true if ``column`` has exactly the given shard key. A
+        collation that ignores case, for example, must not make it true for another key.
         """
 
     @abstractmethod
@@ -311,9 +311,7 @@ class RowAccess(OwnSession, ABC):
         params: list[Any],
         limit: int | None = None,
     ) -> list[Row]:
-        """Return rows of the table ``source``, which has the columns of ``table``: the table itself
-        or its side table.
-        """
+        """Return rows of ``source``, which is either ``table`` itself or its side table."""
         values = ", ".join(map(self._exact, self.columns(table)))
         sql = f"SELECT {values} FROM {source} WHERE {condition} {self._order(table, source)}"
         return self._rows(sql if limit is None else f"{sql} LIMIT {limit:d}", *params)
@@ -358,8 +356,9 @@ class RowAccess(OwnSession, ABC):
         return ", ".join(self._quote(column.name) for column in columns)
 
     def _kept_columns(self, table: CapturedTable) -> tuple[CopiedColumn, ...]:
-        """Return the columns that a published row keeps: all, but without the primary key if a move
-        gives the rows new primary keys.
+        """Return the columns that a row keeps when it is published (inserted into the table of its
+        model). These are all columns, except the primary key if a move gives the rows new primary
+        keys.
         """
         columns = self.columns(table)
         if not table.fresh_ids:

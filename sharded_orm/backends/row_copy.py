@@ -54,8 +54,8 @@ class RowCopy(RowAccess):
     """
 
     def report_counts(self) -> None:
-        """Make the server count the rows that this session has written, if it counts them later than
-        other statements see them.
+        """Make the server count the rows that this session has written. Without this call, some
+        servers count them only seconds later.
         """
 
     def claim(self, number: int) -> None:
@@ -145,9 +145,9 @@ class RowCopy(RowAccess):
     def publish(self, tables: Sequence[CapturedTable], number: int) -> None:
         """Publish a copy: insert its rows into the tables of the models, in one transaction.
 
-        The side tables keep the rows, too. The fence with the same number must be closed: its
-        triggers refuse the writes of all other sessions for the shard key, but let those of this
-        session pass.
+        The rows also stay in the side tables. The fence with the same number must be closed: its
+        triggers refuse the writes of all other sessions for the shard key, but accept those of this
+        session.
 
         :raises MoveFailed: the fence is not closed. Nothing was inserted.
         :raises django.db.IntegrityError: a table already has an id or unique value of the copy.
@@ -169,16 +169,17 @@ class RowCopy(RowAccess):
     def complete(
         self, number: int, changes: Sequence[ChangedRows], tables: Sequence[CapturedTable] = ()
     ) -> None:
-        """Bring a copy up to date, and publish the tables that are still unpublished, in one
+        """Bring a copy up to date, and publish the tables that are not published yet, in one
         transaction.
 
-        A move may publish some tables early, see :meth:`may_publish_early`. Here it publishes
-        ``tables``, the last ones. Before, the changes are made in all side tables. For a table that
-        was published early, they are also made in the table itself, but only to rows of this copy,
-        because another shard key may have a row with the same primary key.
+        A move may have published some tables early, see :meth:`may_publish_early`. ``tables`` are
+        the tables that are left. First, the changes are made in the side tables of all tables. If a
+        table was published early, the changes are also made in the table itself. There, only rows
+        of this copy are deleted, because another shard key may have a row with the same primary
+        key. Last, ``tables`` are published.
 
-        The fence with the same number must be closed: its triggers let only the changes of this
-        session pass.
+        The fence with the same number must be closed. Its triggers then accept only the changes of
+        this session.
 
         :param changes: the rows that have changed on the source shard since they were copied. If
             the move gives the rows of a table new primary keys, the table must be one of
@@ -215,11 +216,12 @@ class RowCopy(RowAccess):
         """Move all rows of a shard key from the models' tables into their side tables, where no
         query sees them.
 
-        One transaction. Can be repeated. The fence with the same number must be closed: its
-        triggers let only the changes of this session pass.
+        One transaction. Can be repeated. The fence with the same number must be closed. Its
+        triggers then accept only the changes of this session.
 
-        :param tables: a table without the shard key must come after all tables to which its links
-            (the foreign keys that lead to the shard key) lead.
+        :param tables: the tables. Their rows are deleted in the reverse order. A table without the
+            shard key finds its rows by its links (the foreign keys that lead to the shard key), so
+            it must come after all tables to which these lead.
         :raises MoveFailed: the fence is not closed. Nothing was moved.
         """
         with self._passing(number):
@@ -238,8 +240,9 @@ class RowCopy(RowAccess):
         """Delete the published rows of a shard key from the models' tables, in one transaction. The
         side tables keep them.
 
-        :param tables: a table without the shard key must come after all tables to which its links
-            (the foreign keys that lead to the shard key) lead.
+        :param tables: the tables. Their rows are deleted in the reverse order. A table without the
+            shard key finds its rows by its links (the foreign keys that lead to the shard key), so
+            it must come after all tables to which these lead.
         :raises MoveFailed: the fence is not closed. Nothing was deleted.
         """
         with self._passing(number):
@@ -257,9 +260,9 @@ class RowCopy(RowAccess):
 
         If another process tries to publish the key later, it finds no fence, and fails.
 
-        :param former: the number of an earlier fence of this key. The move had given this fence its
-            own number; now the fence gets the number ``former`` back, and stays closed. None (the
-            default) deletes the fence.
+        :param former: the number of an earlier fence of this key. If the move has taken
+            over an earlier fence and given it its own number, the fence is not deleted: it gets the
+            number ``former`` back, and stays closed. None (the default) deletes the fence.
         :return: False if the fence does not exist. Nothing was changed then.
         :raises MoveFailed: the fence is open. Nothing was changed.
         """
@@ -321,11 +324,11 @@ class RowCopy(RowAccess):
         """
 
     def may_publish_early(self, table: CapturedTable) -> bool:
-        """Whether a move may insert the rows of a key into ``table`` before queries for the key use
-        this shard.
+        """Whether a move may insert the rows of a key into ``table`` while queries for the key
+        still use the source shard.
 
-        False if a unique index, other than the primary key, does not contain the shard key: a row
-        of another key may have the same value. Indexes with a condition or an expression do not
+        It must not if a unique index, other than the primary key, does not contain the shard key: a
+        row of another key may have the same value. Indexes with a condition or an expression do not
         count.
         """
         uniques = (unique for unique in self._unique_columns(table.name) if unique != table.pks)
@@ -371,10 +374,10 @@ class RowCopy(RowAccess):
 
     @abstractmethod
     def _passing(self, number: int) -> AbstractContextManager[None]:
-        """Run a ``with`` block in a transaction whose writes a closed fence lets pass.
+        """Run a ``with`` block in a transaction that may write although a fence is closed.
 
-        Meanwhile, the fence refuses the writes of other sessions, or lets them wait. Only one
-        session passes a fence at a time.
+        Writes of other sessions are refused meanwhile, or wait. Only one session at a time can run
+        such a block for a fence.
 
         :param number: the number of the fence.
         :raises MoveFailed: the fence is not closed.

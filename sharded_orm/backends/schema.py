@@ -13,10 +13,10 @@ KEEP_DEFAULTS: Final = "KEEP_COLUMN_DEFAULTS"
 
 
 class EditorMixin(BaseDatabaseSchemaEditor):
-    """First base class of a backend's ``DatabaseSchemaEditor``: counts how many editors of a
-    connection are open.
+    """Counts how many schema editors of a connection are open, in ``connection.open_editors``.
+    While this number is not 0, a migration runs on the connection.
 
-    While ``connection.open_editors`` is not 0, a migration runs on the connection.
+    The ``DatabaseSchemaEditor`` of each backend has this class as its first base class.
     """
 
     connection: Any

@@ -26,8 +26,8 @@ from sharded_orm.exceptions import MoveFailed
 #: table, its shard is moving, or has moved to another node.
 NAMES: Final = f"{OWN_PREFIX}names"
 _HIDDEN_PREFIX: Final = f"{OWN_PREFIX}hidden_"
-#: While a shard moves, all its tables have one fence with this name. While the fence is closed,
-#: triggers refuse writes to the tables.
+#: The name of the fence of a shard that is moving. The shard has one such fence for all its tables.
+#: While the fence is closed, triggers refuse writes to the tables.
 FENCE: Final = "shard_move"
 
 
@@ -154,8 +154,8 @@ class SchemaMove(OwnSession, ABC):
 
         :param tag: a text in the hidden names that is different for each move.
         :param patience: seconds to wait for transactions that use the tables.
-        :return: the time (``time.monotonic()``) from which on statements of other sessions had to
-            wait for the renaming.
+        :return: the time (``time.monotonic()``) at which statements of other sessions began to wait
+            for the renaming.
         :raises django.db.OperationalError: the transactions took longer than ``patience``. No table
             was renamed.
         """

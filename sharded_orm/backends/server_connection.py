@@ -57,7 +57,6 @@ class ServerConnectionMixin(ShardConnectionMixin, Generic[P]):
     _node_pool: P | None = None
 
     def _pool_for(self, conn_params: dict[str, Any]) -> P:
-        """Return the pool of the sessions with these connection parameters."""
         raise NotImplementedError
 
     @property

@@ -157,8 +157,8 @@ class SessionHold(Generic[S]):
         return self.mode is SessionMode.CLOSED
 
     def ensure_session(self) -> None:
-        """Lease a session if this connection holds none. Does nothing if it has pinned its session
-        (keeps it until close()), or has lost it.
+        """Lease a session if this connection holds none. Does nothing if this connection has pinned
+        its session (keeps it until close()), or has lost its session.
         """
         if self.mode <= SessionMode.HELD and self.session is None:
             self.session = self.lease_session()

@@ -158,9 +158,9 @@ class ShardDatabaseMixin:
         this alias.
 
         Return None if the attempt has succeeded, if there was none, or if there is no server
-        (SQLite). Sessions that were opened earlier may still work in spite of an error. This method
-        does not connect the alias. But while the node counts as failed, every few seconds one
-        caller opens a session as a test, and waits for the result.
+        (SQLite). If an error is returned, sessions that were opened earlier may still work. This
+        method does not connect the alias. But if some seconds have passed since a failed attempt,
+        it opens a session as a test, and waits for the result.
         """
         return None
 
@@ -212,9 +212,9 @@ class ShardDatabaseMixin:
         """Take the lock that keeps other sessions from migrating this schema.
 
         Return False if the lock did not become free within ``seconds``. :meth:`unlock_schema`
-        releases the lock. The lock also ends with the session: at :meth:`close`, or if the process
-        dies, when the server has finished the session's last statement. Without a server (SQLite),
-        nothing is locked, and True is returned.
+        releases the lock. The server also releases it when the session ends, at :meth:`close`. If
+        the process dies, the session ends as soon as the server has finished its last statement.
+        Without a server (SQLite), nothing is locked, and True is returned.
 
         :param seconds: seconds to wait for the lock.
         """
@@ -226,12 +226,12 @@ class ShardDatabaseMixin:
     def structural_copy(
         self, definitions: SchemaSnapshot, schema: str
     ) -> AbstractContextManager[Self]:
-        """Return a context manager that builds a temporary schema without rows, for the rehearsal
-        of a migration.
+        """Return a context manager that creates a temporary schema without rows. A migration can be
+        tried out on it before it runs on shards.
 
-        The schema has the given definitions, and is on the server of this alias (SQLite: in
-        memory). The context manager yields a connection object for the schema, which has the name
-        of this alias but belongs to no shard group. The schema is dropped at the end of the block.
+        The schema has the given definitions. It is on the server of this alias (SQLite: in memory),
+        and is dropped at the end of the block. The context manager yields a connection object for
+        the schema, which has the name of this alias but belongs to no shard group.
 
         :param schema: name of the temporary schema; ignored on SQLite, where schemas have no names.
             If a schema of this name exists, it is dropped first.

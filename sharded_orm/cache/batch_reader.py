@@ -20,8 +20,9 @@ from sharded_orm.cache.requests import HIT, ObjectRequest, RowAddress, RowBatch
 from sharded_orm.cache.stores.base import CacheServer, FoundEntry
 
 _Unusable = dict[str, bytes | None]
-#: Sets the outcome of a request, judging by the bytes of its guards and its entry. If a guard is
-#: missing or broken, the function adds all guards of the request to the dict.
+#: A function that sets the outcome of a request. Its arguments are the request, the cache server,
+#: the bytes of the request's guards, its entry, and a dict. If a guard is missing or broken, the
+#: function adds all guards of the request to the dict, so that the caller creates them.
 _Decide = Callable[
     [ObjectRequest, CacheServer, tuple[bytes | None, ...], FoundEntry, _Unusable], None
 ]
@@ -36,8 +37,8 @@ class BatchReader:
     :param decide: sets the outcome of a request, depending on whether its entry is valid.
     :param make_guards: takes a dict of guards, and creates those that are missing or broken.
     :param monotonic: returns the time of a monotonic clock in seconds.
-    :param kept_for: the seconds for which only the guards of a row are read; 0 if its entry is
-        always read, too.
+    :param kept_for: for how many seconds the process uses a remembered row after it has read only
+        the row's guards. 0 if it always reads the row's entry, too.
     """
 
     def __init__(
@@ -55,9 +56,9 @@ class BatchReader:
     def steps(self, server: CacheServer, batches: Sequence[RowBatch]) -> Steps:
         """Look for the rows of all ``batches``. Their entries are all on ``server``.
 
-        Usually takes one round trip. A second one reads the entries of rows whose guards have
-        changed, although the process expected them to be the same. If guards are missing, one more
-        creates them (several, if hundreds are missing).
+        Usually takes one round trip. It reads only the guards of the kept rows. If guards of kept
+        rows have changed, a second round trip reads the entries of these rows. If guards are
+        missing, one more round trip creates them (several, if hundreds are missing).
         """
         began = self._monotonic()
         kept: list[_KeptRow] = []
@@ -99,9 +100,7 @@ class BatchReader:
     def _have_same_guards(
         kept: Sequence[_KeptRow], guard_of: Callable[[str], bytes | None]
     ) -> bool:
-        """Whether all guards of the rows still have the remembered bytes, with which the rows were
-        valid.
-        """
+        """Whether the guards of all ``kept`` rows have the same bytes as when the rows were valid."""
         names = chain.from_iterable([address.scope.guards for _, address, _ in kept])
         return [*map(guard_of, names)] == [
             *chain.from_iterable([seen.guards for _, _, seen in kept])
@@ -115,8 +114,8 @@ class BatchReader:
         entries: Sequence[FoundEntry],
         began: float,
     ) -> None:
-        """Set the row of each address. If its entry is not valid, set a request for the row
-        instead.
+        """For each address whose entry is valid, put the row into the batch. For the other ones,
+        put a request for the row into the batch.
 
         :param guard_of: takes the name of a guard and returns its bytes.
         :param began: the time on the monotonic clock before the entries were read.

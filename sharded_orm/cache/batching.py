@@ -39,8 +39,8 @@ def read_unleased(
 ) -> Reply:
     """Read entries for a caller that will not store the objects that are missing in the cache.
 
-    So no lease (the server's permission to store an object) is taken. An unused lease would keep
-    other readers from storing the object for some seconds.
+    The caller needs no lease (the server's permission to store an object), so none is taken. An
+    unused lease would keep other readers from storing the object for some seconds.
     """
     if not objects:
         return read_leased(server, names, (), again)

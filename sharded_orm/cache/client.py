@@ -87,9 +87,9 @@ class CacheClient:
     def guard_ttl(self) -> float:
         """Seconds after which a guard expires, unless its life is prolonged.
 
-        A *guard* is the entry that says whether objects and lists are still valid, so it must
-        outlive them. Its life is prolonged by each write to its rows, and whenever an object or
-        list is stored that depends on the guard.
+        A *guard* is the entry that says whether the objects and lists of a set of rows are still
+        valid, so it must outlive them. The guard's life is prolonged by each write to these rows,
+        and whenever one of these objects or lists is stored.
         """
         return self.options.ttl * 2
 

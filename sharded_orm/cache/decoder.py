@@ -24,7 +24,7 @@ class Counters(Protocol):
 
 
 def listed_rows(request: ListRequest, revision: str, pks: Iterable[str]) -> Listed:
-    """Return a list of rows in the form in which the process remembers it.
+    """Return the :class:`Listed` of a list of rows. In this form, the process remembers the list.
 
     :param revision: the digest of the list's guards at the time when the list was stored.
     :param pks: tokens of the rows' primary keys (their form in names of entries), in the order of
@@ -52,9 +52,10 @@ class EntryDecoder:
     ) -> Row | None:
         """Return the row of a cached object; None if the object cannot be used. See :meth:`rows`.
 
-        :param guards: the bytes of the object's guards. The process remembers them with the row: if
-            the next read finds the same guards and the same entry, the row is valid without
-            decoding. Empty if a guard says that a write is under way.
+        :param guards: the bytes of the object's guards. The process remembers them with the row. If
+            a later read finds the same guards and the same entry, it uses the row without decoding
+            the entry. Pass an empty tuple if a guard says that a write is under way, because the
+            guards must not be remembered then.
         """
         rows = self.rows(request, (request.name,), (entry,), stamp)
         if rows is None:
@@ -73,8 +74,9 @@ class EntryDecoder:
         """Return the rows of the cached objects ``names``; None if at least one of them cannot be
         used.
 
-        In this case, ``request.fillable`` has an item for each object: an unusable object maps to
-        the entry that was found, which the caller may replace; a valid object maps to None.
+        If None is returned, ``request.fillable`` says which objects the caller may store. It maps
+        the name of each unusable object to the entry that was found, and the name of each valid
+        object to None.
 
         :param entries: the entries that were read under ``names``, in the same order.
         :param stamp: the text that a valid object contains. It is made from the guards, and changes

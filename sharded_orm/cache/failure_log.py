@@ -13,23 +13,25 @@ from sharded_orm.cache.stores.base import CacheServer
 
 logger = logging.getLogger("sharded_orm.cache")
 
-#: For this number of seconds after a line, the same warning about the same server is only counted.
+#: After a warning about a server was logged, the same warning about this server is not logged
+#: again for this number of seconds. It is only counted.
 INTERVAL: Final = 60.0
 
 
 @dataclass
 class _Warnings:
     logged_at: float
-    #: The number of warnings that were not logged since then.
+    #: How many warnings have come since ``logged_at`` without being logged.
     unlogged: int = 0
 
 
 class FailureLog:
-    """Logs warnings about cache servers: one of a kind per server and minute.
+    """Logs warnings about cache servers, but the same warning about a server only once a minute.
 
-    A server that is down, or refuses the login, fails in each transaction of each process.
+    While a server is down, or refuses the login, each transaction of each process has a reason for
+    a warning. These many lines would fill the log.
 
-    Takes no lock: if several threads warn at the same moment, each may log its line.
+    Takes no lock. So if several threads warn at the same moment, each of them may log the warning.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -41,7 +43,7 @@ class FailureLog:
         """Log a warning about ``server``, unless one with the same ``text`` was logged a short time
         ago.
 
-        The next line then says how many were left out.
+        When the warning is logged again, its line says how many warnings were left out.
 
         :param values: replace the placeholders in ``text``, as in ``logging``.
         """

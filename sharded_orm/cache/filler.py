@@ -138,8 +138,9 @@ class Filler:
                 continue
             for (request, entry), is_stored in zip(entries, stored, strict=True):
                 if not is_stored:
-                    # Nothing was stored, perhaps because the value is too large. In that case the
-                    # lease is still there: forget the entry here, so that the lease is given back.
+                    # Nothing was stored. If the reason is that the value is too large, the lease is
+                    # still taken. So remove the entry from request.stored: release() then gives the
+                    # lease back.
                     request.stored.discard(entry.name)
             self._count(entries, stored)
 

@@ -52,8 +52,9 @@ MAX_LISTED = 100
 #: that are over.
 COMPACT_FROM = 2048
 #: A line that closes a marker (the announcement of a write) may arrive before the line that opens
-#: the marker. Compacting keeps such closing lines. Otherwise the late opening line would open the
-#: marker of a write that is over. It keeps the latest lines, at most this many.
+#: the marker. When a guard is compacted, such closing lines are kept, but at most this many of
+#: them, the latest. If the closing line were dropped, the late opening line would open the marker
+#: of a write that is over.
 _MAX_EARLY = 16
 #: :func:`parse` remembers the parsed form of a guard up to this size in bytes.
 _MAX_REMEMBERED = 8192
@@ -94,9 +95,9 @@ class Marker(NamedTuple):
 
     :param token: identifies the marker.
     :param at: when the write was announced, by the writer's clock, in seconds since 1970.
-    :param wide: whether the write may concern every narrower set of rows, because it is not known
-        which ones, or because they are many. In the guard of a shard key, these are the rows of
-        each isolate key (a value of the field that divides the rows of a shard key).
+    :param wide: whether the write may concern the rows of every isolate key (a value of the field
+        that divides the rows of a shard key). True if the isolate keys of the written rows are not
+        known, or are too many. Then they get no markers of their own in their guards.
     :param writer: the database session of the transaction.
     :param pks: tokens (:func:`~sharded_orm.cache.keys.token`) of the primary keys of the written
         rows; None for all rows of the guard. New rows are left out, because no object (cached row)
@@ -128,8 +129,9 @@ class Guard:
     """A parsed guard: the cache entry that says whether the objects and lists of a set of rows are
     valid.
 
-    :param generation: a random digest. An object that was stored under another generation is void.
-        So is a list of a narrower set of rows, if its name was computed with another generation.
+    :param generation: a random digest. When it changes, all objects that were stored before become
+        void. Lists of narrower sets of rows become void, too, because their names depend on it. For
+        example, the guard of a shard key makes the lists of its isolate keys void.
     :param created: when the guard was created, in seconds since 1970.
     :param open: the open markers: the announcements of writes that may be committed at any time.
     :param digest: a digest of all bytes of the guard, from which the names of its lists are made.
@@ -149,8 +151,8 @@ class Guard:
 
     @property
     def is_bulky(self) -> bool:
-        """Whether compacting the guard is worth a round trip: it would drop many bytes of the
-        markers of writes that are over.
+        """Whether compacting the guard is worth a round trip: the guard is large, and more than
+        half of it are markers of writes that are over.
         """
         return self.size > COMPACT_FROM and self.spare * 2 > self.size
 
@@ -314,10 +316,11 @@ def revision(guards: Iterable[Guard]) -> str:
     A write that may change the lists changes the revision. Readers then look for other names, so
     they no longer find the old lists.
 
-    :param guards: first the guards of wider sets of rows, the widest first; last the guard of the
-        lists' own set of rows. Any change of the last guard changes the revision. A wider guard
-        changes the revision only if it gets a new generation, after a write that may concern any of
-        its rows.
+    :param guards: the guards of all sets of rows that contain the rows of the lists, from the
+        widest set to the narrowest. For example, the guards of a table, of a shard key and of an
+        isolate key. Any change of the last guard changes the revision. Of each guard before it,
+        only a new generation changes the revision. A guard gets one after a write that may concern
+        any of its rows.
     """
     *wider, own = guards
     return digest(own.digest, *(guard.generation for guard in wider))

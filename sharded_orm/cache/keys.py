@@ -48,13 +48,13 @@ def token(value: Any) -> str:
 
     :param value: a field value, as ``get_prep_value`` of the field returns it.
     """
-    # For a bool, which is an int: True becomes 1, as in the database.
     if isinstance(value, int):
+        # A bool is an int, too. Turn True into 1, as the database does.
         value = int(value)
         return str(value) if value >= 0 else f"%2D{-value}"
     if isinstance(value, str):
-        # For a member of an enumeration of texts (``class Color(str, Enum)``): str.__str__()
-        # returns its value, but str() may return its name.
+        # The value may be a member of an enumeration of texts (``class Color(str, Enum)``). Then
+        # str.__str__() returns its value, but str() may return its name.
         text = str.__str__(value)
     elif isinstance(value, bytes | bytearray | memoryview):
         text = bytes(value).hex()
@@ -111,8 +111,9 @@ def fit(name: str) -> str:
 def node_index(place: str, count: int) -> int:
     """Return the index of the cache server that holds all entries of ``place``.
 
-    The index depends only on the arguments. So no other server takes over while this server is
-    down.
+    The index depends only on the arguments, and not on which servers are up. So while a server is
+    down, its entries are not cached elsewhere: the server would not learn of the writes of that
+    time, and would later return stale entries.
 
     :param place: the alias of a shard, or the type name of a global model.
     :param count: the number of cache servers.

@@ -70,8 +70,8 @@ class TouchedRows:
         #: rows. None stands for all rows of the scope. New rows are left out, because they cannot
         #: be cached yet.
         self.pks: set[str] | None = set()
-        #: Maps the token of each isolate key that the rows had before or after the writes to its
-        #: scope. (An isolate key is a value of the field that divides the rows of a shard key.)
+        #: The isolate keys that the rows had before or after the writes. Maps the token of each
+        #: isolate key (a value of the field that divides the rows of a shard key) to its scope.
         self.isolates: dict[str, Scope] = {}
         #: Whether the write may concern every isolate key, because ``isolates`` is not complete or
         #: has more than MAX_LISTED items.
@@ -94,7 +94,7 @@ class TouchedRows:
         """
         pks = None if self.pks is None else frozenset(self.pks)
         # The last of scope.guards is the scope's own guard. Those before it are the guards of wider
-        # sets of rows.
+        # sets of rows, such as the table. They need no marker.
         updates = [GuardUpdate(self.scope, self.scope.guards[-1], pks, self.wide, True)]
         if not self.wide:
             for scope in self.isolates.values():
@@ -147,9 +147,9 @@ class TransactionMarkers:
     def __init__(self, cache: CacheClient, connection: MarkedConnection) -> None:
         self._cache = cache
         self._connection = connection
-        # The written rows. Maps (name of the cached model, place) to a dict that maps the token of
-        # a shard key to its rows. In the inner dict, None stands for the whole table, with all
-        # shard keys.
+        # The written rows. Maps a pair (name of the cached model, place) to a dict. This inner dict
+        # maps the token of each shard key to the written rows of the key, or None to the rows of
+        # the whole table.
         self._touched: dict[tuple[str, str], dict[str | None, TouchedRows]] = {}
         self._placed: list[PlacedMarker] = []
         # The cache servers that could not be told of the writes, while ON_CACHE_FAILURE lets the
@@ -177,7 +177,7 @@ class TransactionMarkers:
         :param pks: tokens (the form in names of entries) of the primary keys of those rows that may
             be cached as objects; None for all rows of the scope.
         :param isolates: the scopes of the isolate keys that the rows have before and after the
-            write (default: none). ``scope`` itself may be left out.
+            write (default: none). If ``scope`` is that of an isolate key, it is added by itself.
         :param wide: whether the write may also concern isolate keys that are not in ``isolates``
             (default: no).
         """
@@ -310,9 +310,10 @@ class TransactionMarkers:
     def over(self) -> None:
         """Delete the objects of the written rows from the cache, then close the markers.
 
-        Called after the end of the transaction. Sends one packet to each cache server. Does not
-        wait for the answer if there is an idle connection, and nobody else can have closed the
-        markers. If a server does not confirm the packet, its closing is queued.
+        Called after the end of the transaction. Sends one packet to each cache server, usually
+        without waiting for the answer. If a server does not confirm the packet, its closing is
+        queued. The method waits for the answer if no connection to the server is idle, if a guard
+        is long, or if readers may have closed the markers before, because COMMIT came late.
 
         If a server cannot be reached, the database session is closed, too. A reader that finds an
         open marker looks for the session of its writer. If the session is gone, the reader knows

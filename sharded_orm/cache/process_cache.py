@@ -23,19 +23,20 @@ from sharded_orm.cache.values import Row
 
 # A list is remembered if it has at most this many rows.
 _LONGEST_LIST = 100
-# The result of a query for several numbers is remembered if it has at most this many.
+# If the result of a query is a tuple of numbers, it is remembered if it has at most this many.
 _MOST_NUMBERS = 500
-# The most seconds for which the rows of a list or a batch are used without reading their entries.
-# Not longer, because a server evicts entries that nobody reads.
+# The most seconds for which the process uses remembered rows of a list or a batch without reading
+# their entries. This time must be short, because a server evicts entries that nobody reads.
 _KEPT_FOR = 10.0
 
 
 def kept_for(ttl: float) -> float:
-    """Return for how many seconds a process may use the rows of a list or a batch without reading
-    their entries.
+    """Return for how many seconds a process may use remembered rows of a list or a batch without
+    reading their entries.
 
-    Entries expire this many seconds earlier than ``ttl`` says. So in all, no row is used for longer
-    than ``ttl`` seconds, even if the cache was not told of a write.
+    A process may read an entry just before it expires, and use the row for this time afterwards. So
+    entries are stored for this many seconds less than ``ttl``. Then no row is used for longer than
+    ``ttl`` seconds in all, even if the cache was not told of a write.
 
     :param ttl: the setting TTL, in seconds.
     """
@@ -146,11 +147,11 @@ class ProcessCache:
     def note_rows(self, guard: str, query: str, kept: ListedRows, *, is_divided: bool) -> None:
         """Remember the rows of a list, unless they are large.
 
-        :param is_divided: whether the list is one of an isolate key (a value of the field that
-            divides the rows of a shard key). Writes to other isolate keys change the guards of such
-            a list, too, but not the list. If there are many such writes, remembered rows seldom
-            help, and it is better to read the rows together with the guards. So the rows are used
-            only after the guards were the same twice.
+        :param is_divided: whether the list has only the rows of one isolate key (a value of the
+            field that divides the rows of a shard key). If so, the remembered rows are used only
+            after the guards were the same twice. The reason is that writes to other isolate keys
+            change a guard of this list, but not the list. If such writes are frequent, remembered
+            rows seldom help: it is faster to read the rows together with the guards.
         """
         if kept.size > self.LARGEST_LIST or not 0 < len(kept.names) <= _LONGEST_LIST:
             return
@@ -222,9 +223,9 @@ class Decoded:
     LIMIT = 8 << 20
     #: An entry with more bytes is not remembered.
     LONGEST = 1 << 14
-    #: If the guards of an entry have more bytes together, they are not remembered with the entry.
-    #: Remembered guards count for LIMIT with each entry. A guard is compacted when it has half as
-    #: many bytes.
+    #: If the guards of an entry have more bytes together than this, they are not remembered with
+    #: the entry, because remembered guards count for LIMIT with each entry. Few guards are as long:
+    #: a guard with half as many bytes may already be compacted.
     LONGEST_GUARDS = 1 << 12
 
     _all: ClassVar[WeakSet[Decoded]] = WeakSet()

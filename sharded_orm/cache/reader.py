@@ -278,9 +278,11 @@ class Reader:
         # The first packet always reads the guards. What else it reads depends on what the process
         # remembers:
         #
-        # - With the rows, nothing else.
-        # - With the ids of the list, the objects, if they are on the same server.
-        # - With only the revision, which is a part of the list's name, the list.
+        # - If it remembers the rows, the packet reads nothing else.
+        # - If it remembers the ids of the list, the packet also reads the objects, provided that
+        #   they are on the same server.
+        # - If it remembers only the revision, which is a part of the list's name, the packet also
+        #   reads the list.
         began = self._monotonic()
         known = memory.rows(own_guard, query, request.format.decoded, began)
         remembered = memory.listed(own_guard, query)
@@ -388,8 +390,8 @@ class Reader:
             request.rows = rows
             request.outcome = HIT
             if shares_store and not state.open and self._kept_for:
-                # The guards were the same before and after the objects were read, so the rows may
-                # be kept. None of the entries had expired at the time `began`.
+                # The guards were the same before and after the objects were read, so the process
+                # may remember the rows. Count the time from `began`, when no entry had expired.
                 size = sum([len(raw or b"") for raw in (*raws, *[value for value, _ in objects])])
                 until, decoded = began + self._kept_for, request.format.decoded
                 kept = ListedRows(state.raws, decoded, listed.names, tuple(rows), size, until)

@@ -13,8 +13,8 @@ within a second.
 Here the SQL sequence stores both the time and the sequence number of the last id, and one session
 at a time advances it. So the ids of a table always grow, and no id is repeated. If the sequence
 numbers of a millisecond are used up, the session waits for the next millisecond. If the clock is
-set back, new ids continue after the last id. This has a price: a call takes 5 microseconds instead of 1,
-and a table gets at most some 50,000 rows a second.
+set back, new ids continue after the last id. This has a price: a call takes 5 microseconds instead
+of 1, and a table gets at most some 50,000 rows a second.
 """
 
 from __future__ import annotations

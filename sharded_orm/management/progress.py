@@ -14,7 +14,7 @@ from sharded_orm.operations.selection import spans_text
 
 # If no bar is shown, a line about the progress is printed at intervals of this number of seconds.
 _INTERVAL = 10.0
-# If a list of shard numbers such as "0-7, 12" has more characters than this, only the number of
+# If a list of shard numbers such as "0-7,12" has more characters than this, only the number of
 # shards is printed.
 _LONGEST_NUMBERS = 120
 

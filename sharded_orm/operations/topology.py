@@ -276,8 +276,8 @@ def _check(before: Document | None, after: Document) -> None:
     except InvalidTopology as exc:
         if _version_in_use() < after.version:
             raise
-        # ``after`` was refused because this process uses its version or a later one already:
-        # another process has published it meanwhile.
+        # ``after`` was refused because this process already uses a version with the same number or
+        # a higher one. So another process has published a change meanwhile.
         raise TopologyConflict(
             f"{source.describe()} was changed by others meanwhile, to version {_version_in_use()};"
             " repeat the change."

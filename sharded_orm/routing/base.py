@@ -51,10 +51,10 @@ class Strategy(ABC):
     #: Which bits of a key are the shard number, as ``(shift, number of bits)``: for example,
     #: ``(46, 16)`` means bits 46 to 61. None if keys do not contain a shard number.
     embedded: tuple[int, int] | None = None
-    #: What determines the shard of a key, for example the number of shards. A change of the group's
-    #: topology must not change the shard of a key, so this says which changes are allowed: with
-    #: ``COMPUTED``, the number of shards must stay. The default is ``PLACED`` if ``places`` is
-    #: true, else ``EMBEDDED`` if a subclass sets ``embedded``, else ``COMPUTED``.
+    #: Tells what the shard of a key depends on. The library needs this to refuse a change of the
+    #: group's topology that would change the shards of keys. For example, with ``COMPUTED``, they
+    #: depend on the number of shards, so this number must stay. The default is ``PLACED`` if
+    #: ``places`` is true, ``EMBEDDED`` if a subclass sets ``embedded``, and otherwise ``COMPUTED``.
     key_routing: ClassVar[KeyRouting] = KeyRouting.COMPUTED
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -131,9 +131,10 @@ class Strategy(ABC):
         return numbers
 
     def place_new(self, keys: Iterable[Any]) -> dict[Any, int]:
-        """Do the same as :meth:`place_many`, for keys for which :meth:`locate` has returned None.
+        """Do the same as :meth:`place_many`, but without looking up the keys first.
 
-        A strategy with a table can save the query that would look them up again.
+        Call this after :meth:`locate` has returned None for each of the keys. A strategy that
+        stores the shards of keys in a table then saves a query.
         """
         return self.place_many(keys)
 
@@ -147,9 +148,9 @@ class Strategy(ABC):
     def has_moved_keys(self) -> bool:
         """Return whether any key of the group may ever have moved to another shard.
 
-        In an event loop, Django refuses queries, so the result is False there. No harm is done: a
-        queryset that is built in an event loop is evaluated in another thread, and calls this
-        again.
+        In an event loop, Django refuses queries, so the result is False there. This does no harm: a
+        queryset that is built in an event loop is evaluated in another thread, and then this method
+        is called again.
         """
         return False
 
@@ -179,7 +180,8 @@ class Strategy(ABC):
             weights = [r.weight * (r.last - r.first + 1) for r in ranges]
             chosen = _random.choices(ranges, weights=weights)[0]
             number = _random.randint(chosen.first, chosen.last)
-            # Do not call node_failure() for all nodes, because it may try to connect to a node.
+            # Ask only for the node of this shard, and for another node only if this one is down.
+            # node_failure() may try to connect to the node, so calls for all nodes would take long.
             failure = self.node_failure(self.group.shard(number))
             if failure is None:
                 return number
@@ -188,7 +190,9 @@ class Strategy(ABC):
         raise NoReachableShard(self.group.name, dict(sorted(failures.items())))
 
     def succeed(self, former: Strategy) -> None:  # noqa: B027  # most strategies have no state
-        """Take over what another strategy remembers, so that it need not be queried again.
+        """Take over what another strategy has in memory, so that no query must read it again.
+
+        Called when a new topology is applied, because then each group gets a new strategy.
 
         :param former: the strategy that the group used before the topology changed.
         """
@@ -198,7 +202,7 @@ class Strategy(ABC):
         return f"{self.group.strategy} of {key!r}"
 
     def refusal(self, key: Any) -> InvalidShardKey:
-        """Return the error to raise when a row is written with a key that can have no shard.
+        """Return the error to raise when a row is written with a key that cannot have a shard.
 
         Called for strategies that compute the shard, after :meth:`locate` has returned None.
         """

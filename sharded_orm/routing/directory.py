@@ -27,34 +27,35 @@ _PLAIN = re.compile(rf"[a-z0-9_.:-]{{1,{_LONGEST_PLAIN}}}")
 
 
 class StoredPlacement(NamedTuple):
-    """The shard of a key, as a row of the directory has it."""
+    """The shard of one key, as it is stored in the directory."""
 
     shard: int
-    #: Whether the row is committed. If not, the open transaction may still be rolled back, as that
-    #: of Django's ``TestCase`` is. Then the key has no shard again.
+    #: Whether the row is committed. If it is not, its transaction may be rolled back, and then the
+    #: key has no shard again. For example, Django's ``TestCase`` rolls back its transaction.
     committed: bool
-    #: The number of the last move of the key, by which a process notices that it has moved; 0 if it
-    #: has never moved.
+    #: The number of the last move of the key; 0 if the key has never moved. If the number changes,
+    #: a process knows that the key has moved meanwhile.
     version: int = 0
 
 
 class DirectoryStore(MoveStore, Protocol):
-    """Stores the placement of each shard key, as text: the number of its shard.
+    """Stores the placement of each shard key, that is, the number of its shard. Keys are texts.
 
     The implementation is in ``models/tables/directory.py``.
     """
 
     def find(self, group: str, keys: Iterable[str]) -> dict[str, StoredPlacement]:
-        """Return a dict that maps each of ``keys`` to its placement; it lacks keys that have none."""
+        """Return a dict that maps each of ``keys`` that has a placement to this placement."""
 
     def place(self, group: str, placements: Mapping[str, int]) -> dict[str, StoredPlacement]:
         """Store the shard of each key that has no shard yet. Other keys keep their shard.
 
-        The rows are no part of the caller's transaction, except inside Django's ``TestCase``.
+        The rows are stored outside of the caller's transaction, so they stay if that is rolled
+        back. Inside Django's ``TestCase``, however, they belong to the caller's transaction.
 
         :param placements: maps each key to the number of the shard that it gets.
-        :return: a dict as :meth:`find` returns it, with all keys in ``placements``. A key that was
-            placed before has its former shard there.
+        :return: a dict that maps each key in ``placements`` to its placement. If a key had a shard
+            before the call, this is the shard in the result.
         """
 
 
@@ -67,8 +68,8 @@ class DirectoryStrategy(Strategy):
     - If a key has no placement, :meth:`locate` returns None and stores nothing.
     - The placement of a new key is committed before the key's first row is written, outside of the
       caller's transaction. So a rollback of that transaction does not remove it: others may have
-      written rows of the key by then. If two processes place the same key at once, the first insert
-      wins, and both use its shard.
+      written rows of the key by then. If two processes place the same key at the same time, the
+      first insert wins, and both use its shard.
     - Each process remembers up to 100,000 committed placements (option ``CACHE_SIZE``). It may use
       them as long as it has a lease (:mod:`sharded_orm.routing.placement_lease`). A key that is
       moving to another shard is looked up each time.
@@ -210,9 +211,10 @@ class DirectoryStrategy(Strategy):
     def holds(self, placements: Mapping[str, KnownPlacement]) -> bool:
         """Return whether no key in ``placements`` has moved since it was looked up.
 
-        For most keys, the lease shows this without a query. The others are looked up again. A key
-        that has moved away and come back counts as moved, because the number of its last move is
-        different.
+        While this process has a lease (the right to remember the shards of keys), it knows which
+        keys were moving. A key that was not moving needs no query. All other keys are looked up
+        again. A key that has moved away and come back counts as moved, because the number of its
+        last move is different.
 
         :param placements: maps keys, as text, to the placements that an operation has used.
         """
@@ -239,17 +241,18 @@ class DirectoryStrategy(Strategy):
     def _look_up(self, texts: list[str], poll: Poll | None) -> dict[str, KnownPlacement]:
         """Look up keys in the directory, and remember their placements.
 
-        :param poll: the last query for moving keys before this look-up. The placements are
-            remembered with its number, even if another thread has sent a newer query meanwhile:
-            they may have been read before a move that only the newer query shows.
+        :param poll: the last poll before this look-up. A poll is a query that asks which keys are
+            moving. The placements are remembered with the number of this poll, even if another
+            thread has sent a newer poll meanwhile, because the newer poll may report a move that
+            began after the placements were read.
         """
         return self._remember(self.store.find(self.group.name, texts), poll)
 
     def _remember(
         self, stored: Mapping[str, StoredPlacement], poll: Poll | None
     ) -> dict[str, KnownPlacement]:
-        # Remember only committed placements. Another one may be rolled back with the caller's
-        # transaction, and then this process would write rows of a key that has no shard.
+        # Remember only committed placements. One that is not committed may be rolled back with the
+        # caller's transaction. Then this process would write rows of a key that has no shard.
         placements = {}
         for text, (shard, committed, version) in stored.items():
             known = KnownPlacement(shard, version, 0 if poll is None else poll.number)
@@ -265,9 +268,11 @@ class DirectoryStrategy(Strategy):
         return placements
 
     def _use(self, text: str, known: KnownPlacement) -> None:
-        """Record that the current operation, and an open transaction, use the shard of a key.
+        """Record that the current operation uses the shard of a key.
 
-        So a move of the key in the meantime can be noticed.
+        At the end of the operation, the library checks whether the key has moved meanwhile.
+
+        :raises KeyMoved: the key has moved, or may have moved, since the open transaction began.
         """
         if (uses := current_uses()) is not None:
             uses.record(self, text, known)

@@ -23,7 +23,7 @@ class ModuloStrategy(Strategy):
     """
 
     def locate(self, key: Any) -> int:
-        # Most keys are integers, which stable_hash() returns unchanged. Save the call for them.
+        # stable_hash() returns an integer unchanged. Most keys are integers, so save the call.
         number = key if type(key) is int else stable_hash(key, self)
         return number % self.group.count
 

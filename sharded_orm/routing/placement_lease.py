@@ -5,10 +5,10 @@ each time. But when a key moves to another shard, every process must stop using 
 even a process that cannot be reached. So a process may remember shards only while it has a *lease*,
 which ends after some seconds.
 
-To renew its lease, the process sends a query, the *poll*: which keys are *in flight*? These are the
-keys whose move was announced and has not ended. A process looks up such a key each time. After its
-announcement, a move waits for longer than a lease is valid. Then each process knows of the move, or
-has no lease.
+To renew its lease, the process sends a query, the *poll*. It asks which keys are *in flight*, that
+is, whose move was announced and has not ended. A process looks up such a key in the directory each
+time. After its announcement, a move waits for longer than a lease is valid. When the wait is over,
+each process has either learned of the move by a poll, or has no lease any more.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from functools import cached_property
 from typing import NamedTuple, Protocol
 from weakref import WeakSet
 
-# A process also remembers which keys were in flight, in order not to trust older look-ups of them.
-# If there are more than this number of such keys, it forgets them, and the shards of all keys.
+# A process keeps a record of the keys that have been in flight (moving), because the shards that it
+# remembers for these keys may be wrong. When the record has this number of keys, the process drops
+# it. Without the record, no remembered shard is safe, so it also forgets the shards of all keys.
 _MOST_SEEN = 10_000
 #: The id of a clock that goes on while the machine is suspended; None if the system has no such
 #: clock.
@@ -118,11 +119,10 @@ class Poll:
         return number >= self.since and self._seen_in_groups.get(group, 0) < number
 
     def covers(self, group: str, key: str, number: int) -> bool:
-        """Return whether the shard of ``key`` is still right, if it was looked up after poll
-        ``number``.
+        """Return whether ``key`` is still on the shard that was found for it after poll ``number``.
 
-        The result is False if the key was in flight in that poll or a later one. It is reliable
-        only while the lease of this poll is valid.
+        The result is False if poll ``number`` or a later one has reported that the key was moving.
+        The result is reliable only while the lease of this poll is valid.
         """
         return number >= self.since and self.seen.get((group, key), 0) < number
 
@@ -132,8 +132,8 @@ class PlacementLease:
 
     A lease is valid for ``seconds`` seconds. When half of this time is over, the next operation
     renews the lease with one query; there is no background thread. If the directory does not
-    answer, the process goes on until the lease ends. After that, each look-up raises the
-    directory's error.
+    answer, the process still uses the shards that it remembers until the lease ends. After that,
+    each look-up raises the directory's error.
 
     :param store: knows which keys are in flight.
     :param seconds: how long a lease is valid, counted from the time at which its query is sent.
@@ -155,7 +155,7 @@ class PlacementLease:
         self._instances.add(self)
 
     def current(self) -> Poll | None:
-        """Return the last poll, whose lease is valid. If half of its time is over, renew it first.
+        """Return the last poll. If half of the time of its lease is over, send a new poll first.
 
         Return None if the process must not use the shards that it remembers: inside Django's
         ``TestCase``, or if the query took longer than a lease is valid.
@@ -195,8 +195,8 @@ class PlacementLease:
             except Exception:
                 if (known := self.valid()) is None:
                     raise
-                # Do not try again at the next operation but a little later. Otherwise every
-                # operation would wait for the silent directory.
+                # Do not send the next poll before a tenth of the lease's time is over. Otherwise,
+                # every operation would wait for the directory, which does not answer.
                 self._poll = replace(known, renew_at=now() + self.seconds / 10)
                 return known
         finally:
@@ -213,9 +213,9 @@ class PlacementLease:
         since = None
         if before is not None:
             number = before.number + 1
-            # If the previous lease had ended when the answer arrived, a key may have moved unseen
-            # in between. So a new series of polls begins, and all that was remembered before is
-            # void.
+            # If the previous lease had ended when the answer arrived, a key may have moved in
+            # between without being reported. So a new series of polls begins, and the process does
+            # not use the shards that it has remembered before.
             if now() < before.valid_until and len(before.seen) < _MOST_SEEN:
                 since, seen = before.since, dict(before.seen)
         for key in moves.in_flight:
@@ -233,7 +233,7 @@ class PlacementLease:
     @classmethod
     def _after_fork(cls) -> None:
         # If another thread held the lock at the fork, it would stay locked in the child. So make
-        # new locks. The leases are as valid in the child as in the parent.
+        # new locks. The child keeps the leases of the parent, which end at the same times.
         for lease in list(cls._instances):
             lease._lock = threading.RLock()
 

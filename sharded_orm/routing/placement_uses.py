@@ -57,7 +57,9 @@ class WatchedMoves(Protocol):
 
 
 class PlacementUses:
-    """The placements (shards of keys) on which an operation relies. Used by one thread at a time.
+    """Records the placements (shards of keys) on which an operation relies.
+
+    Used by one thread at a time.
 
     :param writes: whether the operation writes. The placements of an operation that writes are checked
         before each statement, and an outdated placement is an error.
@@ -84,7 +86,7 @@ class PlacementUses:
         self._watched.append(moves)
 
     def placement(self, source: PlacementSource, key: str) -> KnownPlacement | None:
-        """Return the shard on which the operation has used ``key`` so far.
+        """Return the placement (shard) of ``key`` on which the operation relies.
 
         Return None if the operation has not looked up ``key``.
         """
@@ -99,8 +101,7 @@ class PlacementUses:
         if self._changed:
             return False
         # Use a loop, because all() with a generator is slower, and every read and write runs these
-        # lines. The last line may use all(), because few reads and writes have anything in
-        # _watched.
+        # lines. The last line may use all(), because _watched is empty for most reads and writes.
         for source, placements in self.placements.items():
             if not source.holds(placements):
                 return False

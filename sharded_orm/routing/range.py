@@ -45,8 +45,8 @@ class RangeStrategy(Strategy):
             try:
                 self._bounds = tuple(options["BOUNDS"])
                 ascending = all(a < b for a, b in zip(self._bounds, self._bounds[1:], strict=False))
-            # BOUNDS is not iterable, or its values cannot be compared. The value is refused by the
-            # check that follows.
+            # BOUNDS is not iterable, or its values cannot be compared. The check that follows
+            # refuses it.
             except TypeError:
                 self._bounds, ascending = (options["BOUNDS"],), False
             if len(self._bounds) != group.count or not ascending:

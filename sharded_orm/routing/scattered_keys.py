@@ -1,9 +1,9 @@
 """Makes statements for several shards see each row once, even while keys move.
 
 A move copies the rows of a key to another shard, and later removes the old rows. In between, both
-shards have the rows. So a statement for several shards must leave them out on one of the two: it
-reads them only on the shard that the directory (the table with the shard of each key) names. At the
-end of the statement, the library checks that the directory still names this shard. See
+shards have the rows. So a statement for several shards must not read them on both. It reads them
+only on the shard that the directory (the table with the shard of each key) names. At the end of the
+statement, the library checks that the directory still names this shard. See
 docs/decisions/0028-key-moves.md.
 """
 
@@ -66,15 +66,16 @@ def is_exact(
     """Whether a statement has seen each row of ``group`` exactly once.
 
     True if each key was on the same shard from ``start`` to ``end``. If a key was moving, two
-    shards may have had its rows. Then the statement must have left these rows out on one of the two
-    shards.
+    shards may have had its rows. Then the result is True only if the statement has left out these
+    rows on one of the two shards.
 
-    :param start: the moves that were known before the oldest snapshot of the statement was taken.
-    :param used: the moves with which :func:`keys_to_leave_out` was called.
-    :param end: the moves that were known after the last shard had answered, and the moves that had
-        ended since ``start``.
-    :param shard: the number of the shard that took the oldest snapshot; None if it may be any
-        shard.
+    :param start: the moves that the process knew before the statement's oldest database snapshot
+        was taken.
+    :param used: the moves that were passed to :func:`keys_to_leave_out`.
+    :param end: the moves that the process knew after the last shard had answered, and the moves
+        that had ended since ``start``.
+    :param shard: the number of the shard on which the oldest snapshot was taken; None if it may be
+        any shard.
     """
     before, known, after = (_moves(group, moves.in_flight) for moves in (start, used, end))
     ended = _moves(group, end.ended).keys()
@@ -96,8 +97,8 @@ def _stays(
 ) -> bool:
     """Whether the result of the statement is correct in spite of one move of a key.
 
-    The arguments are the move as it was in ``start``, ``used`` and ``end`` of :func:`is_exact`. An
-    argument is None if the move was not in flight then.
+    ``before``, ``known`` and ``after`` are the same move at three times: as it was in ``start``,
+    ``used`` and ``end`` of :func:`is_exact`. They are None if the move was not in flight then.
     """
     phase = None if after is None else after.phase
     if known is None:
@@ -108,11 +109,12 @@ def _stays(
         return phase in _AT_SOURCE or (known.phase == "aborted" and after is None)
     if known.phase in _AT_TARGET:
         # The key was switched to its new shard before the statement began, so the statement has
-        # left out the old rows. Its result is correct only if the snapshot of the new shard
-        # contains the copied rows.
+        # left out the rows on the old shard. Its result is correct only if the snapshot of the new
+        # shard contains the copied rows. A snapshot from before the switch (is_old) may lack them,
+        # unless it is a snapshot of the old shard.
         is_old = before is None or before.phase not in _AT_TARGET
         return not (is_old and shard != known.source) and (after is None or phase in _AT_TARGET)
-    # The statement knew that the move was announced, but that it had not begun to switch the key.
+    # When the statement was sent, the move was announced, but it had not begun to switch the key.
     # If this is still so, the new shard has no rows of the key, and the result is correct.
     return after is not None and phase not in _AT_SOURCE | _AT_TARGET
 
@@ -143,11 +145,11 @@ class ScatterMoves:
     At the end of the statement, they are compared with the moves that are known then. Used by one
     thread at a time.
 
-    :param used: the moves that were known when the statement was sent, and by which it left out
-        rows.
-    :param snapshots: the moves that were known when the statement's snapshots of the shards were
-        taken: one :class:`Snapshot` for each open transaction that the statement uses, and one more
-        if ``used`` is the answer of a poll.
+    :param used: the moves that were known when the statement was sent. They determine which rows
+        it left out.
+    :param snapshots: one :class:`Snapshot` for each open transaction in which the statement reads.
+        It has the moves that were known when the transaction took its snapshot. There may be one
+        more, with the moves in ``used``.
     :param is_quiet: whether no key of the group is in flight (moving) in ``used``.
     """
 
@@ -166,11 +168,11 @@ class ScatterMoves:
         self._snapshots, self._is_quiet = list(snapshots), is_quiet
 
     def holds(self) -> bool:
-        """Whether the statement on several shards has seen each row exactly once so far.
+        """Whether the statement on several shards has seen each row exactly once.
 
         If a key has moved since the statement began, the statement may have seen the key's rows
-        twice or not at all. Sends one query for the moves; none if the lease shows that no key of
-        the group was moving.
+        twice or not at all. Sends one query for the moves of keys. Sends none if the lease of this
+        process is valid and its polls have shown that no key of the group was moving.
         """
         poll = self._lease.valid()
         if (

@@ -1,4 +1,4 @@
-"""Calls the check that a transaction does not use the same key on two shards.
+"""Calls a check, which raises an error if a transaction uses the same key on two shards.
 
 Without this check, a key that moves during a transaction could be read on one shard and written on
 another. The routing strategy calls the check for each key that it looks up. This module cannot
@@ -23,11 +23,14 @@ def provide_check(check: Callable[[Any, str, KnownPlacement], None]) -> None:
 
 
 def check_use(strategy: Any, key: str, placement: KnownPlacement) -> None:
-    """Raise an error if an open transaction must not use ``key`` on the shard of ``placement``.
+    """Raise an error if ``key`` has moved to its shard during an open transaction that uses it.
+
+    Then the transaction would use the rows of the key on two shards, or would not see all of them.
 
     :param strategy: the directory strategy that has found the placement.
     :param key: the text under which the directory stores the key.
-    :raises KeyMoved: the key has moved, or may have moved, since the transaction began.
+    :raises KeyMoved: the key has moved, or may have moved, since the transaction began. If the
+        transaction is run again, it succeeds.
     """
     if _check is not None:
         _check(strategy, key, placement)

@@ -1,10 +1,10 @@
 """Finds the shards on which the rows of a query may be, by reading its where tree.
 
-The result is a *bound*: a set of shards that contains every row that can match. Equality and
-``__in`` on a shard key have a bound: that of ``user_id=7`` is the shard of the key 7. AND
-intersects the bounds of its conditions, OR unites them. Negations and unknown conditions have no
-bound. A query without a bound is sent to every shard if it has ``scatter()``, and is otherwise
-refused by the caller. Shards are never guessed.
+The result is a *bound*: a set of shards outside of which no row can match. An equality or an
+``__in`` on a shard key has a bound. For example, the bound of ``user_id=7`` is the shard of the key
+7. The bound of an AND is the intersection of the bounds of its conditions, and the bound of an OR
+is their union. Negations and unknown conditions have no bound. A query without a bound is sent to
+every shard if it has ``scatter()``. Otherwise, the caller refuses it. Shards are never guessed.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ class ShardKey:
 
     :param columns: maps the name of each such column to None if its values are shard keys. If its
         values are ids that contain the shard number, maps it to ``(shift, bits)``: for
-        ``(46, 16)``, the number is in 16 bits, above the lowest 46 bits. A foreign key to such a
-        column of another model of the group is in ``columns``, too, with the value of that column.
+        ``(46, 16)``, the number is in 16 bits, above the lowest 46 bits. If a foreign key refers to
+        such a column of another model of the group, the foreign key's column is in ``columns``,
+        too, and is mapped to the same value.
     """
 
     group: str
@@ -58,11 +59,10 @@ def writes_own_sql(cls: type) -> bool:
 
 
 def compares_as(base: Any, lookup: Any) -> bool:
-    """Whether ``lookup`` is a lookup of Django's class ``base``, such as ``Exact``, with the same
-    SQL.
+    """Whether ``lookup`` has the SQL of ``base``, a lookup class of Django, such as ``Exact``.
 
-    False if it is another lookup, or if a class of the project derives from ``base`` and changes
-    its SQL.
+    False if ``lookup`` is not an instance of ``base``, or if it is of a class of the project that
+    derives from ``base`` and may have different SQL.
     """
     kind: Any = type(lookup)
     return _is_same(base, kind)
@@ -104,7 +104,7 @@ class OnShard(Expression):
 
     The library adds the condition to a comparison with an instance, for example ``album=album``.
     The SQL of this comparison contains only the primary key of the album, and another shard may
-    have another album with the same primary key.
+    have another album with the same primary key. Without the condition, that album would match.
     """
 
     conditional = True
@@ -147,8 +147,8 @@ class OnlyOnShard(OnShard):
 
         here = getattr(connection, "shard", None)
         # Refuse SQL for another shard or for many shards, because another row may have the
-        # instance's id there. ``Colocation`` has refused most such statements before, but it does
-        # not check querysets with using().
+        # instance's id there. The class ``Colocation`` has refused most such statements before this
+        # call. But it does not check querysets with using().
         if here is not None and here.group == self.alias.rpartition("_")[0]:
             is_for_many = getattr(connection, "stands_for_many", False)
             if here.alias != self.alias or is_for_many:
@@ -168,7 +168,8 @@ class OnlyOnShard(OnShard):
 def is_from_django(expression: Any) -> bool:
     """Whether the class of ``expression`` is Django's own, so that its SQL is known.
 
-    A project's class may derive from ``Exact`` or ``In`` and still generate ``<>`` or ``NOT IN``.
+    A class of the project is not enough, even if it derives from ``Exact`` or ``In``, because its
+    SQL may be different, such as ``<>`` or ``NOT IN``.
     """
     return type(expression).__module__.startswith("django.")
 
@@ -216,8 +217,9 @@ class WhereReader:
         keys_of_rows: KeysOfRows | None = None,
     ) -> None:
         self._keys_of_rows = keys_of_rows
-        #: The number of conditions whose shards ``keys_of_rows`` has found. If OR connects two of
-        #: them, :meth:`_tree` does not rely on the results.
+        #: The number of conditions for which ``keys_of_rows`` has found the shards. If an OR has
+        #: two such conditions, :meth:`_tree` does not use the results, because a row may have
+        #: changed between the two calls.
         self._answered = 0
         self._query = query
         self._group = group
@@ -254,19 +256,20 @@ class WhereReader:
                     if self._answered == before:
                         certain.append(bound)
             if certain:
-                # A condition such as user_id = 7 determines its shards without ``keys_of_rows``. If
-                # AND connects it with others, it is enough. So ignore the results of
-                # ``keys_of_rows``, and do not count its calls.
+                # One condition of this AND, such as user_id = 7, determines its shards without
+                # ``keys_of_rows``. The rows cannot be on other shards, so this condition is enough.
+                # Ignore the results of ``keys_of_rows`` for the other conditions, and do not count
+                # its calls.
                 self._answered = answered
             return _intersect(certain or bounds)
         if node.connector == OR and node.children:
             bounds = []
             for child in node.children:
                 bound = self._node(child)
-                # ``keys_of_rows`` was called for two conditions of this OR, and a row may have
-                # changed between the calls. If the row matched only the second condition at the
-                # first call, and only the first condition at the second call, neither result
-                # contains its key. So return None (any shard).
+                # If ``keys_of_rows`` was called for two conditions of this OR, a row may have
+                # changed between the calls. For example, the row matched only the second condition
+                # during the first call, and only the first condition during the second call. Then
+                # neither result contains its shard key. So return None (any shard).
                 if bound is None or self._answered > answered + 1:
                     return None
                 bounds.append(bound)
@@ -371,8 +374,8 @@ def compared_columns(lookup: Any) -> Sequence[tuple[Any, Iterable[Any]]]:
     """Return a pair for each column that ``lookup`` compares: the column, and the compared values.
 
     For a composite primary key, there is one pair for each of its columns. If the values come from
-    a subquery, they are unknown. Then the result is empty, except for an equality on a single
-    column.
+    a subquery, they are unknown, and the result is empty. But if ``lookup`` is an equality of a
+    single column with a subquery, the result is one pair: the column, and a tuple of the subquery.
 
     :param lookup: an equality or an ``__in``, for which :func:`is_equality` is true.
     """
@@ -393,10 +396,10 @@ def _parts(rows: Iterable[Any], position: int, field: Any) -> Iterator[Any]:
 
 
 def plain_values(values: Iterable[Any], field: Any) -> list[Any] | None:
-    """Return ``values`` without duplicates; None if a value is not a plain value.
+    """Return ``values`` without duplicates, or None if not all values are plain values.
 
-    Plain values have the type that ``field`` stores; an expression, for example, is not plain. None
-    is left out, because no row is equal to NULL.
+    Plain values have the type that ``field`` stores; an expression, for example, is not plain. A
+    None among the values is left out, because no row is equal to NULL.
     """
     plain = []
     for value in values:

@@ -17,12 +17,13 @@ from sharded_orm.scatter.refusals import refuse
 QUOTIENT_PLACES = 4
 # MariaDB and MySQL store the decimal places of a number in groups of nine digits.
 _GROUP = 9
-# A sum with at most this many decimal places has the same average, however many places the single
-# values have. With five places, the last digit of the average depends on whether the values have
-# more than nine places.
+# If a sum has at most this many decimal places, its average does not depend on the number of
+# decimal places that the single values have. If a sum has five, the last digit of its average
+# depends on whether the values have more than nine.
 _SURE_PLACES = 4
-# If a sum has at most this many decimal places, MySQL and MariaDB both return its average with four
-# more places. A number has at most 30 places on MySQL, and at most 38 on MariaDB.
+# An average has four decimal places more than the sum, as far as the server allows: a number has at
+# most 30 places on MySQL, and at most 38 on MariaDB. So if a sum has at most this number of places,
+# both return the same average.
 _MOST_PLACES = 26
 # The maximum number of digits of a decimal number of MariaDB and MySQL. The servers replace a
 # greater number by the greatest number that has 65 digits.
@@ -44,9 +45,9 @@ Divide = Callable[[Any, int], Any]
 
 
 def add(left: Any, right: Any) -> Any:
-    """Return the sum of two partial sums: the sums of the rows of two shards, for example.
+    """Return the sum of two partial sums, such as the sums of the rows on two shards.
 
-    None stands for the sum of no values.
+    A partial sum is None if it is the sum of no values.
 
     :raises ScatterNotSupported: the values are not numbers, or the database would raise an error
         for their sum.
@@ -101,10 +102,13 @@ def add_limited(left: Any, right: Any) -> Any:
 
 
 def check_places(places: int, *, has_places_of_type: bool) -> None:
-    """Check that Python can compute the same average of such numbers as MariaDB and MySQL.
+    """Check that Python computes the same average as MariaDB and MySQL.
 
-    :param places: the decimal places of the sum, which are those of the type of the values.
-    :param has_places_of_type: whether all values have as many decimal places as their type.
+    This depends on the number of decimal places.
+
+    :param places: number of decimal places of the sum. The type of the values has the same number.
+    :param has_places_of_type: whether each value has as many decimal places as the type. This may
+        be false for computed values.
     :raises ScatterNotSupported: the numbers have too many decimal places.
     """
     most = _MOST_PLACES if has_places_of_type else _SURE_PLACES
@@ -128,8 +132,9 @@ def quotient(total: Any, count: int) -> Any:
         return float(total) / count
     places = max(0, -int(total.as_tuple().exponent))
     check_places(places, has_places_of_type=True)
-    # Compute as do_div_mod() in decimal.c of the servers: it computes whole groups of nine digits,
-    # and cuts off the rest. Then the quotient is rounded to the places that the result has.
+    # Compute as do_div_mod() does in decimal.c of the servers. It computes the decimal places of a
+    # quotient in whole groups of nine digits, and cuts off the places after the last group. Then
+    # the servers round the quotient to the number of places that the result has.
     padded = places + -places % _GROUP
     computed = padded + max(0, QUOTIENT_PLACES - (padded - places))
     computed += -computed % _GROUP
@@ -139,10 +144,12 @@ def quotient(total: Any, count: int) -> Any:
 
 
 def computed_quotient(total: Any, count: int) -> Any:
-    """Return ``total / count`` like :func:`quotient`, for values that may have fewer places than
-    ``total``.
+    """Return ``total / count`` like :func:`quotient`, as an average of computed values.
 
-    :raises ScatterNotSupported: the result depends on the places of the values, which are unknown.
+    Computed values may have a different number of decimal places than their sum, ``total``.
+
+    :raises ScatterNotSupported: the result depends on the decimal places of the values, which are
+        unknown.
     """
     if isinstance(total, Decimal):
         check_places(-int(total.as_tuple().exponent), has_places_of_type=False)
@@ -169,8 +176,8 @@ def significant_quotient(total: Any, count: int) -> Any:
     if isinstance(total, float):
         return total / count
     if not isinstance(total, int | Decimal):
-        # A sum that is no number is a sum of times, for example. PostgreSQL rounds its average in
-        # another way.
+        # The sum is not a number. For example, it is a sum of durations, whose average PostgreSQL
+        # rounds in a different way.
         raise refuse(
             f"an average of values of type {type(total).__name__!r}",
             "name the expression's output_field, or ask one shard",
@@ -178,8 +185,8 @@ def significant_quotient(total: Any, count: int) -> Any:
     total = Decimal(total)
     if not total.is_finite():
         return total
-    # To get the same digits, do the same as select_div_scale() and div_var() in PostgreSQL's
-    # numeric.c.
+    # Do the same as select_div_scale() and div_var() in PostgreSQL's numeric.c, to get the same
+    # digits as PostgreSQL.
     scale = max(0, -int(total.as_tuple().exponent))
     weight, first = _leading_group(abs(int(total.scaleb(scale, _SUMS))), scale)
     count_weight, count_first = _leading_group(count, 0)
@@ -225,8 +232,7 @@ def duration_quotient(days: int, microseconds: int, count: int) -> datetime.time
 def divider(
     features: type[ShardFeatures], *, duration: bool = False, has_places_of_type: bool = True
 ) -> Divide:
-    """Return a function that divides a sum by a count with the same result as ``AVG`` of the
-    database.
+    """Return a function that divides a sum by a count, as the database does to compute ``AVG``.
 
     :param features: the features of the database.
     :param duration: whether the values are durations.

@@ -11,7 +11,7 @@ from sharded_orm.scatter.facade import PK_MARK, SCHEMA_MARK, SHARD_MARK
 
 # The number of templates whose pieces are remembered: those that were used last.
 _TEMPLATES = 8
-# The number of SELECTs for one shard of which a process keeps the text: the last ones.
+# The number of SELECTs (each for one shard) whose texts are remembered: those that were used last.
 _BRANCHES = 2048
 
 

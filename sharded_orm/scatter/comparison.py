@@ -386,8 +386,8 @@ class MySQLComparison(Comparison):
         if value is None:
             place = self._nulls.get(column)
             if place is not None and row[place] == 0:
-                # The driver returns None for the date 0000-00-00, but for the server this date is
-                # not NULL.
+                # For the date 0000-00-00, the driver returns None. But for the server, this date is
+                # not NULL, so it must not be compared as NULL.
                 raise refuse(
                     "a comparison of dates that Python does not have, such as 0000-00-00",
                     "set them to NULL, or ask one shard",

@@ -128,7 +128,7 @@ def compile_query(
 
     :param wrapper: the connection object of one of these shards.
     :param qualify: whether to put a placeholder for the schema before each table's name.
-    :param hidden: the rows of these shards that the query must not read; None to read all rows.
+    :param hidden: determines which rows the query must not read; None to read all rows.
     :raises EmptyResultSet: the query can have no rows.
     :raises ScatterNotSupported: the results of the query cannot be merged exactly.
     """
@@ -219,12 +219,11 @@ class _Root(SQLCompiler):
             expressions = [expression for expression, _, _ in self.select]
             for expression in expressions:
                 refuse_time_and_chance(expression)
-            # DISTINCT also compares the columns that ORDER BY adds to the SELECT (``extra``).
+            # Check ``extra``, too: DISTINCT also compares columns that ORDER BY adds to the SELECT.
             self._refuse_ids_of_shards([*expressions, *(expression for expression, _, _ in extra)])
             self.distinct_columns = list(range(len(self.columns)))
         for resolved, (sql, _, _) in ordered:
-            # mypy does not know that Django has resolved each entry of ORDER BY to an OrderBy. So
-            # ignore the type.
+            # mypy does not know that Django has resolved each entry of ORDER BY to an OrderBy.
             self._add_order_key(resolved, sql)  # type: ignore[arg-type] # it is an expression
         if self.query.distinct_fields and not self.options.existence:
             self._set_up_distinct_on([order.expression for order, _ in ordered])
@@ -245,7 +244,8 @@ class _Root(SQLCompiler):
             self._added.append((None, (SHARD_MARK, ()), "__scatter_shard"))
         compares = self.query.distinct or (grouped and not self.options.summary)
         if self.marks_rows and not compares and features_of(self.connection).computes_beyond_types:
-            # One database, too, cuts off what it compares in a temporary table, as for DISTINCT.
+            # A UNION would change large rounded floats, so change their type. Do not do so if the
+            # values are compared, as for DISTINCT: a single database changes them then, too.
             self.select, self._added = widened(self.select), widened(self._added)
         return self._added, (ordered if keep_order else []), group_by
 
@@ -254,8 +254,8 @@ class _Root(SQLCompiler):
 
         Django's method selects the whole SQL of an ORDER BY entry. On a database without NULLS
         FIRST, this SQL has two columns: whether the expression is NULL, and the expression. This
-        method selects only the expression. DISTINCT finds the same rows, because the other column
-        depends on the expression alone.
+        method selects only the second. DISTINCT finds the same rows without the first column,
+        because its value depends on the expression alone.
         """
         if not self.query.distinct or self.query.distinct_fields:
             return []
@@ -378,13 +378,13 @@ class _Root(SQLCompiler):
     def _set_up_distinct_on(self, ordered_by: Sequence[Any]) -> None:
         """Set the columns of DISTINCT ON.
 
-        Among rows that are equal in these columns, the database keeps the first row. The query's
-        order must begin with these columns. So the merge can keep the first row, too.
+        Among rows that are equal in these columns, the database keeps the first. The query must be
+        ordered by these columns first, so that the merge finds equal rows next to each other.
         """
         refuse_distinct_keys(self.query)
-        # get_distinct() returns the SQL of each field, and a list of parameters for each field that
-        # has parameters. Count the different fields: for DISTINCT ON (a, b, a), these are two, and
-        # the query must be ordered by at least two columns.
+        # Count the different fields, because the query must be ordered by at least as many columns:
+        # DISTINCT ON (a, b, a) has two. get_distinct() returns the SQL of each field, and a list of
+        # parameters for each field that has parameters.
         texts, params_of_fields = self.get_distinct()
         params = iter([param for params in params_of_fields for param in params])
         fields = len({
@@ -437,7 +437,7 @@ class _Root(SQLCompiler):
         return bool(local) and local <= self._own_columns(expressions)
 
     def _own_columns(self, expressions: Iterable[Any]) -> set[str | None]:
-        """Return the names of those columns in ``expressions`` that are of the base table."""
+        """Return the names of the columns of the base table that are among ``expressions``."""
         return {
             expression.target.column
             for expression in expressions

@@ -33,8 +33,9 @@ _CHUNK_SIZE = 2000
 
 
 class _Resolved(Exception):
-    """Raised to leave Django's ``get_aggregation()`` when it has built its query, but not yet sent
-    it.
+    """Raised inside Django's ``get_aggregation()``, to leave it before it sends its query.
+
+    The query is complete then, so that it can be sent to many shards instead.
     """
 
     def __init__(self, elide_empty: bool) -> None:

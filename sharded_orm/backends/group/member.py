@@ -60,7 +60,7 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
     known_at_snapshot: Any = None
     #: True from the begin of a transaction until its first statement, which takes the snapshot.
     awaits_snapshot = False
-    #: True while this object looks up its shard's current node, after a statement has failed.
+    #: True while a statement has failed and its shard's new node is looked up. Prevents recursion.
     looks_for_place = False
     #: The number of open schema editors. If it is not 0, a migration runs on this connection.
     open_editors = 0
@@ -130,7 +130,7 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
             self._touched.add(self.alias)
 
     def _prepare_statement(self, group: GroupAlias) -> None:
-        """Do what must precede each statement of a shard: join the transaction of its group."""
+        """Prepare for a statement of the shard: join the group's transaction if one is open."""
         # Call the group's connect(), although it does almost nothing if the group is connected.
         # If a test case does not allow the group's alias, Django has replaced connect() by a
         # method that raises an error. So the error is raised even if the test uses only a shard
@@ -194,9 +194,9 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
 
     def connect(self) -> None:
         if self.shard is not None and self.connection is not None:
-            # The connection exists already. Django's ensure_connection() has read in_atomic_block
-            # before it called connect(). Reading it has made the shard join its group's
-            # transaction, and joining has connected. So nothing is left to do.
+            # The connection exists already: before Django's ensure_connection() called this method,
+            # it read in_atomic_block. Reading it has made the shard join its group's transaction,
+            # and joining has connected. So nothing is left to do.
             return
         self._conclude_writes()
         group = self.group_wrapper
@@ -227,8 +227,8 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
         return False
 
     def forget_server(self) -> None:
-        """Forget everything that is remembered about the server. The next connection may be to
-        another one.
+        """Forget all cached facts about the server, such as its version, because the next
+        connection may lead to another server.
         """
         relocation.forget_cached(self)
 
@@ -352,10 +352,10 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
         """Open the atomic blocks on this shard that the group's transaction has and the shard does
         not have yet.
 
-        The shard needs one block for the group's outermost block, and one for each savepoint. Those
-        that it has opened already are in ``_mirrored``, the outermost first. Django's stack
-        ``atomic_blocks`` also contains the blocks that the user has opened on this shard alone. The
-        order is right nevertheless, because blocks nest.
+        The shard needs one block for the group's outermost block, and one for each savepoint of the
+        group. The blocks that it has opened already are in ``_mirrored``, the outermost first. The
+        user may also have opened blocks on this shard alone. These are only in Django's stack
+        ``atomic_blocks``. New blocks are opened inside them, because they began later.
         """
         group = self.group_wrapper
         assert group is not None

@@ -42,9 +42,9 @@ _PROCEDURE: Final = re.compile(r"\s*(?:CALL|DO)\b", re.IGNORECASE)
 # While a statement waits for the move of its shard, the topology (the map of shards to nodes) is
 # loaded again after this many seconds.
 _INTERVAL: Final = 0.02
-# A pair of servers changes its active side within some milliseconds. A refused write waits for the
-# end of the change for at most this many seconds, in case its process was paused. Then the topology
-# is loaded.
+# A pair of servers changes its active side within some milliseconds. A refused write waits until
+# the change is over, but at most for this many seconds, because the process that makes the change
+# may have been paused. Then the topology is loaded.
 _SWITCH_WAIT: Final = 0.25
 # A write that the passive side of a pair refuses is tried again and again, with growing pauses. A
 # pause is _PART of the time since the first attempt, but at least _SHORTEST seconds.
@@ -57,10 +57,10 @@ class TopologyLookup:
     The backends are a lower layer, which does not know the topology (the map of shards to nodes).
     So the package's Django app provides the functions.
 
-    :param refresh: loads the topology from its source. May raise a TopologyError.
-    :param patience: returns the seconds for which a statement waits (``MOVE_WAIT``).
-    :param is_moving: returns whether shards or keys of a group are moving, or have just moved. May
-        send a query.
+    :param refresh: a function that loads the topology from its source. May raise a TopologyError.
+    :param patience: a function that returns for how many seconds a statement waits (``MOVE_WAIT``).
+    :param is_moving: a function that returns whether shards or keys of a group are moving, or have
+        just moved. May send a query.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ def provide_lookup(lookup: TopologyLookup) -> None:
 
 
 def rows_move(group: str) -> bool:
-    """Whether shards or keys of ``group`` are moving now, or were shortly before. One query."""
+    """Whether shards or keys of ``group`` are moving now, or have just moved. One query."""
     return _lookup is not None and _lookup.is_moving(group)
 
 

@@ -42,9 +42,9 @@ class ShardConnections:
     def __init__(self, limit: int | None) -> None:
         self.limit = limit
         self.wrappers: OrderedDict[str, GroupMember] = OrderedDict()
-        # The wrappers that were used since the last close_obsolete(), keyed by id().
-        # close_obsolete() tests only these: without a statement, a wrapper can have no error, and
-        # no change of autocommit.
+        # The wrappers that were used since the last close_obsolete(), keyed by id(). Only these can
+        # have become unusable, by an error or by a change of autocommit. So close_obsolete() tests
+        # only these.
         self.active: dict[int, GroupMember] = {}
         self._next_expiry = float("inf")
         self._last_walk = 0.0
@@ -132,7 +132,8 @@ class ShardConnections:
 
 
 _GET, _LOCAL = ConnectionHandler.__getitem__, threading.local
-# False if another package had replaced Django's method before this module was imported.
+# Whether _GET is Django's own method. False if another package had replaced it before this module
+# was imported.
 _IS_KNOWN = module_of(_GET) == BaseConnectionHandler.__module__
 
 

@@ -25,10 +25,11 @@ class TestDatabases(Protocol):
     touched: set[str]
 
     def create(self, connection: Any, *, verbosity: int, keep: bool) -> str:
-        """Create and migrate the template, a schema of which test shards are clones. From now on,
-        use test schemas in this process. Return the name of the template's schema.
+        """Create and migrate the template, the schema from which test shards are cloned. From now
+        on, use test schemas in this process. Return the name of the template's schema.
 
-        Only the template is migrated. Test shards get its tables when they are first used.
+        Only the template is migrated. A test shard gets copies of its tables when a test first uses
+        the shard.
 
         :param connection: the connection object of the group's alias.
         :param keep: whether to use an existing template and existing test shards (``--keepdb``);
@@ -36,7 +37,8 @@ class TestDatabases(Protocol):
         """
 
     def enter_worker(self, connection: Any, worker: str) -> None:
-        """Make this process, one worker of a parallel test run, use test shards of its own.
+        """Let this process, a worker of a parallel test run, use other test shards than the other
+        workers do, because they run at the same time.
 
         :param connection: the connection object of the group's alias.
         :param worker: the number of the worker.

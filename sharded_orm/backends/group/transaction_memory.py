@@ -24,7 +24,7 @@ def provide_knowledge(knowledge: Callable[[Shard], Any]) -> None:
 
 def knowledge_of(shard: Shard) -> Any:
     """Return what the upper layers know now about keys that move between the shards of the group.
-    None if keys of the group do not move, or if nothing is known about it.
+    None if the group does not move keys, or if the moves are unknown.
 
     Called before the first statement of each transaction on ``shard``.
     """

@@ -153,8 +153,8 @@ class GroupTransactions(BaseDatabaseWrapper):
     # ##### Levels #####
 
     # Django's set_autocommit() calls a method of this name, if there is one, to begin a
-    # transaction. Then it does not write BEGIN to the query log, where it would be wrong: a group
-    # sends none.
+    # transaction. Without it, Django would write BEGIN to the query log, although a group sends no
+    # BEGIN.
     def _start_transaction_under_autocommit(self) -> None:
         self._begin()
 
@@ -234,9 +234,9 @@ class GroupTransactions(BaseDatabaseWrapper):
 
     def _commit(self) -> None:
         if self.needs_rollback:
-            # Raise the error that a transaction which needs a rollback cannot be committed.
-            # Django's Atomic rolls such a transaction back. So this line is reached only if the
-            # user has switched autocommit off by hand, and now commits.
+            # The transaction must be rolled back, so raise an error. This happens only if the user
+            # has switched autocommit off by hand, and now commits: Django's Atomic would roll the
+            # transaction back.
             self.validate_no_broken_transaction()
         committed: set[str] = set()
         participants = list(self.participants.values())

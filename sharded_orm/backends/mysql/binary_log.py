@@ -9,8 +9,8 @@ from typing import Any, Final
 
 # The number of events that one query reads.
 _PAGE: Final = 1000
-# The number of events to read from the beginning of a log file, to find the event that lists the
-# last position of each replication domain before this file.
+# How many events to read at the beginning of a log file. One of them lists, for each replication
+# domain, the last position in the earlier log files.
 _HEAD: Final = 3
 _GTID: Final = re.compile(r"GTID (\d+)-(\d+)-(\d+)")
 _LISTED: Final = re.compile(r"(\d+)-\d+-(\d+)")

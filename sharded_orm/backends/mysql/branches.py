@@ -35,8 +35,8 @@ _DUPLICATE: Final = 1062
 
 
 def name_of(branch: BranchName) -> bytes:
-    """Return the name of ``branch`` as XA statements need it: its parts in hexadecimal, and the
-    format id.
+    """Return the name of ``branch`` in the form that XA statements need: the transaction and the
+    schema in hexadecimal digits, and the format id.
     """
     parts = (branch.transaction.encode().hex(), branch.schema.encode().hex())
     return "X'{}',X'{}',{}".format(*parts, _FORMAT).encode()

@@ -164,8 +164,8 @@ class MySQLChangeCapture(ChangeCapture):
 
     def sessions_left(self, markers: Sequence[Mapping[str, Any]]) -> list[int]:
         # Query the transactions first: this raises an error if the account lacks the privilege
-        # PROCESS. Without PROCESS, the other query would silently leave out the sessions of other
-        # accounts.
+        # PROCESS. The query of processlist raises no error then, but leaves out the sessions of
+        # other accounts.
         self._transactions()
         rows = self._rows(
             f"SELECT id, command, {self._flavor.statement_number}, id = CONNECTION_ID()"

@@ -10,9 +10,9 @@ from sharded_orm.backends.key_guard import ColumnType
 
 _TEXT_TYPES = frozenset({"varchar", "tinytext", "text", "mediumtext", "longtext"})
 
-# The query compares schema and table with constants, so that the server opens only these tables.
-# The server may ignore upper and lower case in such names, depending on its file system. It returns
-# the names as they are spelled in the query.
+# The query names schemas and tables as constants. So the server opens only these tables, and not
+# all tables of all schemas. Depending on its file system, the server ignores the case of the names.
+# It returns them as they are spelled in the query.
 _COLUMNS = (
     "SELECT table_schema, table_name, column_name, data_type, collation_name,"
     " character_maximum_length, column_type, is_nullable FROM information_schema.columns"
@@ -57,7 +57,7 @@ def by_schema(rows: Iterable[Any]) -> dict[str, dict[str, dict[str, ColumnType]]
 
 
 def _is_exact(data_type: str, collation: str | None) -> bool:
-    """Whether two different texts in the column are never equal for the server.
+    """Whether the server never treats two different texts in the column as equal.
 
     For example, most binary collations ignore trailing spaces ('Ada' = 'Ada '), so the result is
     False for them. It is also False for the type ``CHAR``, which drops trailing spaces, and True

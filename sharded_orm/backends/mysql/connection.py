@@ -285,8 +285,8 @@ class VirtualConnection(BranchLease, CommitPacket, DriverFace, SessionHold[NodeS
             return
         self.record_prefix(prefix, getattr(exc, "prefix_done", len(prefix)))
         transaction.record_error(exc, in_autocommit=self.autocommitted)
-        # If a BEGIN was sent but not confirmed, nobody knows if the session has a transaction:
-        # close the session.
+        # If a BEGIN was sent but not confirmed, the session may have an open transaction. So it is
+        # closed below.
         unclear = not transaction.is_open and transaction.begins_in(prefix)
         if session.is_in_order(exc) and not unclear:
             self.settle()
@@ -375,8 +375,8 @@ class VirtualConnection(BranchLease, CommitPacket, DriverFace, SessionHold[NodeS
         self.pool.release(session)
 
     def session_id(self) -> SessionID:
-        """Return which session of which server this connection holds; an empty identity if it holds
-        none.
+        """Return the identity of the session that this connection holds: its server, its account
+        and its id. If the connection holds no session, return an empty identity.
         """
         session = self.session
         if session is None:
@@ -458,9 +458,9 @@ class VirtualConnection(BranchLease, CommitPacket, DriverFace, SessionHold[NodeS
             try:
                 self.transaction.end(session.run, how)
             except BaseException as exc:
-                # Lose the session if nobody can know its state: the connection to the server broke,
-                # or ROLLBACK failed. If the server has only refused COMMIT, the transaction stays
-                # open, and Django rolls it back.
+                # If the connection to the server broke, or ROLLBACK failed, the state of the
+                # session is unknown, so give it up. If the server has only refused COMMIT, keep the
+                # session: the transaction is still open, and Django rolls it back.
                 if is_lost(exc) or how == b"ROLLBACK":
                     self._lose(exc)
                 raise

@@ -162,7 +162,7 @@ class LeaseMixin(BaseCursor):
                     not retry_until
                     or time.monotonic() > retry_until
                     or not isinstance(exc, MySQLError)
-                    # The function may have written before the session was lost.
+                    # Do not repeat a query with a stored function, which may have written rows.
                     or calls_stored_function(query)
                 ):
                     raise
@@ -298,9 +298,10 @@ class LeaseMixin(BaseCursor):
             self._session = None
 
     def _empty_result(self, query: Any) -> int:
-        """Make the cursor look as after a statement without rows. Return the row count, 0.
+        """Set the attributes of this cursor as if a statement without rows had run. Return 0, the
+        row count.
 
-        Called instead of sending a statement that is not needed, or is kept for later.
+        Called if a statement is not sent, because it is not needed or is kept for later.
         """
         self.description = None
         self._rows = ()
@@ -318,12 +319,13 @@ class LeaseMixin(BaseCursor):
         connection.open_cursors.append(self._registration)
 
     def _return_session(self, session: NodeSession, *, broken: bool = False) -> None:
-        """Stop using the session, because this cursor's results were read or given up.
+        """Stop using the session, because this cursor's results were read, or will not be read.
 
         If the session was leased only for this cursor, it is returned to the pool. Otherwise the
         connection goes on holding it.
 
-        :param broken: whether unread results are left in the session. If so, it is closed instead.
+        :param broken: whether unread results are left in the session. If so, a session that was
+            leased only for this cursor is closed.
         """
         if not broken:
             # Free the result now, before another thread can use the session. When mysqlclient 2.3

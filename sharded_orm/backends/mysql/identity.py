@@ -1,8 +1,8 @@
 """Find out which session of which server made a write, and whether that session still exists.
 
-A session's id alone does not tell the session: after a promotion (a replica takes over), another
-server may have the same address, and use the same ids. So each session queries both its id and the
-identity of its server, once.
+The id of a session is not enough to find it again: after a promotion (a replica takes over),
+another server may have the same address, and use the same ids. So each session queries both its id
+and the identity of its server, once.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Django's introspection of MySQL, restricted to the current schema for speed.
 
-Django's query for constraints makes the server read the tables of all schemas. A node has many
-schemas.
+To find the constraints of one table, Django's query makes the server read the tables of all
+schemas. A node has many schemas, one for each shard, so this would be slow.
 """
 
 from __future__ import annotations

@@ -16,8 +16,9 @@ from django.db import OperationalError
 from sharded_orm.backends.fence_messages import is_deadlock
 from sharded_orm.mysql_flavor import MySQLFlavor
 
-# Seconds for which the first attempt and the longest attempt wait for locks. While an attempt
-# waits, statements of other sessions on the table queue behind it.
+# The first attempt waits for locks for _FIRST seconds. Each later one waits longer than the one
+# before, up to _LONGEST seconds. While an attempt waits, statements of other sessions on the table
+# queue behind it.
 _FIRST, _LONGEST = 0.01, 0.05
 # Seconds between two attempts. In this pause, the server executes the statements that have queued
 # behind the last attempt.
@@ -63,7 +64,8 @@ class LockWaits:
                     action()
                 return
             except OperationalError as exc:
-                # Try again after a deadlock, too: the failed statement has changed no table.
+                # Also try again after a deadlock, because the failed statement has changed no
+                # table.
                 if not (
                     exc.args[0] in (LOCK_WAIT, self._flavor.statement_timeout) or is_deadlock(exc)
                 ):

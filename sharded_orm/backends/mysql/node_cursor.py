@@ -74,7 +74,7 @@ class _NodeCursorMixin(BaseCursor):
             if (
                 not is_lost(exc)
                 or time.monotonic() > self._may_repeat_until
-                # The function may have written before the session was lost.
+                # Do not repeat a query with a stored function, which may have written rows.
                 or calls_stored_function(self._text)
             ):
                 raise

@@ -56,10 +56,11 @@ class MySQLPairReplication(MySQLReplicationServer):
         return "" if last is None else f"{domain}-{last[0]}-{last[1]}"
 
     def transactions_after(self, position: str) -> Iterator[LoggedTransaction]:
-        """Yield the transactions that this server itself has logged after ``position``.
+        """Yield the transactions after ``position`` that were executed first on this server, and
+        not received from the other one.
 
-        Reads the binary log in pages, from the file with ``position`` on. Transactions in log files
-        that were already purged are missing.
+        Reads the binary log in pages, from the log file that contains ``position``. Transactions in
+        log files that the server has already deleted are missing.
         """
         status = self.status()
         after = positions(position).get(status.domain, (0, 0))[1]
@@ -70,8 +71,9 @@ class MySQLPairReplication(MySQLReplicationServer):
         stopped.
 
         :param position: the position in the log of the other server.
-        :param own: the GTID of the last transaction that this server itself has written. The server
-            will not receive its own transactions up to ``own`` back from the other server.
+        :param own: the GTID of the last transaction that was executed first on this server. The
+            other server has replicated this server's transactions up to ``own``, and must not send
+            them back.
         """
         self._rows("SET GLOBAL gtid_slave_pos = %s", _with(position, own))
 
@@ -81,7 +83,8 @@ class MySQLPairReplication(MySQLReplicationServer):
         Used if this server must never execute these transactions, but the other server is to
         replicate from this one later. The other server refuses that unless the log of this server
         contains the GTID ``last``. So this method logs an empty transaction with this GTID. The
-        replication on this server must be stopped meanwhile. Can be repeated.
+        replication on this server must be stopped meanwhile. Can safely be
+        called again.
 
         :param last: the GTID of the last transaction that must not be executed.
         :param schema: a schema of the pair, in which the empty transaction is logged.
@@ -199,8 +202,8 @@ class MySQLPairReplication(MySQLReplicationServer):
     def hold(self, link: MySQLReplicationLink) -> None:
         """Hold back the changes that arrive by ``link``: execute none of them until :meth:`release`.
 
-        The server still receives and keeps them. It stores the hold: neither a restart nor ``START
-        SLAVE`` ends it. Can be repeated.
+        The server still receives and keeps them. It stores the hold, so neither a restart nor
+        ``START SLAVE`` ends it. Can safely be called again.
         """
         name = self._connection_name(link.name)
         if link.delay != HELD:
@@ -226,7 +229,7 @@ class MySQLPairReplication(MySQLReplicationServer):
     def release(self, link: MySQLReplicationLink) -> None:
         """End a :meth:`hold`: execute the changes that have arrived by ``link``, and all later ones.
 
-        Can be repeated.
+        Can safely be called again.
         """
         if link.delay == HELD:
             name = self._connection_name(link.name)
@@ -238,10 +241,11 @@ class MySQLPairReplication(MySQLReplicationServer):
         """Execute the changes that have arrived by ``link``, even if they were held back. Receive
         no more.
 
-        For the case that the other server is dead. The file with the received changes (the relay
+        Used if the other server is dead. The file with the received changes (the relay
         log) may then be their only copy. The server deletes this file if a stopped connection with
         GTID is started, or gets another delay, unless the statement names the file and the position
-        in it. So this method names them. Can be repeated.
+        in it. So this method names them. Can safely be called
+        again.
         """
         if link.executes and link.delay != HELD:
             return
@@ -263,8 +267,8 @@ class MySQLPairReplication(MySQLReplicationServer):
         """Start the replication ``link`` again if it has stopped, for example because the server
         restarted.
 
-        If its changes are held back (received, but not executed), they stay held back. Can be
-        repeated.
+        If its changes are held back (received, but not executed), they stay held back. Can
+        safely be called again.
         """
         if link.delay == HELD:
             self.hold(link)

@@ -48,8 +48,8 @@ def lease(connection: VirtualConnection, query: Any) -> NodeSession:
             raise
         session.inserter = None
         return session
-    # Check twice if this connection was the last user of the session: before the session is taken
-    # from the pool, and afterwards, because another thread may use it in between.
+    # Check twice that no other alias has used the session since: before the session is taken from
+    # the pool, and afterwards, because another thread may use it in between.
     if _was_used_by(connection, earlier, reads_id) and pool.take(earlier):
         if _was_used_by(connection, earlier, reads_id):
             return earlier

@@ -349,7 +349,7 @@ class MySQLReplicationServer(ReplicationServer):
         status = source.status()
         # Wait only for the events of the domain in which the source itself writes. If the source
         # replicates from another server, its log also contains that server's events, in other
-        # domains. This server may never receive those.
+        # domains.
         last = positions(status.logged).get(status.domain)
         return last is None or self.wait_for(f"{status.domain}-{last[0]}-{last[1]}", seconds)
 

@@ -17,6 +17,7 @@ class DatabaseSchemaEditor(EditorMixin, schema.DatabaseSchemaEditor):
             return super().quote_value(value)
 
     def skip_default_on_alter(self, field: Any) -> bool:
-        # If this method returns False, Django drops the default of a new column in the database.
+        # If this method returns True, the default of a new column stays in the database. Otherwise
+        # Django drops it after it has added the column.
         keeps = bool(self.connection.settings_dict.get(KEEP_DEFAULTS))
         return keeps or bool(super().skip_default_on_alter(field))

@@ -35,7 +35,7 @@ _FATAL = frozenset([1053, *range(1152, 1162), *(flavor.session_ended for flavor 
 
 
 def is_lost(exc: BaseException) -> bool:
-    """Whether the error ``exc`` means that the session has ended, or that nobody knows its state."""
+    """Whether the error ``exc`` means that the session has ended, or that its state is unknown."""
     if not isinstance(exc, MySQLError) or not exc.args or not isinstance(exc.args[0], int):
         return True
     code = exc.args[0]
@@ -62,7 +62,7 @@ class NodeSession:
     def __init__(self, raw: Connection, *, split: bool = False) -> None:
         self.raw = raw
         #: Name of the current schema; None if it is unknown. While a packet is sent, this is None
-        #: until the whole packet has succeeded, because nobody knows before if its USE was
+        #: until the whole packet has succeeded. Before that, it is not certain that USE was
         #: executed. If another session drops the schema and creates it again, the name is still
         #: right, but this session goes on using the old character set for new tables.
         self.schema: str | None = None
@@ -81,7 +81,8 @@ class NodeSession:
         self.retired = False
         self.user = 0
         self.permit: object | None = None
-        #: Which session of which server this is; None until the server was queried for it.
+        #: The identity of this session: its server, its account and its id. None until the server
+        #: was queried for it.
         self.identity: SessionID | None = None
         #: The virtual connection (the ``connection`` of a Django alias) that used this session last.
         self.last_user: object = None

@@ -36,10 +36,10 @@ from sharded_orm.mysql_flavor import MySQLFlavor
 _STOPPED: Final = f"({PASSES} IS NULL OR @@SESSION.sql_log_bin)"
 #: The events for which each table has a trigger.
 EVENTS: Final = ("INSERT", "UPDATE", "DELETE")
-# Seconds to wait for a lock that another session holds for a long time.
+# Seconds to wait for a lock on a table or function that another session holds.
 _PATIENCE: Final = 30
-# Seconds to wait for the lock of switching(), under which the active side changes. Writes that the
-# fence refuses wait for the same lock, until the change is over.
+# Seconds to wait for the lock that switching() holds while the active side changes. A write that
+# the fence has refused waits until nobody holds this lock, and is then tried again.
 _SWITCH_PATIENCE: Final = 0.5
 _UNKNOWN_TABLE: Final = 1146  # ER_NO_SUCH_TABLE
 #: ER_SP_DOES_NOT_EXIST

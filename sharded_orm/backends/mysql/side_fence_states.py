@@ -92,7 +92,10 @@ def _objects(
 def _closed(
     rows: Callable[..., Sequence[dict[str, Any]]], quote: Callable[[str], str], schemas: list[str]
 ) -> set[str]:
-    """Return those of ``schemas`` whose fence is closed: its function says that writes are refused."""
+    """Return the schemas whose fence is closed, so that writes are refused.
+
+    To find out, a query calls the function of each fence. All ``schemas`` must have this function.
+    """
     closed: set[str] = set()
     for start in range(0, len(schemas), _BATCH):
         batch = schemas[start : start + _BATCH]

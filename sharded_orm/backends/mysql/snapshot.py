@@ -154,8 +154,8 @@ def build(session: NodeSession, schema: str, snapshot: SchemaSnapshot) -> None:
 
 
 def create_schema(pool: NodePool, schema: str, defaults: str) -> None:
-    """Create an empty schema. A schema of this name is dropped first, but only if it has no rows.
-    Three packets.
+    """Create an empty schema. If a schema of this name exists, and has no rows, it is dropped
+    first. Sends three packets.
 
     :param defaults: the names of the character set and the collation, separated by a space; the
         ``defaults`` of a snapshot.
@@ -214,8 +214,8 @@ def digests(cursor: NodeCursor, schemas: Sequence[str]) -> dict[str, str | None]
     more queries find out which exist, and the digests of these are read again.
     """
     try:
-        # Query the digests without first checking which schemas exist: usually all do, and the
-        # check would list all schemas of the node.
+        # Query the digests at once, without finding out first which schemas exist. Usually all of
+        # them exist, and the list of existing schemas is long.
         return dict(_digests(cursor, schemas))
     except MySQLError as exc:
         if exc.args[0] not in _NOT_THERE:
@@ -234,7 +234,7 @@ def digests(cursor: NodeCursor, schemas: Sequence[str]) -> dict[str, str | None]
 
 
 def names(cursor: NodeCursor) -> set[str]:
-    """Return the names of all schemas of the node that the account may see."""
+    """Return the names of all schemas of the node that the account can see."""
     cursor.execute("SHOW DATABASES")
     return {name for (name,) in cursor.fetchall()}
 

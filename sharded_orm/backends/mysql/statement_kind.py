@@ -177,12 +177,15 @@ def _calls(text: str) -> bool:
 
 
 def _ends_in_call(text: str) -> bool:
-    """Whether ``text``, which a parenthesis follows, ends in the name of a function that may write."""
+    """Whether ``text`` ends in the name of a function that may write.
+
+    :param text: the part of a statement before an opening parenthesis.
+    """
     text = text.rstrip()
     word = _LAST_WORD.search(text, max(0, len(text) - _LONG_WORD))
     if word is None:
         return False
-    # A function with a schema name before it is not one of the server's own.
+    # If the name of a schema precedes the function's name, it is a stored function.
     has_schema = text[: word.start()].rstrip().endswith(".")
     return has_schema or (word[0] not in _HARMLESS and not word[0].isdigit())
 
@@ -217,8 +220,8 @@ def _bare(sql: str) -> str | None:
     Return None if it cannot be known where literals or comments end.
     """
     if "\\" in sql or "/*!" in sql or "/*M!" in sql:
-        # Nobody knows which parts of such a text are code: the effect of a backslash depends on the
-        # SQL mode, and executable comments (``/*! … */``) contain code.
+        # It cannot be found out which parts of such a text are code: the effect of a backslash
+        # depends on the SQL mode, and executable comments (``/*! … */``) contain code.
         return None
     bare = _LITERALS_AND_COMMENTS.sub(lambda match: " " if match[1] else "?", sql)
     return None if any(mark in bare for mark in ("'", '"', "`", "/*")) else bare.strip()

@@ -23,8 +23,9 @@ def alteration(table: str, present: str, wanted: str) -> str | None:
     """Return the ``ALTER TABLE`` that changes a table from the definition ``present`` to
     ``wanted``.
 
-    Return None if the change could lose values, or would need values that do not exist. For
-    example, the present table lacks a column, or a column has another type.
+    Return None if no such statement is safe, because it would lose values, or because the new
+    columns would need values that nobody knows. For example, ``wanted`` has a column that the
+    present table lacks, or the type of a column differs.
 
     :param table: the quoted name of the table.
     :param present: the table's definition now, as ``SHOW CREATE TABLE`` shows it.
@@ -42,8 +43,9 @@ def alteration(table: str, present: str, wanted: str) -> str | None:
 
 
 def demands(definition: str, other: str) -> list[str]:
-    """Return the names of what may make a table refuse rows that another table accepts:
-    constraints, unique keys and NOT NULL columns that only the first table has.
+    """Compare two tables. Return what may make the first table refuse rows that the other one
+    accepts: the names of its constraints, unique keys and NOT NULL columns that the other one
+    lacks.
 
     :param definition: definition of the first table, as ``SHOW CREATE TABLE`` shows it.
     :param other: definition of the other table, in the same form.
@@ -62,8 +64,9 @@ def _keeps_values(mine: dict[str, str], theirs: dict[str, str]) -> bool:
         return False
     return all(
         _OPTIONS.sub("", mine[name]) == _OPTIONS.sub("", definition)
-        # If the column is NOT NULL now and shall become nullable, its NULLs may have been replaced
-        # by other values. ALTER TABLE cannot bring these NULLs back.
+        # The present column is NOT NULL, and the wanted one may be NULL. Then the migration that
+        # made the column NOT NULL may have replaced NULLs by other values. ALTER TABLE cannot bring
+        # these NULLs back, so values are lost.
         and ("NOT NULL" in definition or "NOT NULL" not in mine[name])
         for name, definition in _columns(theirs).items()
     )

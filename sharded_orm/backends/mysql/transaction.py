@@ -16,15 +16,15 @@ AUTOCOMMIT_OFF = b"SET autocommit=0"
 AUTOCOMMIT_ON = b"SET autocommit=1"
 COMMIT = b"COMMIT"
 
-# Errors after which the server has rolled back the whole transaction, each as the first arguments
-# of the exception: ER_CHECKREAD (with innodb_snapshot_isolation), ER_LOCK_TABLE_FULL and
-# ER_LOCK_DEADLOCK.
+# Errors after which the server has rolled back the whole transaction: ER_CHECKREAD (with
+# innodb_snapshot_isolation), ER_LOCK_TABLE_FULL and ER_LOCK_DEADLOCK. Each tuple has the number of
+# an error, and is compared with args[:1] of the exception.
 _UNDOING = ((1020,), (1206,), (1213,))
 
 
 class ServerTransaction:
-    """The state on the server of the transaction of a virtual connection (the ``connection`` of a
-    Django alias).
+    """What a virtual connection (the ``connection`` of a Django alias) knows about its transaction
+    on the server: for example, whether the server has begun it.
 
     ``BEGIN`` and savepoints are not sent at once, but together with the next statement that the
     server must execute. One object serves all transactions of the connection, one after the other.
@@ -57,7 +57,7 @@ class ServerTransaction:
         #: nothing.
         self.only_reads = True
         #: The name of the XA branch (this shard's part of a two-phase commit) that the transaction
-        #: is, as XA statements need it; b"" for an ordinary transaction.
+        #: is, written as in an XA statement. b"" for an ordinary transaction.
         self.branch = b""
         #: Whether the XA branch (this shard's part of a two-phase commit) is prepared. After that,
         #: it can only be committed or rolled back.
@@ -76,7 +76,9 @@ class ServerTransaction:
         return b"XA START " + self.branch if self.branch else BEGIN
 
     def begins_in(self, prefix: Sequence[bytes]) -> bool:
-        """Whether one of the statements ``prefix`` begins the transaction."""
+        """Whether ``prefix``, the statements that are sent before the next one, contains the
+        statement that begins the transaction.
+        """
         return self.begin in prefix or AUTOCOMMIT_OFF in prefix
 
     @property
@@ -92,9 +94,10 @@ class ServerTransaction:
     def prefix(self, *, plain: bool) -> list[bytes]:
         """Return the statements to send before the next one: ``BEGIN`` and savepoints, if needed.
 
-        ``SET autocommit=0`` takes the place of ``BEGIN``, once per transaction, if ``plain`` is
-        False or if the server may have ended the transaction unnoticed. With it, the server begins
-        a new transaction by itself, so that later statements do not commit one by one.
+        ``SET autocommit=0`` takes the place of ``BEGIN``, once per transaction, in two cases:
+        ``plain`` is False, or the server may have ended the transaction unnoticed. With
+        autocommit=0, the server begins a new transaction by itself, so that later statements do not
+        commit one by one.
 
         :param plain: False if the next statement commits implicitly or leaves state in the session;
             otherwise True.
@@ -116,7 +119,8 @@ class ServerTransaction:
         return self.pending[:] if self.is_open else [BEGIN, *self.pending]
 
     def record(self, executed: Sequence[bytes]) -> None:
-        """Record what the server has executed of the statements that :meth:`prefix` returned.
+        """Record that the server has executed statements that :meth:`prefix` returned. For example,
+        it has begun the transaction.
 
         :param executed: these statements, or only the first of them if a later one failed.
         """
@@ -129,7 +133,8 @@ class ServerTransaction:
             del self.pending[: len(executed) - begins]
 
     def end(self, run: Callable[..., None], statement: bytes) -> None:
-        """End the transaction on the server. If the session was put into autocommit=0, undo this.
+        """End the transaction on the server. If the session was put into autocommit=0, set
+        autocommit=1 again.
 
         :param run: function that sends statements in one packet.
         :param statement: COMMIT or ROLLBACK.

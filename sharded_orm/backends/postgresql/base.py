@@ -57,8 +57,9 @@ from sharded_orm.backends.write_hooks.commit import CommitOutcome
 if TYPE_CHECKING:
     from sharded_orm.topology.model import Shard
 
-# Query the numbers of extension types once per pool, not for each shard. Set this up at the import
-# of this module: no alias can use this backend earlier.
+# Make all aliases of a pool share the numbers of extension types, so that they are not queried for
+# each shard. This is done when this module is imported, that is, before any alias can use this
+# backend.
 share_types()
 
 # Options of Django's backend that cannot work if aliases share sessions. Maps each name to the
@@ -124,7 +125,8 @@ class DatabaseWrapper(ServerConnectionMixin[PostgreSQLPool], stock.DatabaseWrapp
     def get_connection_params(self) -> dict[str, Any]:
         options = self.settings_dict["OPTIONS"]
         for name, remedy in _REFUSED_OPTIONS.items():
-            # Refuse the number 0, too: with prepare_threshold=0, a statement is prepared when it is
+            # Compare with None and False rather than test for a true value, because 0 must be
+            # refused, too: with prepare_threshold=0, the driver prepares a statement when it is
             # first executed.
             if options.get(name) is not None and options[name] is not False:
                 raise ImproperlyConfigured(
@@ -223,8 +225,8 @@ class DatabaseWrapper(ServerConnectionMixin[PostgreSQLPool], stock.DatabaseWrapp
     def node_cursor(self, *, stream: bool = False, schemas: Iterable[str] = ()) -> Iterator[Any]:
         """Return a context manager that yields a cursor of the node, as the base class does.
 
-        :param schemas: schemas whose tables the statements use, although the text does not name the
-            tables. The pool counts them: it closes a session that has used many tables.
+        :param schemas: schemas whose tables the statements use without naming them in their text.
+            The pool counts these schemas, because it closes a session that has used many.
         """
         with super().node_cursor(stream=stream) as cursor:
             cursor.use_schemas(schemas)
@@ -232,13 +234,14 @@ class DatabaseWrapper(ServerConnectionMixin[PostgreSQLPool], stock.DatabaseWrapp
 
     def holds_session(self) -> bool:
         connection = self.connection
-        # Within one_session(), the caller relies on getting the same session. So treat this session
-        # like one with state.
+        # In a ``with`` block of one_session(), the caller relies on getting the same session for
+        # each statement. So return True there, as for a session that has state.
         return connection is not None and (connection.has_state or connection.in_batch)
 
     def is_statement_limit(self, error: BaseException) -> bool:
-        # The limit of a statement's time causes this error. So does an administrator who cancels
-        # the statement; then the statement is sent a second time.
+        # The server raises this error at the time limit of a statement. It raises the same error if
+        # an administrator cancels the statement, so this method then returns True, too. That is
+        # harmless: the caller only sends the statement again.
         return sqlstate_of(error) == QUERY_CANCELED
 
     @cached_property
@@ -379,15 +382,15 @@ class DatabaseWrapper(ServerConnectionMixin[PostgreSQLPool], stock.DatabaseWrapp
         return Effect.ROWS if is_rows else Effect.SCHEMA
 
     def may_change_schema(self, sql: str) -> bool:
-        # Also return True for a text that calls an unknown function, because a function may run any
-        # statement on PostgreSQL, and for a text with several statements.
+        # On PostgreSQL, a function may run any statement. So also return True if the text calls an
+        # unknown function, or if it has several statements.
         return super().may_change_schema(sql) or is_several(sql) or not is_repeatable(sql)
 
     def statements_sent(self) -> int | None:
         if self.connection is None:
             return 0
-        # Return None if the project may have got the driver's own connection: its statements are
-        # not counted.
+        # If the search path was set for good, the project may have got the driver's own connection.
+        # Statements that it sends by that connection are not counted, so the number is unknown.
         return None if self.connection.has_own_path else self.connection.statements
 
     def change_capture(self, account: Mapping[str, Any] | None = None) -> PostgreSQLChangeCapture:
@@ -439,8 +442,8 @@ class DatabaseWrapper(ServerConnectionMixin[PostgreSQLPool], stock.DatabaseWrapp
         return (
             self.connection is not None
             and self.connection.mode is SessionMode.TRANSACTION
-            # A shared connection is part of a two-phase commit. It has written nothing if its
-            # transaction has not begun on the server.
+            # A transaction of a two-phase commit (is_shared) has written nothing as long as it has
+            # not begun on the server.
             and (
                 self.connection.only_reads
                 or (self.connection.is_shared and not self.connection.is_open)
@@ -450,8 +453,8 @@ class DatabaseWrapper(ServerConnectionMixin[PostgreSQLPool], stock.DatabaseWrapp
 
     @property
     def has_failed(self) -> bool:
-        # A transaction that has failed only because the schema does not exist does not count: no
-        # statement of the program was executed, so nothing can be lost.
+        # If the transaction has failed only because the schema does not exist (is_unguarded),
+        # return False: the server has executed no statement of the program, so nothing can be lost.
         connection = self.connection
         return (
             connection is not None

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 #: The names of this library's prepared transactions begin with this text. Those of other
 #: programs do not.
 _PREFIX: Final = "sharded_orm:"
-#: A statement that limits each wait for a lock in the open transaction to 50 seconds, as MariaDB does by
-#: default. Does nothing if the server or the session has a limit already.
+#: A statement that limits each wait for a lock in the open transaction to 50 seconds, which is
+#: MariaDB's default. Does nothing if the server or the session has a limit already.
 WAIT_LIMIT: Final = (
     b"SELECT pg_catalog.set_config('lock_timeout', '50s', true)"
     b" WHERE pg_catalog.current_setting('lock_timeout') = '0'"
@@ -34,7 +34,8 @@ def name_of(branch: BranchName) -> str:
 
 
 def obstacle(pool: PostgreSQLPool) -> str:
-    """Return why the server cannot prepare transactions, with the remedy; "" if it can.
+    """Return the reason why the server cannot prepare transactions, and what an operator can do
+    about it. Return "" if the server can prepare them.
 
     The first call for a pool queries the server; later calls cost nothing.
     """

@@ -1,9 +1,11 @@
 """SQL for the PostgreSQL triggers that record or refuse changes of a table.
 
 For example, while a key moves to another shard, the triggers record in a journal which of its rows
-change. Near the end of the move, the key's *fence* is closed: a row in a table, because of which
-the triggers refuse changes of the key's rows. The trigger functions run with the privileges of the account that
-moves keys. So the application's account needs no privileges on the tables of fences and journal.
+change. Near the end of the move, the key's *fence* is closed. This is a row in a table: as long as
+it says "closed", the triggers refuse changes of the key's rows.
+
+The trigger functions run with the privileges of the account that moves keys. So the application's
+account needs no privileges on the tables of fences and journal.
 """
 
 from __future__ import annotations
@@ -32,8 +34,8 @@ EPOCH: Final = f"{OWN_PREFIX}epoch"
 #: The event of the trigger that refuses TRUNCATE.
 TRUNCATE: Final = "TRUNCATE"
 
-# Settings that affect how values are written as text. Maps each setting to a pair: the value that
-# the triggers use, and the types of columns for which it matters.
+# Settings that affect how the server writes a value as text. Maps each setting to a pair: the value
+# that the triggers use for it, and the types of columns whose text depends on it.
 _SETTINGS: Final = {
     "DateStyle": ("'ISO, YMD'", {"date", "timestamp", "timestamptz"}),
     "TimeZone": ("'UTC'", {"timestamptz"}),
@@ -113,8 +115,8 @@ def trigger_statements(
 
 
 def truncate_statements(table: CapturedTable, schema: str, quote: Quote) -> Iterator[str]:
-    """Yield the SQL statements that create a trigger which refuses TRUNCATE of a table: no other
-    trigger would see the removed rows.
+    """Yield the SQL statements that create a trigger which refuses TRUNCATE of a table. TRUNCATE
+    removes rows without calling the triggers for rows, so these could not record the change.
     """
     function, name = quote(f"{OWN_PREFIX}truncate"), quote(trigger_name(table.name, TRUNCATE))
     yield (
@@ -129,11 +131,11 @@ def truncate_statements(table: CapturedTable, schema: str, quote: Quote) -> Iter
 
 
 def _unknown_keys(table: CapturedTable, rows: tuple[str, ...], quote: Quote) -> str:
-    """Return SQL for changed rows whose shard key cannot be found.
+    """Return SQL that records changed rows whose shard key cannot be found.
 
-    The key of such a row is in another row, to which a foreign key refers. This other row is
-    missing if the transaction has deleted it, or will insert it later. To lose nothing, the SQL
-    records the changed row for every key that moves.
+    The key of such a row is in another row, to which a foreign key refers. The other row is missing
+    if the transaction has deleted it, or will insert it later. The changed row may belong to any
+    key. So the SQL records it for every key that moves now.
     """
     if not table.links:
         return ""

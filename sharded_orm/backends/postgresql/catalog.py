@@ -41,9 +41,10 @@ class CatalogRow(NamedTuple):
 # The query for the objects of the schema. It leaves out objects of extensions (dependency type "e")
 # and objects that are part of another one (type "i"), such as the sequence of an identity column.
 #
-# For a table, view or sequence, the third column has letters: its kind in pg_class, and what it has
-# that needs another query, such as T for triggers. The cast to regnamespace raises error 3F000 if
-# the schema does not exist.
+# For a table, view or sequence, the third column is a text of letters. The first one is the kind of
+# the object in pg_class. Each other letter stands for a property that another query must read: for
+# example, T means that the object has triggers. The cast to regnamespace raises error 3F000 if the
+# schema does not exist.
 _LIST = """\
 SELECT d.classid::regclass::text, d.objid::int8, concat(
   c.relkind,
@@ -187,8 +188,9 @@ JOIN pg_description c ON c.classoid = 'pg_class'::regclass AND c.objoid = relati
 LEFT JOIN pg_attribute a ON a.attrelid = c.objoid AND a.attnum = c.objsubid AND c.objsubid > 0
 WHERE relation.kind IN ('r', 'p')"""
 
-# The query for indexes, except those that belong to a constraint. With its argument "pretty", the
-# server writes definitions of indexes, triggers and rules without the schema of the table.
+# The query for indexes, except those that belong to a constraint. Its calls of pg_get_indexdef()
+# have the argument "pretty". The server then writes the definition of an index without the schema
+# of the table. The same is true for triggers and rules.
 _INDEXES = """\
 SELECT 'index', x.relname, pg_get_indexdef(i.indexrelid, 0, true),
   CASE WHEN NOT i.indisvalid AND relation.kind <> 'p' THEN 'invalid' END
@@ -212,9 +214,10 @@ SELECT 'sequence', relation.name, concat(
 )
 FROM relation JOIN pg_sequence q ON q.seqrelid = relation.oid"""
 
-# The query for the counters of tables: the next value of the sequence of a column. If the table has
-# several such sequences, the lowest. A table is left out if one of these has not returned a value yet.
-# Sequences that this account may not read do not count.
+# The query for the counters of tables: the next value of the sequence that fills a column. If a
+# table has several such sequences, the query returns the lowest of their next values. It leaves a
+# table out if one of its sequences has never returned a value. Sequences that this account may not
+# read do not count.
 _COUNTERS = """\
 SELECT 'counter', relation.name, min(pg_sequence_last_value(q.seqrelid) + q.seqincrement)::text, NULL
 FROM relation
@@ -337,8 +340,8 @@ UNION ALL
 SELECT 'other', 'type', b.typname, NULL
 FROM pg_type b WHERE b.oid = ANY (%(pg_type)s::oid[]) AND b.typtype = 'b'"""
 
-# The query for collations. It reads each row as JSON: the column with the locale has another name
-# in other versions of the server.
+# The query for collations. It reads each row of the catalog as JSON, because the column with the
+# locale has different names in different versions of the server.
 _COLLATIONS = f"""\
 SELECT 'type', c.collname, concat(
   'CREATE COLLATION ', {_quoted("c.collname")}, ' (PROVIDER = ',

@@ -58,8 +58,8 @@ class PostgreSQLChangeCapture(ChangeCapture):
     fence's row, later writers would not wait behind it.)
     """
 
-    # The query for triggers that work. A trigger that somebody has disabled is not returned, so it
-    # counts as missing.
+    # The query for the enabled triggers. A trigger that somebody has disabled is not returned, so
+    # that it counts as missing.
     _all_triggers = f"SELECT tgname FROM ({_TRIGGERS} AND t.tgenabled = 'A') enabled"
 
     def __init__(self, connection: Any) -> None:
@@ -130,10 +130,11 @@ class PostgreSQLChangeCapture(ChangeCapture):
         epoch = self._quote(EPOCH)
         with self._locks.transaction():
             super().watch(number, value, closed=closed)
-            # A transaction whose snapshot is older cannot see the new fence. But it sees the
-            # present value of a sequence, which does not depend on snapshots. So store the id of
-            # this transaction in a sequence. The triggers compare it with their transaction's
-            # snapshot.
+            # A transaction that took its snapshot before this moment cannot see the new fence. But
+            # it sees the present value of a sequence, because sequences do not depend on snapshots.
+            # So store the id of this transaction in a sequence. When a trigger runs in an old
+            # transaction, it finds that the stored id is not in its snapshot, and makes the
+            # transaction fail.
             self._rows(
                 f"SELECT pg_catalog.setval('{epoch}', greatest(last_value,"
                 f" pg_catalog.pg_current_xact_id()::text::bigint)) FROM {epoch}"

@@ -26,8 +26,9 @@ class DatabaseClient(stock.DatabaseClient):
     def runshell(self, parameters: Iterable[str]) -> None:
         """Run ``psql`` until the user ends it.
 
-        :raises ShardDatabaseMissing: the shard's schema does not exist. The server would accept its
-            name in the search path, and CREATE statements would create tables in another schema.
+        :raises ShardDatabaseMissing: the shard's schema does not exist. ``psql`` is not started
+            then, because the server would skip the schema in the search path, and CREATE statements
+            would create tables in another schema.
         """
         if self.connection.settings_dict.get("SCHEMA") is not None:
             with self.connection.cursor() as cursor:

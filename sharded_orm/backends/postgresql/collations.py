@@ -7,9 +7,12 @@ from typing import Any
 
 from sharded_orm.backends.key_guard import ColumnType
 
-# The query for the types of columns. For a column whose type is a domain, it returns the domain's
-# base type. Two values of bpchar, the type of CHAR(n), are equal if they differ only in trailing
-# spaces. Types of extensions, such as citext, may compare values in ways of their own.
+# The query for the types of columns.
+#
+# If the type of a column is a domain, the query returns the domain's base type. The last column of
+# the result is false if two different texts of the type may be equal. For example, bpchar, the type
+# of CHAR(n), ignores trailing spaces, and types of extensions, such as citext, may compare texts in
+# ways of their own.
 _COLUMNS = """\
 SELECT n.nspname, c.relname, a.attname,
   CASE b.typname WHEN 'bpchar' THEN 'char' ELSE b.typname END,

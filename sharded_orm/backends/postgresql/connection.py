@@ -70,9 +70,9 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
     :param named_cursor_class: the class of cursors with a name.
     """
 
-    #: The driver's cursors read this attribute of their connection. None: no pipeline is active. A
-    #: pipeline cannot be used, because a cursor sends its statement in the leased session, not by
-    #: this object.
+    #: The driver's cursors read this attribute of their connection. None means that no pipeline is
+    #: active. This class never has one, because a cursor sends its statement in the leased session,
+    #: not by this object.
     _pipeline = None
 
     #: The driver's cursors lock their connection with this. No real lock is needed, because a
@@ -108,8 +108,8 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
                 f"SELECT pg_catalog.set_config('search_path', {path}, true), {guard_of(schema)}"
             ).encode()
             self.set_path_bare = f"SET LOCAL search_path TO {search_path_of(schema)}".encode()
-        #: The statements to send in front of each statement in autocommit, which set the search
-        #: path. The next attribute has the same as the bytes of a packet.
+        #: In autocommit, these statements are sent in front of each statement, to set the search
+        #: path. autocommit_packet has the same statements, joined to the bytes of a packet.
         self.autocommit_prefix: list[bytes] = [] if self.set_path is None else [self.set_path]
         self.autocommit_packet = packet_of(self.autocommit_prefix)
         #: A statement that limits the time of a write. It is sent before each write, in the same
@@ -120,8 +120,8 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
         #: Whether all statements of the transaction so far were plain reads, which change and lock
         #: nothing.
         self.only_reads = True
-        #: Whether the transaction has not checked yet that the schema exists. The first statement
-        #: does that.
+        #: True from the beginning of a transaction until one of its statements, usually the first,
+        #: has checked that the schema exists.
         self.is_unguarded = False
         #: Weak references to the cursors that still have unread rows on the server.
         self.bound_cursors: list[weakref.ref[BoundCursor]] = []
@@ -299,8 +299,9 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
                 prefix = [*prefix, self.limit]
             return session, prefix
         sets_transaction = kind is PostgreSQLKind.SET_TRANSACTION
-        # A part of a two-phase commit must not wait without limit: no server sees that two such
-        # transactions wait for each other on two servers, or that a branch's process has died.
+        # Limit the waits for locks if the transaction is part of a two-phase commit. Two such
+        # transactions may wait for each other on two servers, and no server sees such a deadlock.
+        # Or the process of a prepared branch has died, so that the branch keeps its locks.
         limits = [branches.WAIT_LIMIT] if self.is_shared and not sets_transaction else []
         if session.in_transaction:
             if self.is_unguarded and not sets_transaction and self.set_path is not None:
@@ -330,8 +331,9 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
                 del pending[0]
 
     def limit_writes(self, seconds: float | None) -> None:
-        # In autocommit, each packet is one transaction. The setting lasts until the end of it. Keep
-        # a shorter limit that the session has already (0 stands for no limit).
+        # The limit is sent before a write in autocommit, in the same packet. The packet is one
+        # transaction, and the setting ends with it. If the session has a shorter limit already,
+        # keep that one (0 stands for no limit).
         self.limit = (
             None
             if seconds is None

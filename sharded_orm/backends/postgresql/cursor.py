@@ -1,8 +1,8 @@
 """Cursors that lease a session for each statement, and return it when the statement is done.
 
-While a statement runs, the cursor's driver connection is that of the leased session; otherwise it
-is the alias's virtual connection. All rows of a statement are fetched before its session is
-returned. Only named cursors leave rows on the server.
+A cursor has a driver connection. While a statement runs, this is the connection of the leased
+session; otherwise it is the alias's virtual connection. All rows of a statement are fetched before
+its session is returned. Only named cursors leave rows on the server.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from sharded_orm.exceptions import SessionStateRefused
 if TYPE_CHECKING:
     from sharded_orm.backends.postgresql.session import PostgreSQLNodeSession
 
-# If the session of a read is lost within this many seconds, the read is repeated. A read that has
-# run for longer is not: somebody may have killed it because it was slow.
+# If a read loses its session within this many seconds, it is repeated. A read that has run for
+# longer is not repeated, because somebody may have killed it for its slowness.
 RETRY_WITHIN = 1.0
 
 _WRITE, _INSERT = PostgreSQLKind.WRITE, PostgreSQLKind.INSERT
@@ -107,8 +107,9 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
             self._run_free(connection, kind, text, query, params, options)
         else:
             if not kind and connection.only_reads and not is_repeatable(text):
-                # The statement calls a function that may write. If several shards commit, those that
-                # were only read commit first. So this one must not count as such.
+                # The statement calls a function that may write, although its kind is a read. If a
+                # transaction uses several shards, those on which it has only read commit first.
+                # This shard must not be one of them.
                 connection.only_reads = False
             self._run_held(connection, kind, query, params, options)
         return self
@@ -216,9 +217,9 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
         elif kind is PostgreSQLKind.BARE and prepares_transaction(text):
             connection.refuse_control(text)
         elif kind is PostgreSQLKind.MAYBE_ALONE or kind is PostgreSQLKind.ALONE:
-            # Send the statement alone, because the server refuses it in a packet with others.
-            # Behind a pooler, that is impossible. MAYBE_ALONE is sent in a packet there: the server
-            # seldom refuses it.
+            # The server refuses such a statement in a packet with others, so send it alone. Behind
+            # a pooler, this is impossible. There, a statement of the kind MAYBE_ALONE is sent in a
+            # packet nevertheless, because the server seldom refuses it.
             can_share = kind is PostgreSQLKind.MAYBE_ALONE and connection.has_pooler
             if not in_transaction and not can_share:
                 self._run_alone(connection, query, params, options)
@@ -241,9 +242,9 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
         if kind is PostgreSQLKind.EXTENSION:
             connection.pool.type_oids.clear()
         elif kind is PostgreSQLKind.PATH and resets_path(text):
-            # The program has reset the search path. In a session of the pool, that means the
-            # server's default path. With Django's own backend, it would mean the shard's path, so
-            # set this.
+            # The statement has reset the search path, for example by RESET ALL. In a session of the
+            # pool, the path is then the server's default. With Django's own backend, it would be
+            # the path of the shard, so set that again.
             connection.restore_path()
 
     def _record_write(self, kind: PostgreSQLKind) -> None:
@@ -280,7 +281,7 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
         """Run ``query`` on ``session``, in one packet after the statements of ``_prefix``."""
         self._conn, self._pgconn = session.raw, session.pgconn
         # Make the driver create new converters of values. For the same query as before, it would
-        # use those of the earlier session.
+        # use those that it created for an earlier session.
         self._last_query = None
         try:
             super().execute(query, params, **options)
@@ -352,7 +353,7 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
         session = connection.session
         is_own = connection.autocommitted and not (session is not None and session.in_transaction)
         if connection.mode >= SessionMode.LOST:
-            # This call raises an error, because the session is lost.
+            # This call only raises the error, which says that the session is lost.
             connection.begin_statement(_WRITE)
         is_leased = is_own and session is None
         if is_own:
@@ -448,10 +449,10 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
         return text
 
     def _once_per_database(self, text: str) -> tuple[str, list[bytes]]:
-        """Return the CREATE EXTENSION for a schema that all shards of the database share. Also
-        return the statements to send before it: they create this schema if it is missing.
+        """Return a CREATE EXTENSION for the schema that all shards of the database share. Also
+        return the statements to send before it, which create this schema if it is missing.
 
-        :param text: the CREATE EXTENSION that the caller has sent, without a schema.
+        :param text: the CREATE EXTENSION that the caller has sent. It names no schema.
         """
         alone = without_comments(text)
         match = _EXTENSION.match(alone)
@@ -462,7 +463,8 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
             )
         name = match[1]
         name = name[1:-1].replace('""', '"') if name.startswith('"') else name.lower()
-        # Take a lock: if two sessions create the same extension at the same time, one of them fails.
+        # If two sessions create the same extension at the same time, one of them gets an error. So
+        # take a lock first.
         prepare = (
             "DO $sharded_orm$ BEGIN IF NOT EXISTS (SELECT FROM pg_catalog.pg_extension WHERE"
             f" extname OPERATOR(pg_catalog.=) {literal(name)})"

@@ -27,8 +27,7 @@ USES_TABLES = "/* uses tables */"
 #: Appended to the definition of an index that is not valid, because CREATE INDEX CONCURRENTLY has
 #: failed.
 INVALID = " /* not valid */"
-#: In the definition of a sequence: after this text follows the column to which the sequence
-#: belongs.
+#: Stands at the end of a sequence's definition, before the column to which the sequence belongs.
 OWNED_BY = "\nOWNED BY "
 
 # Matches a quoted name or a text literal. A literal with backslash escapes begins with E.
@@ -102,7 +101,7 @@ def _object(section: str, name: str, text: str, detail: str) -> tuple[str, str]:
         text = _without_schema(text, name, detail)
         return f"{kind_of(text)} {name}", text
     if section == "other":
-        # This package cannot create such an object, so only its name is known.
+        # This package cannot create an object of such a kind. So its definition is only its name.
         key = f"{name} {text.replace(f'{detail}.', '') if detail else text}"
         return key, key
     text = _in_lines(text)
@@ -159,14 +158,17 @@ def _without_schema(text: str, name: str, schema: str) -> str:
         pattern += rf'|(?<![\w$".\']){re.escape(plain)}(?=\s*\.\s*["\w])'
     tail = re.sub(pattern, quoted(SCHEMA), tail)
     path = re.compile(r"^ SET search_path TO .*$", re.MULTILINE)
-    # In SET search_path, the server writes the name of the schema as a literal. Replace this, too.
+    # In a line such as SET search_path TO 'photos_00042', the server writes the name of the schema
+    # as a literal, not as an identifier. So replace the literal, too.
     own, placeholder = (f"'{name.replace(chr(39), chr(39) * 2)}'" for name in (plain, SCHEMA))
     tail = path.sub(lambda line: line[0].replace(own, placeholder), tail)
     return text + tail
 
 
 def in_schema(definition: str, schema: str) -> str:
-    """Return a function's definition for ``schema``: its name takes the place of :data:`SCHEMA`."""
+    """Return a function's definition for ``schema``, in which the name of ``schema`` replaces the
+    placeholder :data:`SCHEMA`.
+    """
     definition = definition.replace(quoted(SCHEMA), quoted(schema))
     return definition.replace(literal(SCHEMA), literal(schema))
 

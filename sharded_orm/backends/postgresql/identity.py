@@ -67,16 +67,16 @@ def session_id(session: PostgreSQLNodeSession, pool: PostgreSQLPool) -> SessionI
 def judges(pool: PostgreSQLPool, writer: SessionIdentity) -> bool:
     """Whether :func:`gone` can find out if the session ``writer`` still exists.
 
-    For that, the session must be on the server of ``pool``, and the pool's account must be able to
-    see the session. If the server does not answer now, the result is True. If ``writer`` is empty,
-    it is False.
+    It can if the session is on the server of ``pool``, and the pool's account may see the session.
+    If the server does not answer now, return True, because it may answer later. If ``writer`` is
+    empty, return False.
     """
     if not writer.server or not writer.connection:
         return False
     answer = pool.last_answer
     if answer is None or answer[0] != writer.server:
-        # The pool's last answer did not come from the server of this session. The node's address
-        # may lead to that server by now, so query again which server answers.
+        # The pool's last answer, if any, came from another server than that of the session. The
+        # node's address may lead to another server by now, so query again which server answers.
         try:
             _, answer = _query_sessions(pool)
         except (psycopg.Error, PoolTimeout):
@@ -110,8 +110,8 @@ def _query_sessions(pool: PostgreSQLPool) -> tuple[set[int], tuple[str, str, boo
         pool.discard(session)
         raise
     pool.release(session)
-    # Record whose sessions this pool can see: those of its account; or of nobody (""), if it cannot
-    # even see when its own session began.
+    # Record whose sessions this pool's account can see: those of the account itself, or those of
+    # nobody (""), if the account cannot even see when its own session began.
     visible = short_hash(account) if own is not None else ""
     answer = pool.last_answer = (short_hash(server), visible, bool(sees_all))
     return {int(number) for number in existing or ()}, answer

@@ -1,6 +1,7 @@
 """Transactions whose statements wait only briefly for locks.
 
-While a statement waits for a lock on a table, later statements of other sessions queue behind it.
+While a statement waits for a lock on a table, later statements of other sessions on this table must
+queue behind it. So a long wait would stop the application.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ class PostgreSQLLockWaits:
         self._run = run
 
     def attempt(self, deadline: float, action: Callable[[], object]) -> None:
-        """Call ``action`` in a transaction, again and again, until it succeeds, because locks of
-        other sessions may stop it.
+        """Call ``action`` in a transaction. If it fails because another session holds a lock, roll
+        back, and try again until it succeeds.
 
         Each attempt waits only for a fraction of a second, because other sessions queue behind it.
 
@@ -53,8 +54,8 @@ class PostgreSQLLockWaits:
 
     @contextmanager
     def transaction(self, patience: float | None = None) -> Iterator[None]:
-        """Run the ``with`` block in a transaction. An error rolls everything back, even created
-        tables.
+        """Run the ``with`` block in a transaction. An error rolls everything back, even the
+        creation of tables.
 
         :param patience: seconds for which each statement waits for a lock. None: as set in the
             session.

@@ -22,9 +22,9 @@ def take(cursor: CatalogCursor, schema: str, seconds: float) -> bool:
         ((is_taken,),) = cursor.fetchall()
         return bool(is_taken)
     try:
-        # The time limit lasts for this statement only, which is a transaction by itself. It must be
-        # set before pg_advisory_lock() is called: OFFSET 0 keeps the planner from merging the two
-        # queries.
+        # One statement sets the time limit and takes the lock. In autocommit it is a transaction by
+        # itself, and the limit ends with it. OFFSET 0 keeps the planner from merging the two
+        # queries, so that the limit is set before pg_advisory_lock() is called.
         cursor.execute(
             "SELECT pg_advisory_lock(%(key)s)"
             " FROM (SELECT set_config('lock_timeout', %(timeout)s, true) AS value OFFSET 0) AS timeout"
@@ -46,7 +46,7 @@ def release(cursor: CatalogCursor, schema: str) -> None:
 
 
 def _key(schema: str) -> int:
-    # The number need not contain the name of the database, because each database has advisory locks
-    # of its own.
+    # The key is made from the name of the schema alone. It need not contain the name of the
+    # database, because each database has advisory locks of its own.
     digest = sha256(f"sharded_orm:{schema}".encode()).digest()
     return int.from_bytes(digest[:8], signed=True)

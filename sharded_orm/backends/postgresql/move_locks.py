@@ -14,7 +14,8 @@ from django.db import OperationalError
 from sharded_orm.backends.move_locks import TABLES
 from sharded_orm.backends.postgresql.lock_waits import PostgreSQLLockWaits, is_lock_wait
 
-# Seconds to wait, after a session was ended, until the server has rolled back its transaction.
+# After end_holders() has ended a session, it waits at most this many seconds until the server has
+# rolled back the session's transaction.
 _ROLLED_BACK_WITHIN: Final = 60
 # The query for the sessions that hold an advisory lock. The lock's number has 64 bits, and pg_locks
 # shows its upper and lower half in two columns.
@@ -45,8 +46,8 @@ def capture_lock(
     key = advisory_key(schema, purpose)
     try:
         with PostgreSQLLockWaits(run).transaction(patience):
-            # This lock belongs to the session, so it stays after the transaction. The transaction
-            # only limits how long the statement waits for the lock.
+            # The lock belongs to the session, so the session still holds it after the end of this
+            # transaction. The transaction only limits how long the statement waits for the lock.
             run("SELECT pg_catalog.pg_advisory_lock(%s)", key)
     except OperationalError as exc:
         if not is_lock_wait(exc):
@@ -65,8 +66,8 @@ def capture_lock(
 
 
 def take_for_good(run: Callable[..., Any], schema: str, purpose: str) -> None:
-    """Take the lock for ``purpose`` and keep it until the session ends. By the lock,
-    :func:`end_holders` finds the session.
+    """Take the lock for ``purpose`` and keep it until the session ends. While the session holds the
+    lock, :func:`end_holders` can find the session and end it.
     """
     run("SELECT pg_catalog.pg_try_advisory_lock(%s)", advisory_key(schema, purpose))
 
@@ -75,8 +76,8 @@ def end_holders(run: Callable[..., Any], schema: str, purpose: str) -> int:
     """End the other sessions that hold the lock for ``purpose`` on ``schema``, and wait for their
     end.
 
-    The server rolls back their transactions. The lock is only held by sessions of this library, so
-    no other program is hit.
+    The server rolls back their transactions. Only sessions of this library hold this lock, so no
+    session of another program is ended.
 
     :return: how many sessions were ended.
     :raises django.db.DatabaseError: the account may not end the sessions.

@@ -22,13 +22,14 @@ from sharded_orm.backends.pool import (
 from sharded_orm.backends.postgresql.session import PostgreSQLNodeSession, connect
 from sharded_orm.backends.signals import session_opened
 
-#: After a session has used this many schemas, it is closed (``POOL["MAX_SCHEMAS"]``) to free
-#: memory. For each table that the session has read, the server's process keeps about 13 kB until
-#: the session ends, and 25 kB for each table that it has written. See
+#: A session is closed after it has used this many schemas (``POOL["MAX_SCHEMAS"]``), because the
+#: server's process for the session keeps memory until the session ends: about 13 kB for each table
+#: that it has read, and 25 kB for each table that it has written. See
 #: docs/decisions/0037-postgresql.md.
 MAX_SCHEMAS = 200
-#: In a query that names tables of many schemas, this many tables count as one schema of
-#: MAX_SCHEMAS. While such a query runs, the server's process needs about 90 kB for each table.
+#: One query can name tables of many schemas. While it runs, the server's process needs about 90 kB
+#: for each of these tables. So this many tables in such queries count like one schema in the
+#: comparison with MAX_SCHEMAS.
 TABLES_OF_A_SCHEMA = 4
 
 
@@ -77,9 +78,9 @@ class PostgreSQLPool(SessionPool[PostgreSQLNodeSession]):
         self.max_prepared: int | None = None
         #: The session that was opened last. The driver needs a session to quote values for SQL.
         self.last_session: PostgreSQLNodeSession | None = None
-        #: From the last answer about existing sessions: a tuple (identity of the server, identity
-        #: of this pool's account, whether this account sees the sessions of all accounts). None
-        #: before the first answer.
+        #: What the last answer about existing sessions has shown, as a tuple (identity of the
+        #: server, identity of this pool's account, whether this account sees the sessions of all
+        #: accounts). None before the first answer.
         self.last_answer: tuple[str, str, bool] | None = None
         #: Maps the name of an extension type, such as hstore, to its numbers (oids), as
         #: ``django.contrib.postgres`` has queried them.
@@ -116,9 +117,9 @@ class PostgreSQLPool(SessionPool[PostgreSQLNodeSession]):
         return session
 
     def _has_used_too_many(self, session: PostgreSQLNodeSession) -> bool:
-        # Too many schemas: the session shall be closed, because its process on the server keeps
-        # memory for each schema. Behind a pooler this would not end the process, so keep the
-        # session there.
+        # A session that has used too many schemas shall be closed, because its process on the
+        # server keeps memory for each schema. Behind a pooler, closing it would not end the
+        # process, so keep the session there.
         used = len(session.schemas) + len(session.tables) // TABLES_OF_A_SCHEMA
         return used > self.max_schemas and not self.has_pooler
 
@@ -232,7 +233,8 @@ def close_sessions(params: Mapping[str, Any]) -> None:
 
     Leased sessions are closed when they are released.
 
-    :param params: arguments of ``psycopg.connect``, of which host, port, database and service matter.
+    :param params: arguments of ``psycopg.connect``. Only host, port, dbname and service are
+        compared.
     """
     where = ("host", "port", "dbname", "service")
     for pool in pools():

@@ -19,10 +19,14 @@ from sharded_orm.backends.postgresql.sql_quotes import literal, quoted
 from sharded_orm.backends.postgresql.statement_kind import PostgreSQLKind
 from sharded_orm.exceptions import SessionStateRefused
 
-# The settings for each statement of a node's cursor. Its search path has the schema of extensions,
-# but no shard's schema. Without the operators of the type citext there, for example, values of
-# citext would be compared like ordinary text. jit = off keeps the server from compiling the query:
-# in a test with hundreds of tables, compiling took 48 s, and reading the tables 0.13 s.
+# The settings for each statement of a node's cursor.
+#
+# The search path has the schema of extensions, but no shard's schema. Extensions define operators
+# there. For example, without those of the type citext, values of citext would be compared like
+# ordinary text.
+#
+# jit = off keeps the server from compiling the query. In a test with hundreds of tables, compiling
+# took 48 s, and reading the tables 0.13 s.
 _PATH = (
     f"SELECT pg_catalog.set_config('search_path', {literal(quoted(EXTENSIONS))}, true),"
     " pg_catalog.set_config('jit', 'off', true)"

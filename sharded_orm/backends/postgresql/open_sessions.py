@@ -1,5 +1,7 @@
-"""Find out which sessions of a database may still change rows by a statement that began before a
-given moment. A move waits for them.
+"""Find out which statements that began before a given moment may still change rows of a database.
+
+A move needs this: it notes which sessions exist at the moment, and later waits until each of them
+has finished its statement and its transaction.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ _PREPARED: Final = (
 
 
 def marker(run: Run) -> dict[str, Any]:
-    """Return a marker of this moment, for :func:`left`: which sessions and prepared transactions
-    exist now. It consists of JSON values.
+    """Return a marker of this moment: which sessions and prepared transactions exist now. Later,
+    :func:`left` returns how many of these may still be at work. The marker consists of JSON values.
 
     :raises django.db.OperationalError: the account may not see the sessions of other accounts.
     """
@@ -41,13 +43,13 @@ def marker(run: Run) -> dict[str, Any]:
 
 
 def left(run: Run, markers: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Return for each marker how many of its sessions and prepared transactions may still change
-    rows by a statement that began before the marker was made.
+    """Return one number for each marker: how many of its sessions and prepared transactions may
+    still change rows by a statement that began before the marker was made.
 
-    A session no longer counts after it has ended. It also does not count if it has finished another
-    statement since, and the transaction of that time has ended. A statement is recognized by its
-    start time. Start times are only compared for equality, and only on the same server, so the
-    clock does not matter.
+    A session no longer counts if it has ended. It also no longer counts if it has finished another
+    statement since the marker was made, and the transaction of that time has ended. Statements and
+    transactions are recognized by their start times. These are only compared for equality, and only
+    on the same server, so it does not matter whether its clock is right.
 
     :param markers: results of :func:`marker`.
     :raises django.db.OperationalError: the account may not see the sessions of other accounts.
@@ -70,8 +72,8 @@ def _is_left(statement: int | None, transaction: int | None, now: list[Any] | No
     last_statement, last_transaction, state = now
     if transaction is not None and last_transaction == transaction:
         return True
-    # Return True if the session is still running a statement: the client may have sent it before
-    # the marker was made.
+    # A session that is running a statement now still counts: the client may have sent this
+    # statement before the marker was made, although the server began it later.
     has_ended_one = str(state).startswith("idle") and last_statement != statement
     return not has_ended_one
 

@@ -18,10 +18,12 @@ _COUNTERS = """
     AND a.attnum > 0 AND NOT a.attisdropped
     AND pg_catalog.pg_get_serial_sequence(%s, a.attname) IS NOT NULL
 """
-# If an INSERT must fail because of its id, returning_columns() makes the server cast a text that
-# begins like this to a number. The error message of the failed cast then contains this text, in any
-# language. The id in the text is cast to text first: || with another type is an SQL function, which
-# the server would have to parse for each INSERT.
+# returning_columns() makes an INSERT fail if its id must be refused. To this end, the server casts
+# a text to a number: the text _REFUSED, followed by the id. The error message of the failed cast
+# contains this text, in any language.
+#
+# The id is cast to text before it is appended. With another type, || would be an SQL function,
+# which the server would have to parse for each INSERT.
 _REFUSED = "sharded_orm refuses id "
 _REFUSED_ID = re.compile(rf'"{_REFUSED}(-?\d+)"')
 
@@ -35,8 +37,9 @@ class DatabaseOperations(OperationsMixin, operations.DatabaseOperations):
         return int(match[1]) if match else None
 
     def returning_columns(self, fields: Iterable[Any]) -> tuple[str, tuple[()]]:
-        # Does more than Django's method, which only names the columns: the server also refuses an
-        # id outside of the range that a field may have as its attribute ``returned_ids``.
+        # Unlike Django's method, which only names the columns, make the server also check the ids.
+        # If a field has a range as its attribute ``returned_ids``, the server refuses an id outside
+        # of it.
         if not fields:
             return "", ()
         columns = []
@@ -71,7 +74,8 @@ class DatabaseOperations(OperationsMixin, operations.DatabaseOperations):
         )
 
     def tables_among(self, cursor: Any, tables: Collection[str]) -> list[str]:
-        # Overrides the base class's method, whose query reads the catalog's rows about all schemas.
+        # Overrides the base class's method, whose query is slow with many schemas: it reads the
+        # catalog's rows about all of them.
         cursor.execute(
             "SELECT t FROM pg_catalog.unnest(%s::text[]) t"
             " WHERE pg_catalog.to_regclass(pg_catalog.quote_ident(t)) IS NOT NULL",

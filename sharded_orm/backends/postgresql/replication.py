@@ -128,7 +128,8 @@ class PostgreSQLReplicationServer(ReplicationServer):
     def _beginning(self) -> set[tuple[int, str]]:
         """Return the sessions that are just being opened, as pairs (process id, transaction).
 
-        They may pass the fence, or the server may still refuse them.
+        Such a session may have seen its database still open, and then gets past the fence. Or the
+        server still refuses it.
         """
         rows = self._rows(queries.BEGINNING, self._databases)
         return {(row["pid"], row["transaction"]) for row in rows}
@@ -157,8 +158,8 @@ class PostgreSQLReplicationServer(ReplicationServer):
             return None
         timeline = source._timeline()
         for row in self._receivers():
-            # If the timeline is None, the replica receives nothing now. Return such a link, too: it
-            # shows that.
+            # A timeline of None means that the replica receives nothing at the moment. Return its
+            # link nevertheless, because the link shows this.
             if row["timeline"] in (None, timeline):
                 return _link(row)
         return None
@@ -334,8 +335,9 @@ class PostgreSQLReplicationServer(ReplicationServer):
         }
 
     def written_since(self, position: str) -> str:
-        # Ask whether databases were opened, rather than compare positions in the log. The log also
-        # grows when no client writes, for example by checkpoints.
+        # Compare the versions of the databases' rows, to see whether a database was opened. The
+        # position in the log would not show that, because the log also grows when no client writes,
+        # for example by checkpoints.
         if self._versions() != self._fence:
             return "its databases were opened"
         sessions = self._sessions()
@@ -429,7 +431,9 @@ def _link(row: Mapping[str, Any]) -> ReplicationLink:
 
 
 def _address(row: Mapping[str, Any]) -> tuple[str, int]:
-    """Return host and port of the server from which the replica receives its log, or is meant to."""
+    """Return host and port of the server from which the replica receives its log. If it receives
+    nothing now, return those in its settings.
+    """
     if row["host"]:
         return str(row["host"]), int(row["port"])
     parts = conninfo_to_dict(row["conninfo"] or "")

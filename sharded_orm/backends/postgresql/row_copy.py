@@ -18,8 +18,9 @@ from sharded_orm.backends.row_copy import COPY, DELETED, SIDE_PREFIX, RowCopy
 
 # Seconds to wait for another session that changes the rows of the same move.
 _PATIENCE: Final = 50
-# A sequence is advanced by nextval() if at most this many numbers are to be skipped, otherwise by
-# setval(). Until setval() has run, other sessions surely take fewer numbers than this.
+# If at most this many numbers of a sequence are to be skipped, they are taken with nextval(),
+# otherwise setval() is called. Other sessions surely take fewer numbers than this until setval()
+# has run.
 _TAKEN: Final = 1000
 _RELATION: Final = "%s::pg_catalog.regclass"
 
@@ -42,8 +43,10 @@ class PostgreSQLRowCopy(RowCopy):
         take_for_good(self._rows, self._schema, of_copier(number))
 
     def report_counts(self) -> None:
-        # The session reports what it has written up to ten seconds later. If ANALYZE has counted the same
-        # rows before, the server has twice their number. Servers before 15 have no such function.
+        # A session reports up to ten seconds later how many rows it has written. ANALYZE, which
+        # runs next, counts the rows in the table itself. If the report came after that, the server
+        # would add the same rows again. So make the session report now. Servers before version 15
+        # have no such function.
         if self._connection.pg_version >= 150000:
             self._rows("SELECT pg_catalog.pg_stat_force_next_flush()")
 
@@ -124,10 +127,10 @@ class PostgreSQLRowCopy(RowCopy):
         return set()
 
     def may_publish_early(self, table: CapturedTable) -> bool:
-        # Find out if rows may be inserted into the shard's table itself before the copy is
-        # complete. If a row changes meanwhile, it is deleted and inserted again. A foreign key with
-        # an action such as CASCADE would then change other rows, and one that is not deferrable
-        # would refuse the deletion.
+        # Rows can be published before the copy is complete only if no foreign key of the table
+        # stands in the way. If a row changes after that, it is deleted and inserted again. At the
+        # deletion, a foreign key with an action such as CASCADE would change other rows, and a
+        # foreign key that is not deferrable would raise an error.
         ((has_actions,),) = self._rows(
             "SELECT EXISTS (SELECT 1 FROM pg_catalog.pg_constraint WHERE contype = 'f'"
             f" AND {_RELATION} IN (conrelid, confrelid)"
@@ -198,9 +201,9 @@ class PostgreSQLRowCopy(RowCopy):
         if largest < last:
             return
         missing = -((last - largest) // increment)
-        # setval() is dangerous for a small step: if other sessions take more than ``missing``
-        # numbers meanwhile, setval() sets the sequence back, and it returns numbers twice. So for a
-        # small step, take the missing numbers one by one.
+        # setval() must not be called for a small step. If other sessions take more than ``missing``
+        # numbers before it is executed, it sets the sequence back, and the sequence returns numbers
+        # twice. So for a small step, take the missing numbers one by one.
         if missing > _TAKEN:
             last += missing * increment
             self._rows(f"SELECT pg_catalog.setval({_RELATION}, %s)", sequence, last)

@@ -36,9 +36,9 @@ _ADDITIONS: Final = f"{OWN_PREFIX}additions"
 class PostgreSQLSchemaMove(SchemaMove):
     """Moves a schema on PostgreSQL.
 
-    To hide the tables and sequences of the schema from other processes, they are renamed. All of
-    them are created, hidden or shown in one transaction, because PostgreSQL can roll back schema
-    changes. New tables get their foreign keys only when they are shown.
+    Tables and sequences of the schema are hidden from other processes under other names. PostgreSQL
+    can roll back schema changes, so all of them are created, hidden or shown in one transaction.
+    New tables get their foreign keys only when they are shown.
     """
 
     def __init__(self, connection: Any, confirm: Callable[[], None]) -> None:
@@ -193,7 +193,8 @@ class PostgreSQLSchemaMove(SchemaMove):
     def show(self, patience: float) -> None:
         with self._exclusively(patience):
             if NAMES not in self._table_names():
-                # The tables have their usual names and their foreign keys already.
+                # Without this table of names, no table is hidden: an earlier call has already given
+                # the tables their usual names and their foreign keys.
                 return
             self._refuse_names_in_use(self.hidden())
             with self._locks.transaction(patience):
@@ -235,7 +236,7 @@ class PostgreSQLSchemaMove(SchemaMove):
         sequences = [hidden for _, hidden, kind in self._hidden_relations() if kind == "S"]
         if tables:
             self._rows(f"DROP TABLE {', '.join(map(self._quote, tables))}")
-        # IF EXISTS: most sequences belong to a table, and were dropped with the table.
+        # Use IF EXISTS, because most sequences belong to a table, and were dropped with it.
         for name in sequences:
             self._rows(f"DROP SEQUENCE IF EXISTS {self._quote(name)}")
 
@@ -345,8 +346,9 @@ class PostgreSQLSchemaMove(SchemaMove):
         with self._exclusively(_PATIENCE):
             for name, hidden, kind in self._hidden_relations():
                 if kind == "S" and name in counters:
-                    # If all numbers of the sequence are used up, its next number is out of range.
-                    # Set it to its last number then, as used.
+                    # If the sequence has no numbers left, its next number is out of range, and
+                    # setval() would refuse it. Set the sequence to its last number then, and mark
+                    # this number as used.
                     self._rows(
                         "SELECT pg_catalog.setval(seqrelid,"
                         " greatest(seqmin, least(seqmax, %s))::bigint, %s NOT BETWEEN seqmin AND seqmax) FROM pg_catalog.pg_sequence"

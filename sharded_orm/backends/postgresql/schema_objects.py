@@ -86,9 +86,10 @@ def with_default_vacuum(run: Run, schema: str) -> list[str]:
 
 
 def additions(run: Run, schema: str) -> Iterator[tuple[str, str]]:
-    """Yield the statements that are needed to copy a schema in addition to its snapshot: they grant
-    the privileges of other roles on tables and sequences, and create the functions that generate
-    ids. (In the snapshot, these functions lack the number of the shard.)
+    """Yield the statements that are needed to copy a schema, but whose facts its snapshot does not
+    contain. Some grant the privileges of other roles on tables and sequences. The others create the
+    functions that generate ids, which contain the number of their shard. (The snapshot leaves this
+    number out.)
 
     Each item is a pair (key of the object in the snapshot, statement).
     """
@@ -266,6 +267,6 @@ def empty(run: Run, schema: str) -> None:
             run("SAVEPOINT dropping")
             run(f"DROP {str(kind).upper()} IF EXISTS {identity} CASCADE")
         except ProgrammingError:
-            # SQL has no DROP for this kind of object, so it stays. When the schema is compared with
-            # the source later, that reports it.
+            # SQL has no DROP for this kind of object, so it stays. The move later compares this
+            # schema with that of the source, and reports the object then.
             run("ROLLBACK TO SAVEPOINT dropping")

@@ -23,8 +23,8 @@ def guard_of(schema: str) -> str:
 def packet_of(prefix: list[bytes]) -> bytes:
     """Join the statements ``prefix``, to put them before another statement in the same packet.
 
-    The text ends with a line break. So line numbers in the server's messages can be corrected for
-    the other statement.
+    The text ends with a line break, so that the other statement begins on a line of its own. In the
+    server's messages about it, line numbers can then be corrected.
     """
     return b";\n".join([*prefix, b""])
 

@@ -64,9 +64,9 @@ class PostgreSQLServerCursor(SessionLeaseMixin, StockServerCursor):
         if self._is_leased:
             session, prefix = connection.lease_session(), connection.autocommit_prefix
         else:
-            # The server refuses a cursor without WITH HOLD outside of a transaction. BARE is the
-            # kind of such statements: begin_statement() then sends nothing before it, and the
-            # server raises its error.
+            # Outside of a transaction, the server refuses a cursor that is not WITH HOLD. Let it do
+            # so: for a statement of the kind BARE, begin_statement() puts nothing before the
+            # statement in the packet, and the server then raises its usual error.
             session, prefix = connection.begin_statement(
                 kind if in_transaction or self._withhold else PostgreSQLKind.BARE
             )
@@ -134,7 +134,7 @@ class PostgreSQLServerCursor(SessionLeaseMixin, StockServerCursor):
     def __del__(self) -> None:
         if not hasattr(self, "_closed"):
             return  # No session could be opened for the cursor, so the driver's __init__ did not run.
-        # The program has dropped the cursor without close(). So end the use of its session here.
+        # The program has dropped the cursor without close(). So close or release its session here.
         session = getattr(self, "_session", None)
         if session is not None and not self._closed:
             if self._is_leased:

@@ -51,7 +51,7 @@ class PostgreSQLNodeSession:
         #: keeps memory for their tables until the session ends.
         self.schemas: set[str] = set()
         #: The tables that queries over many schemas have read in this session, as pairs (schema,
-        #: table). The pool counts them, too.
+        #: table). The pool counts these tables as well as the schemas.
         self.tables: set[tuple[str, str]] = set()
         self.poll = _poller(raw.fileno())
 
@@ -109,9 +109,9 @@ class PostgreSQLNodeSession:
         except psycopg.InternalError as exc:
             if self.is_idle:
                 raise
-            # The driver expects one answer, and raises InternalError if both the server and a
-            # pooler report the end of the session. Raise the usual error for a lost session
-            # instead.
+            # If a session is lost behind a pooler, both the server and the pooler report its end.
+            # The driver expects only one answer, and raises InternalError. Raise the usual error
+            # for a lost session instead.
             raise psycopg.OperationalError(f"the connection was lost at {how}: {exc}") from exc
 
     def ping(self) -> bool:

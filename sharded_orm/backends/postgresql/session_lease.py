@@ -45,8 +45,8 @@ class SessionLease(SessionHold["PostgreSQLNodeSession"]):
         #: Whether the search path was set in the pinned session (kept until close()) for good, so
         #: that it is not sent with each statement.
         self.has_own_path = False
-        #: How many statements cursors have sent by this connection. If two readings are equal, no
-        #: statement was sent in between.
+        #: How many statements cursors have sent by this connection. A caller reads this number
+        #: twice, to see whether a statement was sent in between.
         self.statements = 0
         #: Whether this connection may have taken a number of a sequence on this session. If not,
         #: ``lastval()`` and ``currval()`` are refused: they might return the number of another
@@ -105,8 +105,8 @@ class SessionLease(SessionHold["PostgreSQLNodeSession"]):
             )
 
     def prefix_error(self, exc: psycopg.Error) -> Exception:
-        """Return the error to raise after the statement that sets the search path has failed with
-        ``exc``. For example, ``ShardDatabaseMissing`` if the schema does not exist.
+        """Return the error to raise if the statement that sets the search path has failed with
+        ``exc``. For example, return ``ShardDatabaseMissing`` if the schema does not exist.
         """
         if isinstance(exc, psycopg.errors.InvalidSchemaName):
             return ShardDatabaseMissing(
@@ -211,8 +211,8 @@ class SessionLease(SessionHold["PostgreSQLNodeSession"]):
         """Context manager that yields a session for one statement that the server refuses in a
         transaction, such as ``VACUUM``.
 
-        The session is in no transaction, so its search path is set for the session, and reset
-        afterwards. This costs three packets, with the statement.
+        The search path cannot be set for a transaction here, so it is set for the session, and
+        reset after the statement. So this costs three packets instead of one.
 
         :raises SessionStateRefused: clients reach the server through a connection pooler.
         """

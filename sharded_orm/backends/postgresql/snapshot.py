@@ -21,8 +21,8 @@ from sharded_orm.backends.snapshot import (
 from sharded_orm.backends.sqlstate import UNDEFINED_SCHEMA, UNDEFINED_TABLE, sqlstate_of
 from sharded_orm.exceptions import RehearsalFailed
 
-#: The largest number of schemas that one query reads. A longer query takes the server more time for
-#: each schema, and its process keeps the memory that planning the query needed.
+#: The largest number of schemas that one query reads. With more of them, the server would need more
+#: time for each schema. Its process would also need more memory to plan the query, and keep it.
 BATCH = 100
 _RECORDS = "django_migrations"
 # SQLSTATEs for a schema or a table that does not exist.
@@ -110,8 +110,8 @@ def create_missing_schema(cursor: CatalogCursor, schema: str) -> None:
     try:
         cursor.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(schema)}")
     except psycopg.errors.InsufficientPrivilege as exc:
-        # The server checks the privilege before it looks for the schema. So the schema may exist,
-        # and then nothing is wrong.
+        # The account may not create schemas. The server says so even if the schema exists, because
+        # it checks the privilege first. If the schema exists, nothing is wrong.
         if schema in names(cursor):
             return
         raise psycopg.errors.InsufficientPrivilege(
@@ -195,7 +195,7 @@ def names(cursor: CatalogCursor) -> set[str]:
 
 
 def _digests(cursor: CatalogCursor, schemas: Sequence[str]) -> Iterator[tuple[str, str]]:
-    # Compute the same digest as applied_digest() in sharded_orm.backends.snapshot does.
+    # This must be the same digest as that of applied_digest() in sharded_orm.backends.snapshot.
     row = "md5(convert_to(app || '/' || name, 'UTF8'))"
     digest = f"bit_xor(('x' || left({row}, 16))::bit(64)::bigint)"
     marker = f"app = '{MARKER_APP}' AND starts_with(name, '{MARKER_PREFIX}')"

@@ -1,7 +1,9 @@
 """Classify SQL statements by what they do to the session that runs them. Pure functions.
 
-All schemas of a node share its sessions. A search path is set for one transaction, in the same packet
-as the statement. So find the statements that need a packet of their own, or that leave state.
+All schemas of a node share its sessions. The search path of a schema is set for one transaction, in
+the same packet as the statement. Two sorts of statements need other treatment, and this module
+finds them: those that the server refuses in a packet with others, and those that leave state in the
+session.
 """
 
 from __future__ import annotations
@@ -71,16 +73,17 @@ _WRITES = frozenset([
     "TRUNCATE", "UPDATE", "WITH",
 ])  # fmt: skip
 
-# The words of _WRITES whose statements may take numbers from a sequence (nextval()), as an INSERT
-# does for an id. Triggers that do so are not considered.
+# The words of _WRITES that begin a statement which may take numbers of a sequence by nextval(). For
+# example, INSERT does so for an id. An UPDATE whose trigger does so is not found.
 _INSERTS = frozenset(["COPY", "INSERT", "MERGE", "WITH"])
 _CONTROL = frozenset(
     ["ABORT", "BEGIN", "COMMIT", "END", "RELEASE", "ROLLBACK", "SAVEPOINT", "START"]
 )
 
 # Matches quoted text and comments. The order of the alternatives is that of the server's scanner. A
-# backslash escapes in E'…' only. Of a comment /* … */, only the beginning is matched, because such
-# comments can be nested. The last alternative matches an opening quote that is never closed.
+# backslash is an escape only in E'…'. For a comment /* … */, the pattern matches only the
+# beginning, because such comments can be nested. The last alternative matches an opening quote that
+# is never closed.
 _QUOTED = re.compile(
     r"(?P<literal>\b[Ee]'(?:[^'\\]|\\.|'')*'|'[^']*'"
     r"|(?<![\w$\x80-\U0010ffff])\$(?P<tag>[A-Za-z_\x80-\U0010ffff][\w\x80-\U0010ffff]*)?\$"
@@ -110,13 +113,15 @@ _STATEFUL_FUNCTION = re.compile(
     r"|DBLINK_(?:CONNECT|DISCONNECT|OPEN|CLOSE|SEND_QUERY)\w*|PG_REPLICATION_ORIGIN_SESSION_\w+)\s*\("
 )
 _LOCAL_CONFIG = re.compile(r"\bSET_CONFIG\s*\([^()]*,\s*(?:IS_LOCAL\s*(?:=>|:=)\s*)?TRUE\s*\)")
-# Matches a call of set_config() with an expression as its first argument, the name of a setting. It
-# might set any setting. (A literal name would be a question mark here.)
+# Matches a call of set_config() whose first argument, the name of a setting, is not a literal but
+# another expression. (Literals have been replaced by question marks.) Such a call might change any
+# setting.
 _ANY_CONFIG = re.compile(r"\bSET_CONFIG\s*\(\s*[^?]")
 _AFFINE = re.compile(r"\b(?:CURRVAL|LASTVAL)\s*\(")
 _PATH = re.compile(
     r"(?:SET|RESET)\b.*\bSEARCH_PATH\b|RESET\s+ALL\b|SET\s+(?:SESSION\s+)?SCHEMA\b|DISCARD\s+ALL\b"
-    # SET or RESET with a quoted name, which is a question mark here. It could be "search_path".
+    # SET or RESET with a quoted name. The name has been replaced by a question mark, and could have
+    # been "search_path".
     r"|(?:SET|RESET)\s+(?:SESSION\s+)?\?",
     re.DOTALL,
 )
@@ -141,8 +146,8 @@ _ALONE = re.compile(
     r"|ALTER\b.*\bDETACH\s+PARTITION\b.*\bCONCURRENTLY\b",
     re.DOTALL,
 )
-# Matches those statements of _ALONE that the server accepts in a transaction block, except for a
-# partitioned table. Most tables are not partitioned.
+# Matches those statements of _ALONE that the server refuses in a transaction block only if the
+# table is partitioned. Most tables are not.
 _MAYBE_ALONE = re.compile(
     r"REINDEX\s*(?:\((?![^()]*\bCONCURRENTLY\b)[^()]*\)\s*)?(?:TABLE|INDEX)\s+(?!CONCURRENTLY\b)"
     r"|CLUSTER\b\s*(?:\([^()]*\)\s*|VERBOSE\s+)?(?!VERBOSE\s*$)[\w?]"
@@ -160,8 +165,8 @@ _BODY_STATE = re.compile(
     r"\b(?:LISTEN|LOAD|TEMPORARY|TEMP|PG_TEMP|PG_SETTINGS)\b"
     r"|\b(?:RESET|DISCARD|PREPARE|DEALLOCATE)\b"
 )
-# Matches SET anywhere in a body: a comment may stand before it, or EXECUTE may run it from a text.
-# SET in an UPDATE or in a foreign key (ON DELETE SET NULL) does not count.
+# Matches SET anywhere in a body, because a comment may stand before it, or EXECUTE may run it from
+# a text. SET in an UPDATE or in a foreign key (ON DELETE SET NULL) does not count.
 _BODY_SET = re.compile(r"\bSET\s+(?!LOCAL\b|CONSTRAINTS\b|NULL\b|DEFAULT\b)")
 _BODY_UPDATE = re.compile(r"\b(?:UPDATE|DO\s+UPDATE)\b[^;]*?\bSET\b", re.DOTALL)
 _BODY_CONTROL = re.compile(r"\b(?:COMMIT|ROLLBACK|CALL)\b")
@@ -280,7 +285,7 @@ def _is_repeatable(sql: str) -> bool:
 
 
 def _ends_in_call(text: str) -> bool:
-    """Whether ``text``, which a parenthesis follows, ends in the name of a function that may write."""
+    """Whether ``text``, before a parenthesis, ends in the name of a function that may write."""
     text = text.rstrip()
     word = _LAST_WORD.search(text, max(0, len(text) - _LONG_WORD))
     if word is None:
@@ -296,7 +301,7 @@ def _ends_in_call(text: str) -> bool:
 
 
 def makes_table(sql: str) -> bool:
-    """Whether a statement that begins with WITH creates a table: ``WITH … SELECT … INTO table``."""
+    """Whether ``sql`` is ``WITH … SELECT … INTO table``, a query that creates a table."""
     bare = (_strip(sql) or "").upper()
     return bare.startswith("WITH") and "INTO" in _NEW_ROWS.findall(bare)
 
@@ -366,8 +371,8 @@ def _classify(sql: str) -> PostgreSQLKind:
 
 
 def _parts(upper: str) -> list[str]:
-    """Split a text into its statements, at the semicolons. Those in the body of a function do not
-    count.
+    """Split a text into its statements, at the semicolons. Semicolons in the body of a function do
+    not separate statements.
     """
     if ";" not in upper:
         return [upper] if upper else []
@@ -393,9 +398,9 @@ def _of_several(kinds: list[PostgreSQLKind]) -> PostgreSQLKind:
     if PostgreSQLKind.EXTENSION in kinds and strongest < PostgreSQLKind.CONTROL:
         return PostgreSQLKind.EXTENSION
     if PostgreSQLKind.MAYBE_ALONE <= strongest <= PostgreSQLKind.ALONE:
-        # One of the statements must be sent alone. In a text with others, the server raises an
-        # error at this statement, and undoes the text as a whole. So nothing special is needed:
-        # send it like a write.
+        # The server refuses one of these statements in a packet with others. The text has several
+        # statements, so the server raises an error at this one, and undoes the whole text. No
+        # special treatment is needed, so send the text like a write.
         return PostgreSQLKind.WRITE
     if strongest in (PostgreSQLKind.BARE, PostgreSQLKind.SET_TRANSACTION):
         return PostgreSQLKind.WRITE
@@ -457,17 +462,17 @@ def _of_body(raw: str) -> PostgreSQLKind:
     """
     sets = _BODY_SET.search(_BODY_UPDATE.sub(" ", raw))
     if sets or _BODY_STATE.search(raw) or _STATEFUL_FUNCTION.search(raw):
-        # With the kind STATE, the search path is sent with the statement, and lasts for its
-        # transaction only. If the body may end this transaction, that is not enough. So return
-        # PATH: the path is then set for the session.
+        # For the kind STATE, the search path is sent in front of the statement, and is valid until
+        # its transaction ends. The body may end this transaction and go on without the path. In
+        # this case, return PATH: the path is then set for the whole session.
         changes_path = "SEARCH_PATH" in raw or _BODY_CONTROL.search(raw)
         return PostgreSQLKind.PATH if changes_path else PostgreSQLKind.STATE
     return PostgreSQLKind.MAYBE_ALONE if _BODY_CONTROL.search(raw) else PostgreSQLKind.INSERT
 
 
 def _by_names(upper: str, text: str, raw: str) -> PostgreSQLKind:
-    """Return the kind of a text, judged by the functions and tables in it. READ if these are
-    harmless.
+    """Return the kind of a text, judged by the functions and tables in it. Return READ if none of
+    them has to do with the state of the session.
     """
     if 'U&"' in raw:
         # In U&"…", characters can be written as numbers, so this might be the name of any function.

@@ -60,6 +60,6 @@ def begin_session(connection: Any) -> str:
 def _begins_with(path: str, schema: str) -> bool:
     quoted = '"' + schema.replace('"', '""') + '"'
     first = path.lstrip()
-    # Also accept the server's default path, which begins with "$user", because a schema with the
-    # name of the account need not exist.
+    # Also accept a path that begins with "$user", as the server's default does. Usually no schema
+    # has the name of the account, so the current schema is a later one of the path.
     return first.startswith(('"$user"', quoted)) or first.partition(",")[0].strip() == schema

@@ -48,7 +48,8 @@ class _Immediate(Atomic):
     """An atomic block that locks the file for writing from the start (``BEGIN IMMEDIATE``).
 
     An ordinary transaction that begins with a read asks for the write lock only at its first write.
-    If another connection is writing then, SQLite refuses the lock at once, without waiting.
+    If another connection is writing then, SQLite refuses the lock at once, without waiting. With
+    ``BEGIN IMMEDIATE``, the transaction waits for the lock instead.
     """
 
     def __init__(self, wrapper: DatabaseWrapper) -> None:

@@ -29,8 +29,10 @@ class SQLiteRowCopy(RowCopy):
 
     @contextmanager
     def _passing(self, number: int) -> Iterator[None]:
-        # With the state "passes", the fence lets all writes pass its triggers. The transaction
-        # closes the fence again before it commits, so other sessions never see this state.
+        # The triggers would refuse the writes of this block, too, because the fence is closed. So
+        # give the fence the state "passes", with which its triggers let all writes pass. The
+        # transaction closes the fence again before it commits, so other sessions never see this
+        # state.
         fence = f"UPDATE {self._quote(FENCES)} SET state = %s WHERE id = %s"
         with self._transaction():
             if self._count_changed(f"{fence} AND state = 'closed'", "passes", number) != 1:

@@ -1,8 +1,8 @@
 """The names of two-phase transactions and of their branches.
 
-A branch is the part of such a transaction on one shard. The server keeps the name of each prepared
-branch. The name contains the alias of the shard that stores the decision to commit. So any process
-that finds a prepared branch can ask this shard whether to commit the branch.
+A branch is the part of a two-phase transaction on one shard. The server of the shard keeps the name
+of each prepared branch. The name contains the alias of the shard that stores the decision to
+commit. So a process that finds a prepared branch can ask that shard whether to commit the branch.
 """
 
 from __future__ import annotations

@@ -122,11 +122,11 @@ class CommitHookMixin(_Wrapper):
         return False
 
     def judges(self, writer: SessionIdentity) -> bool:
-        """Whether :meth:`sessions_gone` can tell if the session ``writer`` still exists: it must be
-        a session of the same server, which the account of this alias can see.
+        """Whether :meth:`sessions_gone` can tell if the session ``writer`` still exists.
 
-        Also True if the database does not answer now, because it may answer later. May query the
-        database, outside of the open transaction.
+        It can if ``writer`` is a session on the server of this alias, and the account of this alias
+        has the right to see it. Also True if the database does not answer now, because it may
+        answer later. May query the database, outside of the open transaction.
         """
         return False
 
@@ -186,8 +186,9 @@ class CommitHookMixin(_Wrapper):
         """Whether the server seems to have closed the session of the open transaction. Sends
         nothing.
 
-        Before several shards commit, those with a lost session must be found, because their commits
-        will fail. Some backends find them in another way, and always return False here.
+        The commit on such a shard will fail. So when several shards commit one after the other, it
+        must come first, before anything is stored. Backends that find such shards in another way
+        always return False.
         """
         return False
 
@@ -208,10 +209,10 @@ class CommitHookMixin(_Wrapper):
         """Send the INSERTs, UPDATEs and DELETEs of a ``with`` block together with the COMMIT, to
         save round trips.
 
-        They must be the last statements of the outermost transaction. The ``lastrowid`` of their
-        cursors is set at the COMMIT. If one of them fails, commit() raises the error, and the
-        COMMIT is not executed. If the backend cannot send them with the COMMIT, it executes each of
-        them at once.
+        These statements must be the last ones of the outermost transaction. The ``lastrowid`` of
+        their cursors is set at the COMMIT. If one of them fails, commit() raises the error, and the
+        transaction is not committed. If the backend cannot send statements with the COMMIT, it
+        executes each of them at once.
         """
         yield
 

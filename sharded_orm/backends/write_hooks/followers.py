@@ -77,8 +77,8 @@ class CommitWatcher(Protocol):
         """Called after a rollback to the savepoint ``sid``, which has undone everything since the
         savepoint was set.
 
-        :param sid: id of the savepoint. This watcher does not know the id if the savepoint was set
-            before the watcher was added.
+        :param sid: id of the savepoint. If this watcher was added after the savepoint was set, it
+            does not know the id. The rollback has then undone everything that it was told of.
         """
 
     def ended(self, committed: bool | None) -> None:

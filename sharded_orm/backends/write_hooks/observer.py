@@ -103,10 +103,11 @@ def cached_model_of(model: Any) -> Any:
 
 
 def write(cached_model: Any, compiler: Any, execute: Callable[[], Any], counted: bool) -> Any:
-    """Run the statement of a write by the observer's :meth:`WriteObserver.write`, and return its
-    result.
+    """Let the observer run the statement of a write, see :meth:`WriteObserver.write`. Return the
+    result of the statement.
 
-    Call this function only if an observer was set.
+    Call this function only if an observer was set, that is, if :func:`cached_model_of` has returned
+    ``cached_model``.
     """
     assert _observer is not None
     return _observer.write(cached_model, compiler, execute, counted)

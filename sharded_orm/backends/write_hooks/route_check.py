@@ -1,10 +1,10 @@
 """The check that the shard keys of a write are still on its shard, made just before the write is
 sent.
 
-While a key moves, its fence refuses the writes of all sessions that were open when the key's shard
-was switched. Later, the fence is removed. A session that is opened after that would write to the
-old shard without an error. So each write first leases its session, and then checks whether its keys
-are still on the shard. The package's Django app sets the function that checks.
+When a key moves to another shard, a fence on the old shard refuses writes of the key. Later, the
+fence is removed. A session that is opened after that could write to the old shard without an error,
+if its process has not noticed the move. So each write first leases its session, and then checks
+whether its keys are still on the shard. The package's Django app sets the function that checks.
 """
 
 from __future__ import annotations

@@ -38,8 +38,8 @@ class OpenSessions(NamedTuple):
 
 
 class SessionIdentity(Protocol):
-    """Has the attributes of a :class:`SessionID`. Other parts of the library have classes of their
-    own with these attributes.
+    """Any object with the attributes of a :class:`SessionID`. For example, other parts of the
+    library have their own classes with these attributes.
     """
 
     @property

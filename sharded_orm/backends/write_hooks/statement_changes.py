@@ -13,11 +13,11 @@ from typing import Any, Generic, Self, TypeVar
 class StatementChange:
     """What one statement has changed. Subclasses add the details."""
 
-    #: Whether the follower, the object that is called for the write, has done its work for each
-    #: changed row.
+    #: Whether the :class:`~sharded_orm.backends.write_hooks.followers.WriteFollower` of the model
+    #: has done its work for each row that the statement has changed.
     is_complete = False
-    #: Whether the transaction was rolled back to a savepoint before the statement, which has undone
-    #: the change.
+    #: Whether the database has undone the change, because the transaction was rolled back to a
+    #: savepoint that was set before the statement.
     is_undone = False
 
 

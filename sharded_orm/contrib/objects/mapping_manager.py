@@ -179,8 +179,8 @@ class MappingManager(_Manager):  # type: ignore[misc]  # the base class is Any f
         entries = self.uncached().filter(**{sides.near_column: near})
         sign, reached, passed = ("-", "lte", "gte") if newest_first else ("", "gte", "lte")
         if cursor is not None:
-            # Use filter() and exclude(), not a Q object: querysets with a Q object are compiled to
-            # SQL each time, and without one, only the first time.
+            # Use filter() and exclude(), not a Q object. A queryset with a Q object is compiled to
+            # SQL each time. One without it is compiled only the first time.
             entries = entries.filter(**{f"sequence__{reached}": cursor.sequence}).exclude(
                 **{"sequence": cursor.sequence, f"{column}__{passed}": cursor.target}
             )
@@ -210,7 +210,7 @@ def entry_id(source: int, target: int) -> UUID:
     """Return the primary key of the entry that says that ``target`` belongs to ``source``.
 
     It consists of the 64 bits of ``source`` and the 64 bits of ``target``. So a target has at most
-    one entry under a source, and the entry can be found by its primary key. No two shards have
+    one entry for each source, and the entry can be found by its primary key. No two shards have
     entries with the same primary key.
     """
     return UUID(int=source << 64 | target)

@@ -70,8 +70,8 @@ class ObjectQuerySet(ShardedQuerySet[M]):
 
         If another process undeletes an object before its row is deleted, the object is kept.
         Usually costs one DELETE per shard. If signals of deletions have receivers, or other models
-        refer to the objects, the rows are first locked and read. If a row of any shard is protected (``PROTECT`` or
-        ``RESTRICT``), an error is raised before anything is deleted on any shard.
+        refer to the objects, the rows are first locked and read. If a row of any shard is protected
+        (``PROTECT`` or ``RESTRICT``), an error is raised before anything is deleted on any shard.
         """
         is_fast = Collector(using=self._options.group, origin=self).can_fast_delete
         if self._is_deletion_refused() or is_fast(self):

@@ -139,9 +139,9 @@ class ShardedObject(ShardedModel, metaclass=ObjectBase):
         board = Board.objects.create(name="Cats")
         pin = Pin.objects.create(near=board, board=board)
 
-    It is a :class:`ShardedModel` with the columns ``id``, ``data``, ``ts`` (the time of the last change),
-    ``version`` and ``active``. ``save()`` compares the version (:exc:`ConcurrentEdit`), ``delete()`` sets
-    ``active`` to False.
+    It is a :class:`ShardedModel` with the columns ``id``, ``data``, ``ts`` (the time of the last
+    change), ``version`` and ``active``. ``save()`` raises :exc:`ConcurrentEdit` if somebody else
+    has changed the object since it was read. ``delete()`` sets ``active`` to False.
     """
 
     _object: ClassVar[ObjectOptions]

@@ -1,4 +1,4 @@
-"""Tells whether the backend of the global database reports writes, and has an open transaction."""
+"""Tells whether the global database's backend reports writes, and whether a transaction is open."""
 
 from __future__ import annotations
 

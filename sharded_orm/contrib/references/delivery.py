@@ -128,7 +128,7 @@ def bring(
 
 
 def states_on(alias: str) -> dict[str, Any]:
-    """Return a dict that maps labels of models to the versions of their copies on a shard."""
+    """Return a dict that maps labels of models to their rows of ``TableVersion`` on a shard."""
     return {row.name: row for row in versions_on(alias)}
 
 

@@ -49,8 +49,8 @@ class TableVersion(models.Model):
     #: The label of a reference model, such as ``geo.Country``; empty in the global database.
     name: models.CharField[str, str] = ExactCharField(max_length=100, primary_key=True)
     version: models.BigIntegerField[int, int] = models.BigIntegerField()
-    #: A random number that a flush of the global database replaces. Versions with different numbers
-    #: cannot be compared, because a flush starts them anew.
+    #: A random number that a flush of the global database replaces. A flush also starts the
+    #: versions anew. So two versions can be compared only if they have the same random number.
     history: models.BigIntegerField[int, int] = models.BigIntegerField()
     #: A JSON list of the primary keys of copies that were deleted on this shard. To delete a row of
     #: a reference table, its copies are deleted first, and then the row in the global database. If

@@ -70,7 +70,7 @@ _with_tables: set[str] = set()
 
 
 def has_tables() -> bool:
-    """Whether this app is migrated, so that changes of reference tables can be recorded.
+    """Return whether this app is migrated, so that changes of reference tables can be recorded.
 
     Other apps may be migrated earlier, and write reference tables meanwhile. These changes need no
     record, because the first delivery of copies compares all rows. Costs a query per call until the

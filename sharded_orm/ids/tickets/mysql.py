@@ -44,8 +44,8 @@ class MySQLSession(TicketSession):
 
     def _limits(self, seconds: int) -> dict[str, Any]:
         # If the server stops in the middle of an answer, these time limits of the driver end the
-        # wait. The driver accepts only whole seconds, which is too coarse for the usual wait, that
-        # for the beginning of an answer. So _send() itself limits that wait.
+        # wait. The driver accepts only whole seconds. So _send() has a more exact limit of its own,
+        # for the wait until an answer begins.
         limits = ("connect_timeout", "read_timeout", "write_timeout")
         # Connect with utf8mb4, because the name of a sequence may contain any character.
         return {**dict.fromkeys(limits, seconds), "charset": "utf8mb4"}

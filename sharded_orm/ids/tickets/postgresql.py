@@ -35,8 +35,8 @@ _MAX_IDENTIFIER = 63
 _BINARY = pq.Format.BINARY
 # The oids of the types int8, int2, int4 and oid.
 _INTEGERS = {20, 21, 23, 26}
-#: An advisory lock with this key is held during CREATE … IF NOT EXISTS, which may fail if two
-#: processes execute it at once. An application that uses the same key only delays this process.
+#: CREATE … IF NOT EXISTS may fail if two processes execute it at once. So this process holds an
+#: advisory lock with this key meanwhile. An application that uses the same key only delays it.
 _CREATING = 0x5348_4F52_4D53_4551
 _WAITS_FOR_INPUT = select.POLLIN
 _WAITS_FOR_BOTH = select.POLLIN | select.POLLOUT

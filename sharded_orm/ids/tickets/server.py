@@ -58,7 +58,7 @@ class _State:
     process: tuple[int, int] = field(default_factory=identity)
     #: Maps sequences to the highest id that the server is known to have handed out.
     high_water_marks: dict[str, int] = field(default_factory=dict)
-    #: Held while a number in ``high_water_marks`` or ``refusals`` is raised. No number ever falls.
+    #: Held while a number in ``high_water_marks`` or ``refusals`` is raised. None is ever lowered.
     lock: threading.Lock = field(default_factory=threading.Lock)
     #: After a failure of the server, one caller holds this lock and tries the server again. The
     #: other callers wait for its result.
@@ -232,8 +232,8 @@ class TicketServer:
         high_water_mark = state.high_water_marks.get(name, 0)
         row = self._check(session, name, deadline)
         position = session.position(row, deadline)
-        # A mark of 0 means that none is known. It must not be compared, because the position of a
-        # new sequence may be below 0.
+        # A high-water mark of 0 means that no mark is known. Do not compare it with the position,
+        # because the position of a new sequence may be below 0.
         if high_water_mark and position < high_water_mark:
             # The server stands below its high-water mark, so it has forgotten ids. Refuse it before
             # an id is taken. Taking ids would raise the position above the mark, and later checks

@@ -135,8 +135,8 @@ class Command(loaddata.Command):
     def _save_sharded(
         self, obj: DeserializedObject, alias: str, stored: set[type[models.Model]]
     ) -> bool:
-        # Take the relations of the row away, and store them after all rows of the fixture: the rows
-        # to which they lead may come later in the fixture.
+        # Save the row without its relations. They are stored after all rows of the fixture, because
+        # the rows to which they lead may come later in the fixture.
         relations, obj.m2m_data = obj.m2m_data, None
         deferred, obj.deferred_fields = obj.deferred_fields, {}
         with self._on(alias, stored):

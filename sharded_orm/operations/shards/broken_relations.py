@@ -233,7 +233,7 @@ class RelationScan:
                 existing = _existing_values(reference, {value for _, value, _ in batch})
             except Error as exc:
                 # The global database has failed, not the node with the shards. So store the error
-                # under the label of the global model.
+                # under the label of the global model, and not under the alias of a shard.
                 self.errors[related] = f"its rows cannot be looked up ({error_line(exc)})"
                 break
             for shard, value, count in batch:
@@ -281,8 +281,9 @@ class RelationScan:
 class _BrokenGenericReferences:
     """Finds the broken references of one generic foreign key.
 
-    The keys of both dicts are pairs, such as ``("photos_00042", "blog.Post")``: the alias of the
-    shard, and the label of the model to which its rows refer.
+    ``cross_key`` and ``dangling`` are dicts with the results. Their keys are pairs, such as
+    ``("photos_00042", "blog.Post")``: the alias of the shard, and the label of the model to which
+    its rows refer.
     """
 
     def __init__(self, reference: GenericReference, errors: dict[str, str]) -> None:

@@ -15,8 +15,8 @@ from sharded_orm.models.tables.journal import OperationRun
 from sharded_orm.operations.promotion.recovery import to_finish, to_undo
 from sharded_orm.operations.promotion.runner import KIND
 
-# The number of promotions, from the newest to older ones, among which the promotion that has closed
-# a node is searched. It limits the cost of an error message.
+# To find the promotion that has closed a node, the journal's newest promotions are read, at most
+# this number of them.
 _RECENT = 50
 
 

@@ -39,7 +39,10 @@ class InexactColumn:
 
 
 def inexact_columns(inexact: Iterable[InexactKey]) -> list[InexactColumn]:
-    """Merge the findings of all shards: a column with one collation on many shards is one item."""
+    """Merge the findings of all shards. Return one item for each column and collation.
+
+    The item lists all shards on which the column has this collation.
+    """
     columns: dict[tuple[str, str, str], InexactColumn] = {}
     for column_on_shard in inexact:
         column_key = (

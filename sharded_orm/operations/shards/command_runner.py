@@ -70,8 +70,9 @@ def parse(text: str) -> ShardCommand:
     ``{alias}`` stands for the alias of the shard. If the command has the option ``--database``,
     ``--database {alias}`` may be left out.
 
-    :raises InvalidShardCommand: the text is not a command line, there is no such command, or it
-        is not clear how the command gets the alias, for example because it has no ``--database``.
+    :raises InvalidShardCommand: the text is not a command line; there is no such command; or
+        ``text`` lacks ``{alias}``, and either the command has no option ``--database``, or ``text``
+        already gives this option a value.
     """
     try:
         name, *arguments = shlex.split(text) or [""]

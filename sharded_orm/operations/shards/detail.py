@@ -130,7 +130,7 @@ def _is_comparable(shard_status: ShardStatus, other: ShardStatus) -> bool:
 
 
 def _count_siblings(schemas: Schemas, shard: Shard) -> int:
-    """Return the number of other shards with which ``shard`` was compared."""
+    """Return the number of other shards with which the schema of ``shard`` was compared."""
     for variants in schemas.variants.values():
         shards = [member for variant in variants.values() for member in variant.shards]
         if shard in shards:

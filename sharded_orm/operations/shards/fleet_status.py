@@ -173,7 +173,7 @@ def _group_problems(node: str, on_node: GroupOnNode) -> Iterator[str]:
 
 
 def _error_problems(node: str, on_node: GroupOnNode) -> Iterator[str]:
-    """Yield a sentence for each error. If many shards have the same error, it is one sentence."""
+    """Yield a sentence for each error. Shards with the same error are in one sentence."""
     by_error: dict[str, list[ShardStatus]] = {}
     for entry in on_node.shards:
         if entry.error is not None:

@@ -46,8 +46,9 @@ def foreign_ids(shard: Shard, snapshot: SchemaSnapshot) -> Iterator[ForeignIDs]:
                 " copied from another shard. An id that other programs insert may exist twice.",
                 f"{migrate} gives the function the number {shard.number}.",
             )
-    # On PostgreSQL, a table with timestamped ids has a sequence for these ids, too. A counter in
-    # ``snapshot`` may be that of this sequence, so it says nothing about the other ids.
+    # On PostgreSQL, a table with timestamped ids has an SQL sequence for these ids. If the table
+    # has packed ids as well, its counter in ``snapshot`` may belong to that sequence. Then the
+    # counter does not show the next packed id. So skip such a table.
     timestamped = tables() if snapshot.shard_numbers else set()
     for table, ids in counted_ids(shard).items():
         following = snapshot.counters.get(table)

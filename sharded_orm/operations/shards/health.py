@@ -110,8 +110,8 @@ def check(
                 alive()
                 schemas.read(existing, alive)
                 if sample != 0:
-                    # Skip shards that lack migrations, because their tables may not match the
-                    # models, so that the statements would fail.
+                    # Skip shards that lack migrations. Their tables may differ from the models, so
+                    # the statements would fail.
                     current = [
                         shard_status.shard
                         for shard_status in existing

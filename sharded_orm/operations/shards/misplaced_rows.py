@@ -122,7 +122,7 @@ class RowScan:
 
     def _record_failure(self, group: str, exc: Error) -> None:
         # The database of the directory has failed, not the node with the shards. So store the error
-        # under the name of the group.
+        # under the name of the group, and not under the alias of a shard.
         remedy = missing_table_remedy(exc, runtime.config().directory)
         # Remove the full stop of the remedy, because the text becomes a part of another sentence.
         text = remedy.removesuffix(".") or error_line(exc)

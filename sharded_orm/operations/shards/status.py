@@ -162,7 +162,8 @@ def _digests(
     """Return a dict that maps the alias of each shard to a digest of its applied migrations.
 
     A digest is a short text: two shards with the same digest have the same applied migrations. If a
-    shard cannot be read, the dict has the error instead. If it has no schema, the dict has None.
+    shard cannot be read, its alias is mapped to the error. If it has no schema, its alias is mapped
+    to None.
     """
     if not shards:
         return {}
@@ -198,10 +199,10 @@ def _shard_status(
 
 
 class _MissingMigrations:
-    """Finds out which migrations a shard lacks, once for all shards with the same applied
-    migrations.
+    """Finds out which migrations a shard lacks.
 
-    Thread-safe.
+    Shards with the same applied migrations lack the same migrations, so only the first of them is
+    queried. Thread-safe.
     """
 
     def __init__(self) -> None:
@@ -284,7 +285,7 @@ class _Unexpected:
         if number not in group:
             return False
         nodes = (group.shard(number).node, group.shard(number).replica)
-        # Compare servers and not node names, because two nodes may be the same server.
+        # Compare servers and not node names, because two names may stand for the same server.
         return self._servers[node] in {self._servers[name] for name in nodes if name is not None}
 
 

@@ -15,8 +15,8 @@ from sharded_orm.operations.shards.status import error_line
 from sharded_orm.scatter.failures import is_node_gone
 from sharded_orm.topology.model import Shard
 
-#: Number of shards that one statement reads, on databases where a statement can name several
-#: shards.
+#: Number of shards that one statement reads. On SQLite, a statement reads only one shard, because
+#: each shard is a separate file.
 BATCH = 256
 _BIG_INTEGER: Any = BigIntegerField()
 

@@ -205,12 +205,13 @@ def _last_used(
     after = max(existing, 0 if start is None else start - 1)
     if all(_is_unused(sequence, after) for sequence in present):
         # Some servers have the sequence, but have handed out no id of it yet. So an earlier call
-        # was interrupted before it had created the sequence on all servers. Begin at the same
-        # number.
+        # was interrupted before it had created the sequence on all servers. On the other servers,
+        # let the sequence begin at the same number.
         return after
-    # Other servers have handed out ids of the sequence, so this server was replaced or has lost it.
-    # The last ids that it has handed out may be known to nobody: they may not be in a row yet, and
-    # may be above its high-water mark on the next server. So skip some ids.
+    # Other servers have handed out ids of the sequence, so the server without it was replaced or
+    # has lost it. The last ids of this server may be known to nobody: perhaps no row with them is
+    # saved yet, and they are above the highest id that the next server has stored. So skip some
+    # ids.
     positions = (number for s in present for number in (s.position, s.row.predecessor_mark))
     return max(after, *positions) + MARGIN
 

@@ -58,9 +58,9 @@ def largest(
 ) -> Largest | None:
     """Return the largest id in the tables of ``fields``; None if no id is above ``above``.
 
-    Reads the table of a sharded model on all shards, and also in the global database: while a model
-    is being moved to shards, its old table is there (as at Flickr, F4). A table that does not exist
-    yet counts as empty.
+    Reads the table of a sharded model on all shards, and also in the global database, because its
+    old table is there while the model is being moved to shards (as at Flickr, F4). A table that
+    does not exist yet counts as empty.
 
     :param above: only ids above this number count.
     :param slot: the share of ids that one ticket server hands out (offset and step). Then only
@@ -90,7 +90,8 @@ def _in_tables(field: TicketField, above: int, slot: SequenceSlot | None) -> Ite
 
 
 def _on_shards(field: TicketField, above: int, slot: SequenceSlot | None) -> int | None:
-    # The model's own manager might leave out rows, such as deleted ones, so do not use it.
+    # Do not use the model's own manager, because it might leave out rows, for example rows that are
+    # marked as deleted.
     rows: ShardedQuerySet[Any] = ShardedQuerySet(field.model).scatter(partial=True)
     rows = rows.filter(Q(**{f"{field.attname}__gt": above}))
     if slot is not None:
@@ -144,8 +145,8 @@ def _on_alias(alias: str, field: TicketField, above: int, slot: SequenceSlot | N
 def _column(connection: Any, cursor: Any, field: TicketField) -> str | None:
     """Return the name of the column with the ids; None if the table or the column does not exist.
 
-    The table may be older than the model's TicketField. If the field is the primary key, and the
-    primary key column of the table has a different name, return that name.
+    The table may be older than the model's TicketField, and its primary key column may have a
+    different name. Then, if the TicketField is the primary key, return the name of that column.
     """
     introspection, table = connection.introspection, field.model._meta.db_table
     if table not in introspection.table_names(cursor):

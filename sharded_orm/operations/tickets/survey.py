@@ -31,7 +31,7 @@ TROUBLE = (*FAILURES, TicketError, ImproperlyConfigured)
 
 @dataclass(frozen=True)
 class SequencePosition:
-    """One sequence on one ticket server, and how far it has come."""
+    """One sequence on one ticket server, with the last id that the server has handed out."""
 
     #: The sequence's row in the server's catalog table.
     row: SequenceRow
@@ -71,8 +71,8 @@ def all_servers() -> list[TicketServer]:
 def ask_all(servers: Sequence[TicketServer], patience: float = PATIENCE) -> list[ServerAnswer]:
     """Read all sequences of each ticket server, one server after the other.
 
-    Also check that each sequence hands out the ids of its server. If not, it has a ``problem``. For
-    example, the first of two servers must not hand out even numbers.
+    Also check that each sequence hands out the ids of its server. For example, the first of two
+    servers must not hand out even numbers. If a sequence is wrong, its ``problem`` says so.
 
     :param patience: seconds to wait for one server.
     """
@@ -136,7 +136,9 @@ def _with_slots_checked(answer: ServerAnswer, answers: Sequence[ServerAnswer]) -
 def slot_problem(
     server: TicketServer, row: SequenceRow, answers: Sequence[ServerAnswer] = ()
 ) -> str | None:
-    """Return a problem if a sequence does not hand out the ids of its server; None if it does.
+    """Return a text about the problem if a sequence does not hand out the ids of its server.
+
+    Return None if it does hand them out.
 
     Each server has a slot, which says which ids it hands out. The sequence was created with the
     slot that the server had then. The slot may have changed since, because somebody has changed the
