@@ -69,7 +69,9 @@ class Colocation:
         values: Iterable[Any] = (),
         beside: frozenset[str] = frozenset(),
     ) -> None:
-        """Raise :exc:`CrossShardRelation` if an executing shard may lack a row of ``query``.
+        """Raise :exc:`CrossShardRelation` if a row that ``query`` reads may be elsewhere.
+
+        Elsewhere means in another database than those that execute the statement.
 
         :param outer: the queries that enclose ``query``, outermost first; empty if ``query`` is not
             a subquery.
@@ -372,7 +374,7 @@ class Colocation:
         ):
             return False
         # If one side has a NULL, SQL's ``IN`` can yield NULL instead of false. A shard does not see
-        # a NULL that is in a row of another shard, and there ``IN`` yields false. The difference
+        # a NULL that is in a row of another shard, so its ``IN`` yields false. The difference
         # matters, for example, under NOT. So if it may matter, neither side may contain NULL.
         return nested.certain or (
             not any(_may_be_null(column, inner, _not_null_columns(inner)) for column in selected)
@@ -409,8 +411,9 @@ def required_values(query: Query, alias: str | None, field: Any) -> Iterator[int
 def _joined_model(join_field: Any) -> Any:
     """Return the model whose table a join along ``join_field`` adds to the query."""
     field = getattr(join_field, "field", join_field)
-    # A foreign key is declared on the model that has the reference. A generic relation is declared
-    # on the model to which the rows refer, so its ``model`` is the joined model.
+    # A foreign key is declared on the model that has the reference, but a generic relation on the
+    # model to which the rows refer. So for a generic relation, ``join_field.model`` is the joined
+    # model, and not ``join_field.related_model``.
     is_generic = field.one_to_many
     return join_field.model if is_generic else join_field.related_model
 

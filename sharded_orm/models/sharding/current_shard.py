@@ -1,7 +1,9 @@
 """Finds the current shard of a stored row, whose key may have moved since the row was read.
 
 ``_state.db`` is the shard from which the instance was read. That may be long ago, for example if
-the instance was pickled or cached. An additional query is sent only if keys have moved.
+the instance was pickled or cached. The present shard of the key is looked up, and the process
+usually remembers it. One more query is sent only if keys have moved and the instance was loaded
+without its key.
 """
 
 from __future__ import annotations

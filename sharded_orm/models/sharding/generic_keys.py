@@ -14,7 +14,7 @@ def check_references(alias: str, rows: Sequence[Any]) -> None:
     query. If only an id was set, a query looks for the row.
 
     :param rows: new rows, all of one model.
-    :raises CrossShardRelation: such a row is not on the shard.
+    :raises CrossShardRelation: such a row is not on the shard, or has another shard key.
     """
     for field in rows[0]._meta.private_fields if rows else ():
         if (check := getattr(field, "check_references", None)) is not None:

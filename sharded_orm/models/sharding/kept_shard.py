@@ -69,8 +69,7 @@ class KeptShard:
         return self._shard
 
     def accept(self, alias: str, value: Any) -> None:
-        """Remember that the shard ``alias`` is the right one for a row with the shard key
-        ``value``.
+        """Remember that a row with the shard key ``value`` belongs on the shard ``alias``.
 
         One save checks several times whether the row is on the right shard. After the first check
         has called this method, the next checks only call :meth:`is_accepted`.
@@ -81,8 +80,10 @@ class KeptShard:
             self._accepted = (relocation.generation, alias, type(value), value)
 
     def is_accepted(self, alias: str, value: Any) -> bool:
-        """Return whether :meth:`accept` was called with these arguments since the topology last
-        changed.
+        """Return whether the last call of :meth:`accept` had these arguments.
+
+        False if the topology has changed since, after :meth:`close`, and for a value whose type is
+        not in :data:`UNCHANGEABLE`.
         """
         return self._is_open and self._accepted == (
             relocation.generation, alias, type(value), value,

@@ -34,9 +34,7 @@ class KeyGuess(Protocol):
 
 
 class KeySource(Protocol):
-    """A source of keys, that is, an object that finds shard keys by the values of another
-    column.
-    """
+    """A source of keys: an object that finds shard keys by the values of another column."""
 
     def keys(
         self, model: type[Model], field: Field[Any, Any], values: Sequence[Any]
@@ -54,10 +52,12 @@ class KeySource(Protocol):
         """
 
     def guess(self, model: type[Model], field: Field[Any, Any], value: Any) -> KeyGuess | None:
-        """Return the shard key that the row with ``value`` probably has, without a query.
+        """Return a guess at the shard key of the row with ``value`` in ``field``. Sends no query.
 
-        :returns: None if the source remembers nothing for ``value``, or if several rows, perhaps
-            on different shards, may have the same value in ``field``.
+        If the source remembers no key for ``value``, the guess has None as its key.
+
+        :returns: None if the source cannot guess keys by ``field``. For example, several rows,
+            perhaps on different shards, may have the same value in it.
         """
 
     def hint(self, model: type[Model]) -> str:

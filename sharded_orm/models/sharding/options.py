@@ -57,8 +57,7 @@ class ShardOptions:
 
     @cached_property
     def where_key(self) -> ShardKey | None:
-        """The group, and the columns whose values determine the shard of a row; None if no column
-        does.
+        """The group, and the columns that determine the shard of a row; None if no column does.
 
         The parser of conditions, :mod:`sharded_orm.routing.where_clause`, uses the result.
         """

@@ -53,10 +53,9 @@ def needs_same_key(options: ShardOptions, related: ShardOptions | None) -> bool:
 
 
 def relates_one_key(options: ShardOptions) -> bool:
-    """Return whether the two rows that an automatic many-to-many table relates must have the same
-    key.
+    """Return whether the two rows that a row of a many-to-many table relates must have one key.
 
-    :param options: the options of the table's model.
+    :param options: the options of the model of the table, which Django has made automatically.
     """
     ends = [shard_options(relation.related_model) for relation in options.relations]
     owner = ends[0]
@@ -187,8 +186,7 @@ def key_for_related(
 
 
 def name_of_related_key(model: type[Model], field: Any, own: ShardOptions) -> str | None:
-    """Return the attname of the shard key of ``model`` if rows related by ``field`` must have one
-    key.
+    """Return the attname of ``model``'s shard key if rows related by ``field`` must have one key.
 
     :return: None if the keys may differ, or if ``field`` itself is a shard key.
     :param field: the foreign key or many-to-many field of the relation.
@@ -271,8 +269,9 @@ def are_of_two_keys(row: Any, other: Any) -> bool:
     - It is False if one of the instances was not read from a database.
     - It is False if the keys are equal, because the row may have moved to another shard with its
       key.
-    - If a key is not loaded, or the table has no key, the result is True, except for ids that are
-      unique over all shards.
+    - If a key is not loaded, or the table has no key, the result is True. But it is False for ids
+      that are unique over all shards, and if one of the databases is not a shard.
+    - If the keys differ, it is True.
     """
     one, two = row._state.db, other._state.db
     if one == two or one is None or two is None or row._state.adding or other._state.adding:

@@ -33,8 +33,7 @@ _NO_EXPRESSIONS = frozenset({
 
 
 def named_aggregates(args: Iterable[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of ``aggregate()`` by name, with Django's default names where none is
-    given.
+    """Map names to the arguments of ``aggregate()``. Unnamed ones get Django's default names.
 
     For example, ``aggregate(Sum("stars"))`` gives ``{"stars__sum": Sum("stars")}``.
     """
@@ -101,9 +100,7 @@ def has_expressions(row: Any) -> bool:
 
 
 def has_lazy(values: Iterable[tuple[Any, Any, Any]]) -> bool:
-    """Return whether one of the new values that ``Model._do_update()`` receives is a lazy
-    object.
-    """
+    """Return whether one of the new values for ``Model._do_update()`` is a lazy object."""
     return any(issubclass(type(value), LazyObject) for _, _, value in values)
 
 
