@@ -37,8 +37,9 @@ class BatchReader:
     :param decide: sets the outcome of a request, depending on whether its entry is valid.
     :param make_guards: takes a dict of guards, and creates those that are missing or broken.
     :param monotonic: returns the time of a monotonic clock in seconds.
-    :param kept_for: for how many seconds the process uses a remembered row after it has read only
-        the row's guards. 0 if it always reads the row's entry, too.
+    :param kept_for: for how many seconds after a row's entry was read the process reads only the
+        row's guards, and uses the remembered row if they are the same. 0 if it always reads the
+        entry, too.
     """
 
     def __init__(
@@ -56,8 +57,9 @@ class BatchReader:
     def steps(self, server: CacheServer, batches: Sequence[RowBatch]) -> Steps:
         """Look for the rows of all ``batches``. Their entries are all on ``server``.
 
-        Usually takes one round trip. It reads only the guards of the kept rows. If guards of kept
-        rows have changed, a second round trip reads the entries of these rows. If guards are
+        Usually takes one round trip, which reads the guards and entries of the rows. Of the *kept*
+        rows, whose entries were read a short time ago, it reads only the guards. If these have
+        changed, a second round trip reads the entries of the kept rows concerned. If guards are
         missing, one more round trip creates them (several, if hundreds are missing).
         """
         began = self._monotonic()
@@ -114,8 +116,7 @@ class BatchReader:
         entries: Sequence[FoundEntry],
         began: float,
     ) -> None:
-        """For each address whose entry is valid, put the row into the batch. For the other ones,
-        put a request for the row into the batch.
+        """Put the rows whose entries are valid into their batches, and requests for the others.
 
         :param guard_of: takes the name of a guard and returns its bytes.
         :param began: the time on the monotonic clock before the entries were read.

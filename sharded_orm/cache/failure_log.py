@@ -28,8 +28,8 @@ class _Warnings:
 class FailureLog:
     """Logs warnings about cache servers, but the same warning about a server only once a minute.
 
-    While a server is down, or refuses the login, each transaction of each process has a reason for
-    a warning. These many lines would fill the log.
+    While a server is down, or refuses the login, each transaction of each process that needs the
+    server has a reason for a warning. So many lines would fill the log.
 
     Takes no lock. So if several threads warn at the same moment, each of them may log the warning.
     """

@@ -111,9 +111,9 @@ def fit(name: str) -> str:
 def node_index(place: str, count: int) -> int:
     """Return the index of the cache server that holds all entries of ``place``.
 
-    The index depends only on the arguments, and not on which servers are up. So while a server is
-    down, its entries are not cached elsewhere: the server would not learn of the writes of that
-    time, and would later return stale entries.
+    The index depends only on the arguments, and not on which servers are up. So no other server
+    takes over while this server is down. Otherwise, this server would not learn of the writes of
+    that time, and would later return stale entries.
 
     :param place: the alias of a shard, or the type name of a global model.
     :param count: the number of cache servers.

@@ -313,7 +313,8 @@ class TransactionMarkers:
         Called after the end of the transaction. Sends one packet to each cache server, usually
         without waiting for the answer. If a server does not confirm the packet, its closing is
         queued. The method waits for the answer if no connection to the server is idle, if a guard
-        is long, or if readers may have closed the markers before, because COMMIT came late.
+        is long, or if readers may have stored old rows before. They may have done so if COMMIT came
+        late, or if the server could not be told of the writes in time.
 
         If a server cannot be reached, the database session is closed, too. A reader that finds an
         open marker looks for the session of its writer. If the session is gone, the reader knows

@@ -34,8 +34,8 @@ MODULES_OF_LOOKUPS = (lookups.__name__, related_lookups.__name__)
 
 # The types of values on which the SQL of a condition does not depend. Their subclasses, such as
 # IntegerChoices, are excluded. Each type is mapped to a function that makes an example value of the
-# type from a number. Different numbers give different values. None of them equals True or False, as
-# the int 1 would.
+# type from a number. Different numbers give different values. For the numbers that example_number()
+# returns, none of them equals True or False, as the int 1 would.
 _EXAMPLES: dict[type, Callable[[int], Any]] = {
     int: lambda number: number + 1,
     str: lambda number: str(number + 1),
@@ -99,7 +99,8 @@ class Condition(NamedTuple):
         """Return what to record of ``value``, so that later changes by the caller have no effect.
 
         That is a copy of a list. Of a model instance, it is the value to which the foreign key
-        refers, or a copy of the instance if ``names_instance`` is True.
+        refers, or a copy of the instance if ``names_instance`` is True. Any other value is returned
+        unchanged.
         """
         if self.form is ValueForm.LIST:
             return list(value)
@@ -154,8 +155,8 @@ class Condition(NamedTuple):
 def example_number(position: int) -> int:
     """Return the ``number`` for :meth:`Condition.example` of the condition at ``position``.
 
-    The numbers of two positions are 10 apart. So even if a condition compares with a list, and
-    takes several numbers, no two conditions get the same example value.
+    The numbers of neighbouring positions are 10 apart. So even if a condition compares with a list,
+    and takes several numbers, no two conditions get the same example value.
     """
     return position * 10 + 1
 
