@@ -102,7 +102,7 @@ class BatchReader:
     def _have_same_guards(
         kept: Sequence[_KeptRow], guard_of: Callable[[str], bytes | None]
     ) -> bool:
-        """Whether the guards of all ``kept`` rows have the same bytes as when the rows were valid."""
+        """Whether the guards of all ``kept`` rows have the same bytes as when these were valid."""
         names = chain.from_iterable([address.scope.guards for _, address, _ in kept])
         return [*map(guard_of, names)] == [
             *chain.from_iterable([seen.guards for _, _, seen in kept])

@@ -235,8 +235,7 @@ class ShardedModel(RowValidation, metaclass=ShardedModelBase):
         """Raise an error if the shard key of this instance does not belong on the shard ``alias``.
 
         :raises ShardKeyChanged: the row is stored already, and its key belongs on another shard.
-        :raises CrossShardRelation: the row is new, and its key, the row passed as near=, or a
-            related row belongs on another shard.
+        :raises CrossShardRelation: for a new row whose key, near= or relation is on another shard.
         """
         options = self._shard_options()
         key = options.key
