@@ -58,7 +58,7 @@ def _causes_of_refusals(model: Any) -> Iterator[Any]:
 def refuse_deletion(group: str, parts: Iterable[Any], batch_size: int | None = None) -> None:
     """Raise an error if, on any shard, the deletion of a row of ``parts`` is forbidden.
 
-    ``PROTECT`` or ``RESTRICT`` of a foreign key can forbid it. Deletes nothing.
+    For example, ``PROTECT`` or ``RESTRICT`` of a foreign key forbids it. Deletes nothing.
 
     Cost: on each shard, the queries that a deletion sends before it deletes. The rows of only one
     shard are in memory at a time; with ``batch_size``, only the rows of one batch.

@@ -36,8 +36,8 @@ PLAIN_COUNT = len(QuerySet().__dict__) + 1
 
 _recordings: dict[tuple[Any, Any], Recording | None] = {}
 #: Maps (queryset class, model) to the attributes of the first queryset that records its calls.
-#: Later querysets copy these attributes, which is faster than __init__(). The value is None if they
-#: cannot be copied.
+#: Later querysets copy these attributes, which is faster than __init__(). But each gets dicts of
+#: its own. The value is None if they cannot be copied.
 templates: dict[tuple[Any, Any], dict[str, Any] | None] = {}
 
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 class RawKeyQuerySet(RawQuerySet):  # type: ignore[type-arg]  # the class is not generic at run time
     """Raw SQL that runs on the shard of a key. The shard is looked up when the rows are read.
 
-    If the key moves to another shard during the read, the rows are read once more. In a
-    transaction, which cannot be repeated, :exc:`KeyMoved` is raised.
+    If the key moves to another shard during the read, the rows are read once more. But in a
+    transaction, nothing is read again, and :exc:`KeyMoved` is raised.
     """
 
     #: The queryset whose conditions contain the shard key.

@@ -4,7 +4,7 @@ A plan is SQL that was compiled once for all queries that differ only in their v
 queryset has no query. Instead, it records the calls that build it (see
 :mod:`sharded_orm.models.plans.shapes`). When its rows are read, the SQL of a plan is sent if there
 is one. For any other use, :attr:`CallRecorder.query` builds the query from the recorded calls. From
-then on, the queryset behaves like one of Django.
+then on, the queryset behaves like one that records no calls.
 """
 
 from __future__ import annotations
@@ -319,7 +319,7 @@ class CallRecorder(QuerySetMixin[M]):
         self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Self | None:
         """Return the queryset after a call with ``Q`` objects; None if Django must run the call."""
-        # If Django defers the filter of a related manager, _recorded() has returned None.
+        # If Django defers the filter of a related manager, _recorded() returns None.
         recording = self._recorded()
         tree = None if recording is None else ConditionTree.of(args, kwargs)
         if recording is None or tree is None or recording.limits is not None:

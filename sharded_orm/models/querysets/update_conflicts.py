@@ -68,9 +68,8 @@ def _constraints(model: Any, unique_fields: Iterable[str] | None) -> list[list[A
         if field.unique and not field.primary_key
     ]
     constraints += map(list, meta.unique_together)
-    # A database that uses all unique constraints is MySQL or MariaDB. They do not support
-    # constraints with a condition, and Django does not create them there. So skip these
-    # constraints.
+    # Without ``unique_fields``, the database is MySQL or MariaDB. They do not support constraints
+    # with a condition, and Django does not create them there. So skip these constraints.
     constraints += [
         [*constraint.fields, *constraint.expressions]
         for constraint in meta.constraints

@@ -172,8 +172,8 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
         :param values: the keyword arguments of ``get_or_create()`` or ``update_or_create()``.
             Without ``using()``, they must determine one shard, for example by the shard key or by
             an id that contains the shard.
-        :param new: more values of a row to be created. If only ``new`` contains the shard key, and
-            no stored row can match ``values``, it determines the shard.
+        :param new: more values of a row to be created. If only ``new`` contains the shard key, this
+            key determines the shard, provided that no stored row matches ``values``.
         """
         alias = str(self._db) if self._is_pinned() else self._alias_of_lookup(values, new)
         # Check the instances among ``values`` even if using() chooses the shard, because a new row
@@ -300,8 +300,8 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
         If the rows are on several shards, a check precedes the deletion: if ``PROTECT`` or
         ``RESTRICT`` forbids the deletion of a row on any shard, an error is raised before any row
         is deleted. The check repeats the reads of Django's ``delete()`` on each shard. It is left
-        out if no foreign key with ``PROTECT``, ``RESTRICT`` or a function of the project can forbid
-        the deletion.
+        out if nothing can forbid the deletion: no foreign key with ``PROTECT``, ``RESTRICT`` or a
+        function of the project, and no generic relation to rows of another group.
         """
         if self._is_deletion_refused():
             return super().delete()

@@ -1,8 +1,8 @@
 """Relations in forms of sharded models. They offer only rows with the shard key of the form's row.
 
-A model field creates its form field with ``formfield()``. It sets the value that a visitor has
-entered on the row with ``save_form_data()``. :func:`install_relations_in_forms` overrides both
-methods on the relation fields of a model. So Django's forms, formsets and admin need no change.
+A model field creates its form field with ``formfield()``. With ``save_form_data()``, it sets on the
+row what a visitor has entered. :func:`install_relations_in_forms` overrides both methods on the
+relation fields of a model. So Django's forms, formsets and admin need no change.
 """
 
 from __future__ import annotations

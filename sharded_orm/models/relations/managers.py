@@ -55,8 +55,8 @@ class RelatedRows:
     def _repeated(self, change: Callable[[], Any]) -> Any:
         """Call ``change``. If a shard key moves to another shard meanwhile, call it again.
 
-        A second call does no harm, because ``change`` only relates or unrelates rows: the result is
-        the same after two calls as after one.
+        A second call does no harm, because ``change`` only relates rows, or unrelates or deletes
+        them: the result is the same after two calls as after one.
         """
         return repeated(self._options.group, change, nothing_written=lambda _: True)
 
@@ -220,7 +220,7 @@ class ManyBeside(RelatedRows):
         # create() and get_or_create() call add() after they have stored the related row. If a key
         # moves now, they must not be called again, because they would store that row twice. So
         # record that a part of their write is stored. add() itself can be called again. In a
-        # transaction, such as that of set(), nothing is ever called again.
+        # transaction, such as that of set(), nothing is called again anyway.
         if not in_transaction(self._options.group):
             write_in_part()
         add = super().add  # type: ignore[misc]  # Django's manager class has this method

@@ -79,9 +79,9 @@ class OperationStep(models.Model):
     operation: models.TextField[str, str] = models.TextField(default="")
     position: models.JSONField[dict[str, Any], dict[str, Any]] = models.JSONField(default=dict)
     error: models.TextField[str, str] = models.TextField(default="")
-    #: The id of the worker that executes the step. Usually None, because one process executes all
-    #: steps of a run. If several processes share the steps, each is a worker: it has a row of its
-    #: own among the runs, and this row says that the process is alive. See
+    #: Usually None, because one process executes all steps of a run. If several processes share the
+    #: steps, each is a worker: it has an :class:`OperationRun` of its own, whose lease shows that
+    #: the process is alive. This is the id of that run, for the worker that executes the step. See
     #: ``operations/runs/work_units.py``.
     worker: models.BigIntegerField[int | None, int | None] = models.BigIntegerField(null=True)
     updated_at: models.DateTimeField[datetime, datetime] = models.DateTimeField(auto_now=True)
