@@ -102,11 +102,11 @@ def add_limited(left: Any, right: Any) -> Any:
 
 
 def check_places(places: int, *, has_places_of_type: bool) -> None:
-    """Check that Python computes the same average as MariaDB and MySQL.
+    """Check that the values have so few decimal places that Python can compute their average.
 
-    This depends on the number of decimal places.
+    The result must be the same as that of MariaDB and MySQL.
 
-    :param places: number of decimal places of the sum. The type of the values has the same number.
+    :param places: the number of decimal places of the sum. The type of the values has as many.
     :param has_places_of_type: whether each value has as many decimal places as the type. This may
         be false for computed values.
     :raises ScatterNotSupported: the numbers have too many decimal places.

@@ -378,8 +378,9 @@ class _Root(SQLCompiler):
     def _set_up_distinct_on(self, ordered_by: Sequence[Any]) -> None:
         """Set the columns of DISTINCT ON.
 
-        Among rows that are equal in these columns, the database keeps the first. The query must be
-        ordered by these columns first, so that the merge finds equal rows next to each other.
+        Among rows that are equal in these columns, the database keeps the first one in the order of
+        the query. This order must begin with these columns. The merge puts the rows of all shards
+        into this order, and keeps the first one, too.
         """
         refuse_distinct_keys(self.query)
         # Count the different fields, because the query must be ordered by at least as many columns:

@@ -346,8 +346,9 @@ class Executor:
         return rows
 
     def _node_stream(self, statement: ShardStatement) -> Generator[Any, None, None]:
-        """Execute the statement, yield None as soon as the server has executed it, and then yield
-        the rows. So the caller learns of an error before it reads the first row.
+        """Execute the statement, yield None when the server has executed it, and then the rows.
+
+        Because of the None, the caller learns of an error before it reads the first row.
         """
         sql, params = statement.sql()
         started = False

@@ -134,7 +134,7 @@ def is_failure(error: Exception) -> bool:
 
 
 def may_be_the_query(error: BaseException) -> bool:
-    """Whether ``error`` does not tell if the query is wrong or the shard has failed.
+    """Whether ``error`` has two possible causes: the query is wrong, or the shard has failed.
 
     For example, if a column is missing, its name in the query may be wrong, or the shard was not
     migrated. If another shard answers the same query, the failing shard is the cause.

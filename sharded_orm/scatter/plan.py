@@ -127,12 +127,13 @@ class ShardStatement:
         return self.outer.sql(sql), params
 
     def with_keys(self) -> tuple[str, str] | None:
-        """Return a pair: the SQL with the keys written into it, and one SELECT of the union as a
-        template, in which marks stand for the keys and the schema.
+        """Return a pair: the SQL with the keys written into it, and the SELECT of its union.
 
-        With this SQL, the driver need not insert thousands of keys as parameters. Return None
-        unless the statement is a plain union of one SELECT for several shards, and all its
-        parameters are integer keys.
+        The SELECT is a template, in which marks stand for the keys, the schema and the shard's
+        index. With this SQL, the driver need not insert thousands of keys as parameters.
+
+        Return None unless the statement is a plain union of one SELECT for several shards, and all
+        its parameters are integer keys.
         """
         template = self.branches[0].template
         if not self.union or self.outer.is_used or template.params:

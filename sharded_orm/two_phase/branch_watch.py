@@ -59,9 +59,10 @@ class BranchWatch:
     def look(self) -> None:
         """End branches that have been prepared for too long. Raises no database error.
 
-        A branch is the part on one shard of a transaction in two phases. At most once a second, a
-        call sends one query to each node that this process has used in such transactions. Other
-        calls return at once. Must not be called in a transaction of a shard group.
+        A branch is the part on one shard of a transaction in two phases. Once a second, and sooner
+        if :meth:`note` was told that a branch may be left, a call sends one query to each node that
+        this process has used in such transactions. Other calls return at once. Must not be called
+        in a transaction of a shard group.
         """
         if self._process != identity():
             self.__init__()  # type: ignore[misc]  # Start anew in a forked child, because a thread of the parent may have held the lock.
