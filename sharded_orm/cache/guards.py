@@ -151,8 +151,10 @@ class Guard:
 
     @property
     def is_bulky(self) -> bool:
-        """Whether compacting the guard is worth a round trip: the guard is large, and more than
-        half of it are markers of writes that are over.
+        """Whether compacting the guard is worth a round trip.
+
+        True if the guard is large, and more than half of it can be dropped: the markers of writes
+        that are over.
         """
         return self.size > COMPACT_FROM and self.spare * 2 > self.size
 

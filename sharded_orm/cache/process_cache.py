@@ -31,12 +31,12 @@ _KEPT_FOR = 10.0
 
 
 def kept_for(ttl: float) -> float:
-    """Return for how many seconds a process may use remembered rows of a list or a batch without
-    reading their entries.
+    """Return for how many seconds a process may use remembered rows without reading their entries.
 
-    A process may read an entry just before it expires, and use the row for this time afterwards. So
-    entries are stored for this many seconds less than ``ttl``. Then no row is used for longer than
-    ``ttl`` seconds in all, even if the cache was not told of a write.
+    These are rows of a list or a batch. A process may read an entry just before it expires, and use
+    the row for this time afterwards. So entries are stored for this many seconds less than ``ttl``.
+    Then no row is used for longer than ``ttl`` seconds in all, even if the cache was not told of a
+    write.
 
     :param ttl: the setting TTL, in seconds.
     """

@@ -136,8 +136,9 @@ class CacheStatistics:
         return {field: sum(counts.get(field, 0) for counts in sources) for field in FIELDS}
 
     def request_finished(self) -> None:
-        """Publish the counts (:meth:`flush`) at the end of a request, unless this was done in the
-        last :attr:`request_interval` seconds.
+        """Publish the counts (:meth:`flush`) at the end of a request.
+
+        Does nothing if they were published in the last :attr:`request_interval` seconds.
         """
         if self._clock() - self._sent_at >= self.request_interval:
             self.flush()

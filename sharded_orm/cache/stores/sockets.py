@@ -105,9 +105,9 @@ class Connection:
         """
         if self._owed is not None:
             self._settle(deadline)
-        # First try one send() and one recv(), which are enough for most exchanges, with the timeout
-        # that the socket has already. It is the whole timeout of the connection. Only recv() can
-        # use it up, because a short packet fits into the send buffer, which is empty now.
+        # First try one send() and one recv(), which are enough for most exchanges. Do not set the
+        # timeout of the socket before: it is that of the connection already. Usually, only recv()
+        # waits, because a short packet fits into the send buffer, which is empty now.
         sent = self._socket.send(packet)
         if sent < len(packet):
             self._send(memoryview(packet)[sent:], deadline)

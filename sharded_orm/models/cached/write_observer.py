@@ -1,8 +1,7 @@
 """Reports writes to the cache. The database backends call this module for each write of the ORM.
 
-The rows of each write are remembered until COMMIT. Before COMMIT, *markers* are put into the
-cache. These are entries which say that the rows are being written (see
-:mod:`sharded_orm.cache.markers`).
+The rows of each write are remembered until COMMIT. Before COMMIT, *markers* are added to entries of
+the cache. A marker says that rows are being written (see :mod:`sharded_orm.cache.markers`).
 """
 
 from __future__ import annotations

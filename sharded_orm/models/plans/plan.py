@@ -416,7 +416,7 @@ def compile_plan(
         if shape.selection is not EVERYTHING:
             names = tuple(target.attname for target in targets)
     list_end = end_of_list(shape, [sql for sql, _ in statements])
-    # In the SQL of exists(), SELECT 1, the 1 is a parameter.
+    # The SQL of exists() begins with SELECT 1, and this 1 is a parameter.
     constants = tuple(parameters[:1]) if kind == EXISTS else ()
     fixed = fixed_parameters(shape, examples[0][1].values, compilers[0])
     plan = Plan(
@@ -440,8 +440,8 @@ def end_of_list(shape: Shape, statements: Sequence[str]) -> int | None:
     """
     if not shape.has_list:
         return None
-    # The SQL for a list of two values has a placeholder more than that for one value. It is at the
-    # position where the two texts begin to differ.
+    # The SQL for a list of two values has one placeholder more than that for one value. It is at
+    # the position where the two texts begin to differ.
     pairs = enumerate(zip(*statements[:2], strict=False))
     return next((position for position, (left, right) in pairs if left != right), None)
 
