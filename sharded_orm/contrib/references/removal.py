@@ -83,7 +83,7 @@ class _Removal:
         self._noted = ""
 
     def run(self, pks: Sequence[Any]) -> bool:
-        """Delete the copies. Return False if copies of the model were not written to the shard yet."""
+        """Delete the copies. Return False if the shard has no copies of the model yet."""
         model, alias = self._model, self._alias
         with transaction.atomic(using=alias), writing_copies():
             state = lock_states(alias).get(model._meta.label)
