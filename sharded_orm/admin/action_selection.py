@@ -74,7 +74,7 @@ def select(
 
     :param within: the shard that the page shows; None if the page shows several shards. If a shard
         is given, the object ids of rows on other shards count as unknown. An object id may then be
-        a primary key alone, because actions that were written for Django's own admin use it so.
+        a primary key alone, as in actions that were written for Django's own admin.
     """
     by_shard: dict[Shard, list[Identity]] = {}
     unknown = 0

@@ -69,7 +69,7 @@ class RowIdentity:
     misplaced.
 
     The alias, the primary key and the shard key of the row are stored with the results. If one of
-    these is a different one on the row later, the results are not used.
+    these has changed on the row since then, the results are not used.
     """
 
     alias: str

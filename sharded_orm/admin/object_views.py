@@ -347,8 +347,8 @@ class ObjectViewsMixin(AddViewMixin):
         """Return the error page if ``error`` means that a shard does not answer; otherwise raise
         ``error``.
 
-        The page names the shard that it was about. If a new row may be stored on any shard,
-        ``error`` may also mean that none of the nodes with open shards can be reached.
+        The error page names the shard whose page was asked for. If a new row may be stored on any
+        shard, ``error`` may also mean that none of the nodes with open shards can be reached.
         """
         if isinstance(error, NoReachableShard):
             return no_reachable_shard_page(self, request, error)

@@ -61,10 +61,10 @@ def run_by_shard(
             )
             break
         except Exception as error:
-            # An action of the project may raise any error, so catch all. If rows of earlier shards
-            # have been changed, report the error, and continue with the other shards. But if the
-            # first shard raises a refusal, such as a 404, nothing was changed yet. Then refuse the
-            # whole action.
+            # An action of the project may raise any error, so catch all. Report the error, and
+            # continue with the other shards, because rows of earlier shards may have been changed
+            # already. But if the first shard raises a refusal, such as a 404, nothing was changed
+            # yet. Then refuse the whole action.
             if isinstance(error, _REFUSALS) and not done and not outages.errors:
                 raise
             logger.exception("%r failed on %s", description, part.alias)

@@ -3,8 +3,9 @@
 A long operation, such as the move of a shard key to another shard, adds a fence for the key: a row
 in the table of fences. A fence is open or closed. While it is open, triggers write the primary key
 of each changed row of the shard key to a table, the journal. While it is closed, the triggers
-refuse each change of such a row (:mod:`~sharded_orm.backends.fence_messages`). They see each
-change, even if raw SQL or another program makes it.
+refuse each change of such a row (:mod:`~sharded_orm.backends.fence_messages`). They also see
+changes by raw SQL and by other programs, but not all changes:
+:meth:`ChangeCapture.tables_with_silent_changes` returns the tables with exceptions.
 
 Each backend derives a class from :class:`ChangeCapture`. ``connection.change_capture()`` returns an
 object of that class, which has a session of its own.
@@ -353,9 +354,9 @@ class ChangeCapture(OwnSession, ABC):
         """Create the missing triggers, and wait for the transactions that began before the triggers
         existed.
 
-        Afterwards, each change of a row whose key has a fence is either in the journal, or was
-        committed before this method returns, so that a copy of the rows includes it. May be called
-        again.
+        Afterwards, each change of a row whose key has an open fence is either in the journal, or
+        was committed before this method returns. So a copy of the rows that begins now includes it.
+        May be called again.
 
         :param patience: seconds to try. To create a trigger, the database has to lock the table.
             Each attempt waits only milliseconds for this lock, because the statements of other

@@ -107,9 +107,9 @@ class ShardFeatures:
     #: class, because the module of the class imports a driver.
     replication_server: ClassVar[str] = ""
     #: The dotted path of the class that represents one server of a pair (two servers that replicate
-    #: from each other). An empty string if this kind of server cannot be in a pair. Both servers have each shard.
-    #: One of the two takes the shard's writes, and the other refuses them
-    #: (:class:`~sharded_orm.backends.side_fence.SideFence`).
+    #: from each other). Both servers have each shard of the pair. One of them takes the shard's
+    #: writes, and the other refuses them (:class:`~sharded_orm.backends.side_fence.SideFence`). An
+    #: empty string if this kind of server cannot be in a pair.
     pair_side: ClassVar[str] = ""
 
     @classmethod

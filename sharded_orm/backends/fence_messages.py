@@ -2,8 +2,8 @@
 
 For example, while a shard key moves, triggers refuse the writes of its rows; this is the key's
 fence. On MySQL and MariaDB, a trigger runs ``SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = …``. On
-PostgreSQL it runs ``RAISE … USING ERRCODE = '45000'``, and on SQLite ``RAISE(ABORT, …)``. All use
-the texts and codes of this module, because the functions compare errors with them.
+PostgreSQL it runs ``RAISE … USING ERRCODE = '45000'``, and on SQLite ``RAISE(ABORT, …)``. Triggers
+may use only the texts and codes of this module, because the functions compare errors with them.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def is_side_refusal(error: BaseException) -> bool:
 
 
 def _message(error: BaseException) -> str:
-    """Return the text that a trigger has set in the driver's error ``error``. If the error has
-    another cause, return any text, or "".
+    """Return the message with which a trigger has refused a write. If ``error`` is another error,
+    return its first argument if that is a text, otherwise "".
     """
     arguments = error.args
     if arguments[:1] == (SIGNAL_ERROR,):

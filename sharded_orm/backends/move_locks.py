@@ -2,8 +2,7 @@
 
 A schema has a separate lock for each of these names. A name says what the lock is for. Only one
 session at a time can hold a lock. How the locks are taken depends on the server: see
-``mysql/move_locks.py`` and
-``postgresql/move_locks.py``.
+``mysql/move_locks.py`` and ``postgresql/move_locks.py``.
 """
 
 from __future__ import annotations

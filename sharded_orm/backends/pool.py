@@ -96,7 +96,7 @@ class SessionPool(Generic[S]):
         self.max_age = max_age
         self.stats = PoolStats()
         #: Remembers whether the last attempt to open a session has failed, for :meth:`failure`. It
-        #: does not stop lease(), which always tries to open a session.
+        #: does not stop lease(): if no session is idle, lease() tries to open one in any case.
         self.breaker = CircuitBreaker(BACKOFF)
         self._open_session = open_session
         # The idle sessions. Each open session is either in this list or leased. Changes of the list

@@ -260,9 +260,9 @@ class RowCopy(RowAccess):
 
         If another process tries to publish the key later, it finds no fence, and fails.
 
-        :param former: the number of an earlier fence of this key. If the move has taken
-            over an earlier fence and given it its own number, the fence is not deleted: it gets the
-            number ``former`` back, and stays closed. None (the default) deletes the fence.
+        :param former: the former number of the fence, if an earlier operation had left it, and the
+            move has given it its own number. The fence is then not deleted: it gets the number
+            ``former`` back, and stays closed. None (the default) deletes the fence.
         :return: False if the fence does not exist. Nothing was changed then.
         :raises MoveFailed: the fence is open. Nothing was changed.
         """

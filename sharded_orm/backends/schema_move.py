@@ -129,8 +129,9 @@ class SchemaMove(OwnSession, ABC):
         """Return one value for each table, which changes if TRUNCATE or ALTER TABLE gives the table
         new storage.
 
-        Databases call no triggers for these statements. So a move compares the values at its
-        beginning and at its end. Hiding a table does not change its value.
+        The triggers that record changed rows are not called for these statements. So a move
+        compares the values at its beginning with those at the switch. Hiding a table does not
+        change its value.
 
         :raises django.db.OperationalError: the account has no right to see these values.
         """

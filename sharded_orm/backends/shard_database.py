@@ -159,8 +159,9 @@ class ShardDatabaseMixin:
 
         Return None if the attempt has succeeded, if there was none, or if there is no server
         (SQLite). If an error is returned, sessions that were opened earlier may still work. This
-        method does not connect the alias. But if some seconds have passed since a failed attempt,
-        it opens a session as a test, and waits for the result.
+        method does not connect the alias. But while the node counts as failed, one caller every few
+        seconds opens a session as a test, and waits for the result. All other callers get the last
+        error at once.
         """
         return None
 

@@ -89,8 +89,8 @@ class SideFence(OwnSession, ABC):
 
     @abstractmethod
     def obstacles(self) -> list[str]:
-        """Return the reasons why a closed fence could let a write pass. The list is empty if there
-        is none.
+        """Return the reasons why a closed fence could let a write, or a part of it, pass. The list
+        is empty if there is none.
 
         For example, foreign keys of other schemas may change rows without calling triggers. Or a
         table's engine does not undo the rows that a statement has changed before it was refused.
@@ -127,9 +127,9 @@ class SideFence(OwnSession, ABC):
     def switching(self) -> AbstractContextManager[None]:
         """Return a context manager within which the active side of the shard is changed.
 
-        During the change, fences refuse writes. A program whose write was refused can wait by
-        ``connection.wait_for_side_switch()`` and repeat the write. On this server, it waits until
-        the ``with`` block ends, or the session of this object. The context manager sends two
+        During the change, fences refuse writes. A program whose write this server has refused need
+        not fail. It can wait by ``connection.wait_for_side_switch()``, until the ``with`` block or
+        the session of this object ends, and then repeat the write. The context manager sends two
         statements.
         """
 

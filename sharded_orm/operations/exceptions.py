@@ -32,8 +32,8 @@ class JournalMissing(OperationError, ImproperlyConfigured):
 
 
 class NothingUnclear(OperationError, LookupError):
-    """An operator has declared the result of an interrupted operation on a shard, but on this
-    shard, no operation was interrupted whose result is unknown.
+    """An operator has declared the result of an interrupted operation on a shard, but the shard has
+    no interrupted operation with an unknown result.
     """
 
 

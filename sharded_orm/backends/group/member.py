@@ -355,7 +355,7 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
         The shard needs one block for the group's outermost block, and one for each savepoint of the
         group. The blocks that it has opened already are in ``_mirrored``, the outermost first. The
         user may also have opened blocks on this shard alone. These are only in Django's stack
-        ``atomic_blocks``. New blocks are opened inside them, because they began later.
+        ``atomic_blocks``. Later blocks of the group are opened inside them, because blocks nest.
         """
         group = self.group_wrapper
         assert group is not None

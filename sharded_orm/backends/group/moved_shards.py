@@ -385,7 +385,9 @@ class ShardCursor(CursorWrapper):
         return self.cursor.close() if _are_looked_up("close") else self._djangos("close")()
 
     def _djangos(self, name: str) -> Any:
-        """Return the method ``name`` of Django's cursor class, which this class overrides."""
+        """Return what ``cursor.name`` would be without this class: a method that another package
+        has added to Django's cursors, or else the result of ``__getattr__``.
+        """
         method = getattr(super(), name, None)
         return self.__getattr__(name) if method is None else method
 

@@ -72,8 +72,8 @@ class ShardConnections:
     def record_connect(self, wrapper: GroupMember) -> None:
         """Record that ``wrapper`` has connected.
 
-        :meth:`close_obsolete` will close the connection when ``time.monotonic()`` has reached
-        ``wrapper.close_at``, and the connection is idle.
+        After ``time.monotonic()`` has reached ``wrapper.close_at``, :meth:`close_obsolete` looks
+        for the connection, and closes it if it is idle.
         """
         if wrapper.close_at is not None and wrapper.close_at < self._next_expiry:
             self._next_expiry = wrapper.close_at

@@ -301,7 +301,7 @@ class GroupTransactions(BaseDatabaseWrapper):
 
         This happens if the program catches the error of the statement and goes on. The server has
         already rolled back the shard's transaction, or will answer its COMMIT by a rollback,
-        without an error. In one database, all writes of the block would be lost. So no shard must
+        without an error. In one database, all writes of the block would be lost. So no shard may
         commit.
         """
         writers = [w for w in participants if w.commits_with_group and not w.reads_as_autocommit()]

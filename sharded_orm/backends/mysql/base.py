@@ -374,6 +374,6 @@ class DatabaseWrapper(
     def commit_outcome(self) -> CommitOutcome:
         if self.connection is None or self.connection.mode >= SessionMode.LOST:
             # The session is lost, and so is the server's answer. COMMIT may have been executed, may
-            # be still running on the server, or may never have arrived there.
+            # still be running on the server, or may never have arrived there.
             return CommitOutcome.UNKNOWN
         return CommitOutcome.OPEN

@@ -83,8 +83,7 @@ class MySQLPairReplication(MySQLReplicationServer):
         Used if this server must never execute these transactions, but the other server is to
         replicate from this one later. The other server refuses that unless the log of this server
         contains the GTID ``last``. So this method logs an empty transaction with this GTID. The
-        replication on this server must be stopped meanwhile. Can safely be
-        called again.
+        replication on this server must be stopped meanwhile. Can safely be called again.
 
         :param last: the GTID of the last transaction that must not be executed.
         :param schema: a schema of the pair, in which the empty transaction is logged.
@@ -241,11 +240,10 @@ class MySQLPairReplication(MySQLReplicationServer):
         """Execute the changes that have arrived by ``link``, even if they were held back. Receive
         no more.
 
-        Used if the other server is dead. The file with the received changes (the relay
-        log) may then be their only copy. The server deletes this file if a stopped connection with
-        GTID is started, or gets another delay, unless the statement names the file and the position
-        in it. So this method names them. Can safely be called
-        again.
+        Used if the other server is dead. The file with the received changes (the relay log) may
+        then be their only copy. The server deletes this file if a stopped connection with GTID is
+        started, or gets another delay, unless the statement names the file and the position in it.
+        So this method names them. Can safely be called again.
         """
         if link.executes and link.delay != HELD:
             return

@@ -240,8 +240,8 @@ class DatabaseWrapper(ServerConnectionMixin[PostgreSQLPool], stock.DatabaseWrapp
 
     def is_statement_limit(self, error: BaseException) -> bool:
         # The server raises this error at the time limit of a statement. It raises the same error if
-        # an administrator cancels the statement, so this method then returns True, too. That is
-        # harmless: the caller only sends the statement again.
+        # an administrator cancels the statement, so this method then returns True, too. The caller
+        # sends the statement a second time in both cases.
         return sqlstate_of(error) == QUERY_CANCELED
 
     @cached_property

@@ -35,8 +35,8 @@ def check_write(connection: Any, table: str) -> None:
     shard = getattr(connection, "shard", None)
     if shard is None:
         return
-    # Check text keys here, before the statement is compiled. If the model is cached, the cache may
-    # send queries before then.
+    # Check text keys first. If the model is cached, the cache may send queries of its own before
+    # the statement is sent.
     key_guard.check(connection, (shard,), (table,))
     if connection.features.shards_are_files:
         # Check here that the keys are still on this shard. The other backends make this check when

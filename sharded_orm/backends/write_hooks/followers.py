@@ -48,8 +48,8 @@ class StatementFollower(WriteFollower, Protocol):
         """Whether the follower needs an open transaction for the statement. Sends nothing.
 
         If False, :meth:`write` may be called in autocommit, provided that the model has no other
-        follower and is not cached. The statement then commits by itself. The follower can call
-        ``session_id()`` of the connection object for the id of its session before it is sent.
+        follower and is not cached. The statement then commits by itself. Even before it is sent,
+        ``session_id()`` of the connection object returns the id of its session.
         """
 
 

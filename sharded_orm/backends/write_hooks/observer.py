@@ -103,7 +103,7 @@ def cached_model_of(model: Any) -> Any:
 
 
 def write(cached_model: Any, compiler: Any, execute: Callable[[], Any], counted: bool) -> Any:
-    """Let the observer run the statement of a write, see :meth:`WriteObserver.write`. Return the
+    """Let the observer run the statement of a write (see :meth:`WriteObserver.write`). Return the
     result of the statement.
 
     Call this function only if an observer was set, that is, if :func:`cached_model_of` has returned

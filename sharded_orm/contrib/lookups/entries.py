@@ -325,7 +325,7 @@ def of_tokens(table: EntryTable, tokens: Sequence[str]) -> Iterator[StoredEntry]
 def renew(table: EntryTable, tokens: Sequence[str]) -> None:
     """Set the time of the entries of some statements to now, because their transactions still run.
 
-    Without this, other transactions would take over the entries after some minutes, on a database
+    Without this, other transactions could take over the entries after some minutes, on a database
     that cannot report whether a transaction still runs.
 
     :param tokens: the tokens of the statements. Each entry holds the token of the statement that

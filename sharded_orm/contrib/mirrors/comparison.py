@@ -94,8 +94,8 @@ class _Sides:
                 pks += behind.values_list("pk", flat=True)[position : position + 1]
         # Each shard proposes a primary key as the end of the chunk, and the one that is nearest to
         # the beginning is used. Python may sort text differently than the database, so it may
-        # choose another one. Then the chunk is larger. But no row is left out, because the next
-        # chunk begins where this one ends.
+        # choose another one. Then the chunk may be much larger. But no row is left out, because the
+        # next chunk begins where this one ends.
         return (max if self._newest_first else min)(pks, default=None)
 
     def source_rows(self, after: Any, until: Any) -> Iterator[tuple[Any, ...]]:

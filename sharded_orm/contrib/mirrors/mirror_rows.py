@@ -176,7 +176,8 @@ def _write_locked(
 def _decided_by_source(
     mirror: Mirror, alias: str, row: MirrorRow, stored_key: str
 ) -> MirrorRow | None:
-    """Return the row to write if the version that the shard has stored is from another shard key.
+    """Return the row to write if the shard has a version of the row from another shard key of the
+    source.
 
     This happens if, for example, a row of the source was deleted under one shard key, and created
     with the same id under another. Each shard of the source numbers its writes by itself, so the

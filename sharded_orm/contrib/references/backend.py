@@ -37,9 +37,10 @@ def require_hooks() -> None:
 
 
 def in_test_case() -> bool:
-    """Return whether this thread runs a test of a ``TestCase``.
+    """Return whether this thread runs a test of a ``TestCase`` that may use the global database.
 
-    ``TestCase`` opens a transaction on each database around a test, also on the global database.
+    Around each test, ``TestCase`` opens a transaction on each of the databases that the test may
+    use.
     """
     connection: Any = connections[DEFAULT_DB_ALIAS]
     return any(block._from_testcase for block in connection.atomic_blocks)

@@ -168,8 +168,8 @@ def behind(alias: str, models: Iterable[Any], version: Version) -> list[Any]:
     """Return those of ``models`` whose copies on the shard ``alias`` must be updated.
 
     Usually these are the models whose copies have an older version than ``version``. A model is
-    also returned if its copies were made by code with other columns, or if copies were deleted
-    ahead of a deletion in the global database.
+    also returned if the shard has no copies of it yet, if its copies were made by code with other
+    columns, or if copies were deleted ahead of a deletion in the global database.
     """
     states = states_on(alias)
     return [

@@ -83,7 +83,7 @@ class _Removal:
         self._noted = ""
 
     def run(self, pks: Sequence[Any]) -> bool:
-        """Delete the copies. Return False if the shard is new and has no copies of the model."""
+        """Delete the copies. Return False if the shard has no copies of the model yet."""
         model, alias = self._model, self._alias
         with transaction.atomic(using=alias), writing_copies():
             state = lock_states(alias).get(model._meta.label)

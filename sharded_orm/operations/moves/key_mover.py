@@ -243,7 +243,7 @@ class KeyMover:
             # Ignore two kinds of errors here: the target refuses a row, or there is a deadlock with
             # other writers. A row is refused, for example, if two rows have exchanged unique values
             # and only one of them was read after that. _switch_once() below reads the changed rows
-            # again while writes wait, and so without this error.
+            # again while writes wait. If the target still refuses a row then, the switch fails.
             try:
                 self.catch_up(move, published)
                 self._follow(move, published)

@@ -34,8 +34,8 @@ from sharded_orm.operations.shard_moves.shard_sessions import SchemaSessions
 
 #: A process undoes the move of another process that has been silent, for example because it was
 #: paused. When the paused process continues, it may create the shard's schema on the target, before
-#: it notices that it has lost the run. So later runs look for such a schema and drop it, when this
-#: time since the undo is over.
+#: it notices that it has lost the run. So the first run that begins more than this time after the
+#: undo looks for such a schema, and drops it.
 LATE_SCHEMA: Final = timedelta(hours=1)
 
 

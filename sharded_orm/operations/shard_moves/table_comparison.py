@@ -1,8 +1,8 @@
 """Compare a shard's tables on two servers, to check the copy that a move has made.
 
 The comparison shares no code with the copying, so that it also finds errors of the copying code.
-Each server computes a digest (a hash) of a range of rows. If the two digests differ, each server computes a
-digest of each row in the range.
+Each server computes a digest (a hash) of a range of rows. If the two digests differ, each server
+computes a digest of each row in the range.
 
 A row that differs is *open*: it is compared again later, because the site may just have changed it.
 A row that was copied again is open, too.

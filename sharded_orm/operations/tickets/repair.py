@@ -48,8 +48,8 @@ class Verified:
     #: The last id that the server has handed out; None if the server does not answer.
     position: int | None
     #: The high-water mark: the highest id that the server is known to have handed out. The next
-    #: server in the settings stores it. None if the next server does not answer or lacks the sequence, or if there is only
-    #: one server.
+    #: server in the settings stores it. None if the next server does not answer or lacks the
+    #: sequence, or if there is only one server.
     mark: int | None
     #: The largest id in the tables, if it is above ``position``, so that the server would hand it
     #: out again. None if no id is above ``position``.

@@ -33,8 +33,8 @@ class SequenceStatus:
     #: The last id that the server has handed out; 0 or less if it has handed out no id.
     position: int
     #: The high-water mark: the highest id that the server is known to have handed out. The next
-    #: server in the settings stores it. None if the next server does not answer or lacks the sequence, or if there is only
-    #: one server.
+    #: server in the settings stores it. None if the next server does not answer or lacks the
+    #: sequence, or if there is only one server.
     mark: int | None
     #: How much of all possible ids (1 to 2**63 - 1) is used up, from 0.0 to 1.0.
     used: float
