@@ -27,9 +27,12 @@ def test_instances_are_those_of_from_db(name: str) -> None:
     for names, width in ((None, 2), (("id",), 1)):
         loader = InstanceLoader(Named, connections["default"], names)
         values = [row[:width] for row in rows]
-        instances = loader.instances(values, Named.objects.all(), ["one", "two"])
+        queryset = Named.objects.all()
+        instances = loader.instances(values, queryset, ["one", "two"])
+        # Querysets of Django 6.1 pass their fetch mode.
+        mode = {"fetch_mode": queryset._fetch_mode} if hasattr(queryset, "_fetch_mode") else {}
         expected = [
-            Named.from_db(alias, loader.names, row)
+            Named.from_db(alias, loader.names, row, **mode)
             for alias, row in zip(("one", "two"), values, strict=True)
         ]
         for instance, other in zip(instances, expected, strict=True):
