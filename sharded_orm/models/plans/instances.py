@@ -238,8 +238,7 @@ class InstanceLoader:
             instances = self._plain(values, aliases)
         else:
             instances = self._from_db(values, aliases, queryset)
-        if compat.HAS_FETCH_MODES:
-            compat.set_fetch_mode(instances, queryset, is_set=not is_plain)
+        compat.set_fetch_mode(instances, queryset, is_set=not is_plain)
         return instances
 
     def _from_db(self, values: Sequence[Row], aliases: Iterable[str], queryset: Any) -> list[Any]:
@@ -251,12 +250,12 @@ class InstanceLoader:
 
     def _plain(self, values: Sequence[Row], aliases: Iterable[str]) -> list[Any]:
         model, names = self._model, self.names
-        # For a plain model, the loop does what from_db and Model.__init__ do, in a fifth of the
-        # time. It raises ValueError for a row of another width.
-        if self._make is not None:
-            return self._make(model, values, aliases)
         if not self._widths.issuperset(map(len, values)):
             raise ValueError(f"A row of {model.__name__} has not {len(names)} values.")
+        # For a plain model, the loop does what from_db and Model.__init__ do, in a fifth of the
+        # time.
+        if self._make is not None:
+            return self._make(model, values, aliases)
         instances = []
         new = object.__new__
         for alias, row in zip(aliases, values, strict=True):
