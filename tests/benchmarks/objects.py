@@ -14,6 +14,8 @@ from tests.services import mariadb, memcached
 #: What the issue asks for: a warm page by joins, and single reads by a cold page.
 WARM, COLD = 0.5, 10
 PINS, SHARDS, CALLS = 50, 16, 20
+#: How many pages of a round are of rows that nobody has read, and are therefore made for it.
+UNREAD_CALLS = 4
 OBJECTS = 1_000_000
 
 _PROGRAM = """
@@ -88,13 +90,13 @@ def singly_without_plans():
     with without_plans():
         return singly()
 
-def seconds(work):
+def seconds(work, calls={calls}):
     # Seconds per call, and those that the processor worked for this process.
     began, processor = time.perf_counter(), time.process_time()
-    for _ in range({calls}):
+    for _ in range(calls):
         work()
     processor = time.process_time() - processor
-    return (time.perf_counter() - began) / {calls}, processor / {calls}
+    return (time.perf_counter() - began) / calls, processor / calls
 
 def pairs(ours, other):
     assert ours() == other()
@@ -104,6 +106,38 @@ def pairs(ours, other):
 def cold_page():
     with uncached():
         return [picture.pk for picture in AlbumPictures.objects.page(album, size={pins})]
+
+# Rows that no process has read: neither the cache nor the memory of this process has them.
+def unread_album():
+    album = Album.objects.create(name="Unread")
+    for number in range({pins} + 1):
+        picture = Picture.objects.using(f"pins_{{number % {shards}:05d}}").create(count=number, seen_by=seen)
+        AlbumPictures.objects.add(album, picture)
+    return album
+
+def unread_ids():
+    return [
+        Picture.objects.using(f"pins_{{number % {shards}:05d}}").create(count=number, seen_by=seen).pk
+        for number in range({pins})
+    ]
+
+ahead = 0
+unread_albums = [unread_album() for _ in range(({rounds} + 1) * {unread_calls})]
+unread_pictures = [unread_ids() for _ in range(({rounds} + 1) * {unread_calls})]
+ahead = 120
+
+def read_unread_page():
+    pictures = AlbumPictures.objects.page(unread_albums.pop(), size={pins})
+    return [picture.pk for picture in pictures]
+
+def read_unread_singly():
+    return [Picture.objects.get(pk).pk for pk in unread_pictures.pop()]
+
+def pairs_of_unread():
+    return [
+        (seconds(read_unread_page, {unread_calls}), seconds(read_unread_singly, {unread_calls}))
+        for _ in range({rounds} + 1)
+    ][1:]
 
 # The statements of a cold page, by the driver alone: the limit of what a page can reach.
 def session(alias):
@@ -231,6 +265,7 @@ print(json.dumps({{
     "warm": pairs(page, joined),
     "cold": pairs(batch, singly),
     "cold page": pairs(cold_page, singly),
+    "unread page": pairs_of_unread(),
     "cold page, without plans": pairs(cold_page, singly_without_plans),
 }}))
 """
@@ -307,7 +342,7 @@ def objects(site: Site, rounds: Rounds) -> Iterator[Line]:
         gallery.save()
         gallery.prepare()
         result = gallery.run(
-            _PROGRAM.format(pins=PINS, shards=SHARDS, calls=CALLS, rounds=rounds.count)
+            _PROGRAM.format(pins=PINS, shards=SHARDS, calls=CALLS, unread_calls=UNREAD_CALLS, rounds=rounds.count)
         )
         many = rounds.of(OBJECTS)
         new_field = gallery.run(_NEW_FIELD.format(shards=SHARDS, of_shard=many // SHARDS))
@@ -342,6 +377,13 @@ def objects(site: Site, rounds: Rounds) -> Iterator[Line]:
         "the same",
         "50 single reads that Django compiles",
         summary_of_both(result["cold page, without plans"]),
+        goal=False,
+    )
+    yield at_least(
+        COLD,
+        "a page of such objects, empty cache, which the page fills",
+        "50 single reads, which fill the cache as well",
+        summary_of_both(result["unread page"]),
         goal=False,
     )
     yield at_least(
