@@ -342,7 +342,13 @@ def objects(site: Site, rounds: Rounds) -> Iterator[Line]:
         gallery.save()
         gallery.prepare()
         result = gallery.run(
-            _PROGRAM.format(pins=PINS, shards=SHARDS, calls=CALLS, unread_calls=UNREAD_CALLS, rounds=rounds.count)
+            _PROGRAM.format(
+                pins=PINS,
+                shards=SHARDS,
+                calls=CALLS,
+                unread_calls=UNREAD_CALLS,
+                rounds=rounds.count,
+            )
         )
         many = rounds.of(OBJECTS)
         new_field = gallery.run(_NEW_FIELD.format(shards=SHARDS, of_shard=many // SHARDS))
