@@ -101,6 +101,9 @@ class ShardFeatures:
     #: Whether a failed statement makes its whole transaction fail, so that the transaction can only
     #: be rolled back. True for PostgreSQL.
     errors_end_transactions: ClassVar[bool] = False
+    #: Whether switching autocommit on in an open transaction commits it. False for PostgreSQL,
+    #: whose driver refuses it.
+    autocommit_commits: ClassVar[bool] = True
     #: The dotted path of the subclass of
     #: :class:`~sharded_orm.backends.replication.ReplicationServer` for this kind of server. An
     #: empty string if replicas of this kind cannot be promoted. The value is a path and not the
@@ -177,6 +180,7 @@ class PostgreSQLFeatures(ShardFeatures):
     # all other triggers except those that are enabled as ALWAYS or REPLICA.
     foreign_keys_off = "SET LOCAL session_replication_role = replica"
     errors_end_transactions = True
+    autocommit_commits = False
     read_committed = "IsolationLevel.READ_COMMITTED of django.db.backends.postgresql.psycopg_any"
     replication_server = "sharded_orm.backends.postgresql.replication.PostgreSQLReplicationServer"
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from django.db import Error, OperationalError
+from django.db import Error, OperationalError, ProgrammingError
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.transaction import TransactionManagementError
 
@@ -181,8 +181,14 @@ class GroupTransactions(BaseDatabaseWrapper):
         if not autocommit:
             self._begin()
             return
-        if self.participants:
-            # As in any database, switching autocommit on commits the open transaction.
+        if self.participants or self._missed_savepoint:
+            # As on one database of this kind, this commits the open transaction or is refused.
+            if not features_of(self).autocommit_commits:
+                raise ProgrammingError(
+                    f"Autocommit of {self.alias!r} cannot be switched on, because a transaction is"
+                    f" open on its shards. Call transaction.commit(using={self.alias!r}) or"
+                    " rollback() first."
+                )
             self._commit()
         self._end_levels()
 

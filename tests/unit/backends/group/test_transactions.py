@@ -11,6 +11,7 @@ from django.db import (
     DatabaseError,
     IntegrityError,
     OperationalError,
+    ProgrammingError,
     connections,
     transaction,
 )
@@ -314,6 +315,29 @@ def test_manual_transactions(shards: Shards) -> None:
     assert (shards.rows(0), shards.rows(1)) == ([1], [3])
     shards.add(0, 9)
     assert shards.rows(0) == [1, 9]
+
+
+@pytest.mark.parametrize("alias", [GROUP, f"{GROUP}_00000"])
+def test_autocommit_switched_on_in_a_transaction(shards: Shards, alias: str) -> None:
+    """The alias of a shard is the one database. Only the driver of PostgreSQL refuses it."""
+    commits = shards[0].vendor != "postgresql"
+    transaction.set_autocommit(False, using=alias)
+    transaction.set_autocommit(True, using=alias)
+    transaction.set_autocommit(False, using=alias)
+    try:
+        shards.add(0, 1)
+        refusal = pytest.raises(ProgrammingError, match=r"(?i)autocommit")
+        with nullcontext() if commits else refusal:
+            transaction.set_autocommit(True, using=alias)
+        assert transaction.get_autocommit(using=alias) is commits
+    finally:
+        # Without this the shard keeps its locks, and the end of the test waits for them.
+        if not transaction.get_autocommit(using=alias):
+            transaction.rollback(using=alias)
+            transaction.set_autocommit(True, using=alias)
+    assert shards.rows(0) == ([1] if commits else [])
+    shards.add(0, 2)
+    assert 2 in shards.rows(0)
 
 
 def test_commit_and_rollback_of_a_shard_are_forbidden_inside(shards: Shards) -> None:
