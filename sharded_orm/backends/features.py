@@ -75,6 +75,8 @@ class ShardFeatures:
     #: Whether ``SUM`` and ``AVG`` of texts, dates or booleans raise an error. If not, the database
     #: converts such values to numbers.
     sums_only_numbers: ClassVar[bool] = False
+    #: Whether ``SUM`` of integers raises an error if it has more than 64 bits. True for SQLite.
+    limits_sums_of_integers: ClassVar[bool] = False
     #: Whether the server computes with more decimal places, or with greater numbers, than the type
     #: of an expression allows. Such a server fits a value into the type only when it sends or
     #: stores the value. So Python, which adds up values that the shards have sent, may get another
@@ -159,6 +161,7 @@ class SQLiteFeatures(ShardFeatures):
     # Each idle connection object of SQLite keeps a file open, so keep only a few.
     max_idle_aliases = 128
     text_compared_by = "bytes"
+    limits_sums_of_integers = True
     collations = SQLiteCollations()
 
 
