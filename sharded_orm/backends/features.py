@@ -75,6 +75,8 @@ class ShardFeatures:
     #: Whether ``SUM`` and ``AVG`` of texts, dates or booleans raise an error. If not, the database
     #: converts such values to numbers.
     sums_only_numbers: ClassVar[bool] = False
+    #: Whether ``SUM`` of integers raises an error if it has more than 64 bits. True for SQLite.
+    limits_sums_of_integers: ClassVar[bool] = False
     #: Whether the server computes with more decimal places, or with greater numbers, than the type
     #: of an expression allows. Such a server fits a value into the type only when it sends or
     #: stores the value. So Python, which adds up values that the shards have sent, may get another
@@ -101,6 +103,9 @@ class ShardFeatures:
     #: Whether a failed statement makes its whole transaction fail, so that the transaction can only
     #: be rolled back. True for PostgreSQL.
     errors_end_transactions: ClassVar[bool] = False
+    #: Whether switching autocommit on in an open transaction commits it. False for PostgreSQL,
+    #: whose driver refuses it.
+    autocommit_commits: ClassVar[bool] = True
     #: The dotted path of the subclass of
     #: :class:`~sharded_orm.backends.replication.ReplicationServer` for this kind of server. An
     #: empty string if replicas of this kind cannot be promoted. The value is a path and not the
@@ -156,6 +161,7 @@ class SQLiteFeatures(ShardFeatures):
     # Each idle connection object of SQLite keeps a file open, so keep only a few.
     max_idle_aliases = 128
     text_compared_by = "bytes"
+    limits_sums_of_integers = True
     collations = SQLiteCollations()
 
 
@@ -177,6 +183,7 @@ class PostgreSQLFeatures(ShardFeatures):
     # all other triggers except those that are enabled as ALWAYS or REPLICA.
     foreign_keys_off = "SET LOCAL session_replication_role = replica"
     errors_end_transactions = True
+    autocommit_commits = False
     read_committed = "IsolationLevel.READ_COMMITTED of django.db.backends.postgresql.psycopg_any"
     replication_server = "sharded_orm.backends.postgresql.replication.PostgreSQLReplicationServer"
 

@@ -34,7 +34,27 @@ def savepoint_statement(sql: str) -> SavepointStatement | None:
     return SavepointStatement(match[1]) if match else None
 
 
-def defer(sql: str, pending: list[bytes], *, may_release: bool) -> bool:
+def record(sql: str, existing: list[str]) -> bool:
+    """Record in ``existing`` what a statement about one of Django's savepoints does.
+
+    :param sql: a statement for which :func:`savepoint_statement` is not None.
+    :param existing: the names of the savepoints that exist, the oldest first.
+    :returns: whether the savepoint existed before the statement.
+    """
+    match = _DJANGO.match(sql.strip())
+    assert match is not None
+    what, name = SavepointStatement(match[1]), match[2]
+    if what is SavepointStatement.SAVEPOINT:
+        existing.append(name)
+        return False
+    if name not in existing:
+        return False
+    # The savepoints inside this one end, too.
+    del existing[existing.index(name) + (what is SavepointStatement.ROLLBACK_TO) :]
+    return True
+
+
+def defer(sql: str, pending: list[bytes], existing: list[str], *, may_release: bool) -> bool:
     """Process a statement about one of Django's savepoints. Return True if it need not be sent now.
 
     A SAVEPOINT is added to ``pending``. If its RELEASE comes before any other statement was sent,
@@ -43,11 +63,14 @@ def defer(sql: str, pending: list[bytes], *, may_release: bool) -> bool:
 
     :param sql: a statement for which :func:`savepoint_statement` is not None.
     :param pending: the delayed statements, which are sent together with the next statement.
+    :param existing: the names of the savepoints that exist, as :func:`record` keeps them. The
+        program may release a savepoint twice. The second RELEASE fails, so it is sent at once.
     :param may_release: whether a RELEASE may be delayed, too. Pass True only if the server
-        certainly has every savepoint that is not in ``pending``, so that a RELEASE cannot fail.
+        certainly has every savepoint of ``existing`` that is not in ``pending``.
     """
     match = _DJANGO.match(sql.strip())
     assert match is not None
+    exists = record(sql, existing)
     what, statement = SavepointStatement(match[1]), sql.strip().encode()
     if what is SavepointStatement.SAVEPOINT:
         pending.append(statement)
@@ -60,7 +83,7 @@ def defer(sql: str, pending: list[bytes], *, may_release: bool) -> bool:
         keep = what is SavepointStatement.ROLLBACK_TO
         del pending[pending.index(created) + keep :]
         return True
-    if what is SavepointStatement.RELEASE and may_release:
+    if what is SavepointStatement.RELEASE and may_release and exists:
         pending.append(statement)
         return True
     return False

@@ -212,14 +212,19 @@ def _order(model: type[ShardedModel]) -> Iterator[checks.CheckMessage]:
     # A field by now; the stubs know its name only.
     relation: Any = model._meta.order_with_respect_to
     options = shard_options(model)
-    remote = getattr(relation, "remote_field", None)
-    if options is None or remote is None or relation == options.key:
+    if options is None or relation is None or relation == options.key:
         return
-    related = shard_options(remote.model)
+    # A GenericForeignKey has no remote_field. It may refer to a row of any model.
+    remote = relation.remote_field
+    key = options.key.name if options.key is not None else ""
+    if remote is None and relation.fk_field == key:
+        return
+    related = shard_options(remote.model) if remote is not None else None
     if related is None or related.group != options.group:
+        one = f"one {remote.model.__name__}" if remote is not None else "one related row"
         yield checks.Error(
             f"order_with_respect_to = {relation.name!r} numbers rows on each shard apart, and the rows of"
-            f" one {remote.model.__name__} may be on several.",
+            f" {one} may be on several.",
             hint="Use a relation inside the group, or the relation that is the shard key; or a field of"
             " your own for the order.",
             obj=model,

@@ -36,6 +36,8 @@ _LARGEST_SCALE = 1000
 _DIGITS = 4
 
 _EXACT = decimal.Context(prec=200, rounding=decimal.ROUND_HALF_UP)
+# The integers of SQLite are from minus this number up to this number minus 1.
+_INTEGERS = 1 << 63
 # A context that can compute every sum exactly: a number of PostgreSQL has up to 131072 digits before
 # the decimal point and 16383 after it.
 _SUMS = decimal.Context(prec=150_000, rounding=decimal.ROUND_HALF_UP)
@@ -99,6 +101,24 @@ def add_limited(left: Any, right: Any) -> Any:
                 "sum smaller numbers, or numbers with fewer decimal places",
             )
     return total
+
+
+def check_sum(total: Any, features: type[ShardFeatures]) -> None:
+    """Check that one database could return the sum ``total``.
+
+    SQLite adds integers as integers of 64 bits, and raises an error if the sum is greater.
+
+    :raises ScatterNotSupported: the sum is greater.
+    """
+    if (
+        features.limits_sums_of_integers
+        and isinstance(total, int)
+        and not -_INTEGERS <= total < _INTEGERS
+    ):
+        raise refuse(
+            "a Sum of integers that has more than 64 bits",
+            "convert them to floats: Sum(Cast(…, FloatField()))",
+        )
 
 
 def check_places(places: int, *, has_places_of_type: bool) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
+from sharded_orm.backends.features import features_of
 from sharded_orm.scatter.partial_aggregates import Merger, rows_with_sums
 from sharded_orm.scatter.value_ranks import Ranking
 
@@ -140,7 +141,8 @@ def _groups(plan: ScatterPlan, ranking: Ranking, rows: Iterable[Row]) -> list[Ro
         rows = list(rows)
         ranking.rank(rows, order=extremes, equality=template.groups)
     identity = comparison.identity(template.groups)
-    merger = Merger(template.partials, comparison)
+    features = features_of(template.compiler.connection)
+    merger = Merger(template.partials, comparison, features)
     groups: dict[tuple[Any, ...], list[Any]] = {}
     for row in rows:
         key = identity(row)

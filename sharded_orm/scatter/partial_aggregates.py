@@ -14,7 +14,7 @@ from django.db.models.functions import Coalesce
 
 from sharded_orm import compat
 from sharded_orm.backends.features import ShardFeatures
-from sharded_orm.scatter.arithmetic import Divide, divider, quotient
+from sharded_orm.scatter.arithmetic import Divide, check_sum, divider, quotient
 from sharded_orm.scatter.comparison import Comparison, Row, has_field
 from sharded_orm.scatter.refusals import refuse
 from sharded_orm.scatter.summands import check, has_places_of_type
@@ -173,9 +173,15 @@ def _refuse(expression: Any) -> Exception:
 class Merger:
     """Merges the rows that several shards return for the same group of GROUP BY."""
 
-    def __init__(self, partials: Sequence[Partial], comparison: Comparison) -> None:
+    def __init__(
+        self,
+        partials: Sequence[Partial],
+        comparison: Comparison,
+        features: type[ShardFeatures],
+    ) -> None:
         self._partials = partials
         self._comparison = comparison
+        self._features = features
         for partial in partials:
             for part in partial.compared:
                 comparison.check_extremes(part)
@@ -225,6 +231,8 @@ class Merger:
         """Write the final values of the aggregates into the merged row ``whole``.
 
         Call this method once, after the rows of all shards were merged into ``whole``.
+
+        :raises ScatterNotSupported: one database could not return a sum.
         """
         for partial in self._partials:
             target = partial.column
@@ -234,5 +242,7 @@ class Merger:
                     self._comparison.average(whole, total, whole[count], target, partial.divide)
                 continue
             (part,) = partial.parts
+            if partial.kind == "sum":
+                check_sum(whole[part], self._features)
             if part != target and whole[part] is not None:
                 self._comparison.copy(whole, part, target)

@@ -13,7 +13,7 @@ from django.db.models.sql.where import WhereNode
 
 from sharded_orm import compat
 from sharded_orm.backends.features import features_of
-from sharded_orm.scatter.arithmetic import divider, total_of
+from sharded_orm.scatter.arithmetic import check_sum, divider, total_of
 from sharded_orm.scatter.comparison import has_field
 from sharded_orm.scatter.compile import CompileOptions
 from sharded_orm.scatter.execute import Executor
@@ -270,6 +270,8 @@ def _distinct_value(plan: ScatterPlan, expression: Any, failures: Failures) -> A
             features, duration=is_duration, has_places_of_type=has_places_of_type(source)
         )
         total = divide(total, count)
+    else:
+        check_sum(total, features)
     (value,) = _converted(compiler, expression, total)
     return value
 

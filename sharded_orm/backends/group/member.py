@@ -183,7 +183,7 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
         if self.needs_rollback:
             super().validate_no_broken_transaction()
         group = self.group_wrapper
-        if group is not None and group.levels and group.needs_rollback:
+        if group is not None and group.levels:
             group.validate_no_broken_transaction()
 
     @cached_property

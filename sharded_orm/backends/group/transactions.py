@@ -14,10 +14,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from django.db import Error, OperationalError
+from django.db import Error, OperationalError, ProgrammingError
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.transaction import TransactionManagementError
 
+from sharded_orm.backends.features import features_of
 from sharded_orm.backends.group.contract import GroupCoordinator, GroupMember
 from sharded_orm.exceptions import PartialCommitError
 
@@ -49,6 +50,10 @@ class GroupTransactions(BaseDatabaseWrapper):
 
     levels: list[Level]
     participants: dict[str, GroupMember]
+    #: Whether the program has named a savepoint that does not exist, on a database where a failed
+    #: statement ends its transaction. Such a transaction can only be rolled back, or rolled back to
+    #: a savepoint.
+    _missed_savepoint: bool
     _broken: set[str]
     _in_transaction: set[str]
     _orphaned_hooks: list[Hook]
@@ -63,6 +68,7 @@ class GroupTransactions(BaseDatabaseWrapper):
         self.transaction_memory = {}
         self.levels = []
         self.participants = {}
+        self._missed_savepoint = False
         # Aliases of the shards in the group's transaction that must be rolled back. If there are
         # any, the whole transaction must be rolled back.
         self._broken = set()
@@ -150,6 +156,16 @@ class GroupTransactions(BaseDatabaseWrapper):
                 self.participants[alias].needs_rollback = False
             self._broken.clear()
 
+    def validate_no_broken_transaction(self) -> None:
+        super().validate_no_broken_transaction()
+        if self._missed_savepoint:
+            raise TransactionManagementError(
+                f"A savepoint that does not exist was named in this transaction of {self.alias!r}."
+                " Its database refuses statements after an error, so this block stores nothing on"
+                " any shard. If the program catches the error, put the call into a block of its own:"
+                f" atomic(using={self.alias!r})."
+            )
+
     # ##### Levels #####
 
     # Django's set_autocommit() calls a method of this name, if there is one, to begin a
@@ -165,8 +181,14 @@ class GroupTransactions(BaseDatabaseWrapper):
         if not autocommit:
             self._begin()
             return
-        if self.participants:
-            # As in any database, switching autocommit on commits the open transaction.
+        if self.participants or self._missed_savepoint:
+            # As on one database of this kind, this commits the open transaction or is refused.
+            if not features_of(self).autocommit_commits:
+                raise ProgrammingError(
+                    f"Autocommit of {self.alias!r} cannot be switched on, because a transaction is"
+                    f" open on its shards. Call transaction.commit(using={self.alias!r}) or"
+                    " rollback() first."
+                )
             self._commit()
         self._end_levels()
 
@@ -178,15 +200,21 @@ class GroupTransactions(BaseDatabaseWrapper):
         self.levels.append(Level(sid))
 
     def _savepoint_rollback(self, sid: str) -> None:
-        self.validate_no_broken_transaction()
+        if self.needs_rollback:
+            # A missed savepoint is no reason to refuse: the rollback is its remedy.
+            self.validate_no_broken_transaction()
         depth = self._depth_of(sid)
+        self._missed_savepoint = False
         # As in one database, the group's savepoint still exists after a rollback to it; only the
         # blocks inside it have ended. So levels[depth] stays. The savepoints of the shards,
         # however, end here. Each shard makes a new one when it is used again.
-        half_released = any(level.half_released for level in self.levels[depth:])
+        half_released = any(level.half_released for level in self.levels[: depth + 1])
         self._roll_back_to(depth)
         del self.levels[depth + 1 :]
         if half_released:
+            # Some shards keep their rows. So nothing may be committed, even if the program catches
+            # the error.
+            self.needs_rollback = True
             raise OperationalError(
                 f"Savepoint {sid!r} of {self.alias!r} cannot be rolled back: some shards had"
                 " released it before another one failed to. The outer block has to roll back."
@@ -209,6 +237,8 @@ class GroupTransactions(BaseDatabaseWrapper):
         for depth, level in enumerate(self.levels):
             if level.sid == sid:
                 return depth
+        # One database would receive the statement, so its error has the same consequence.
+        self._missed_savepoint = features_of(self).errors_end_transactions
         raise OperationalError(f"Savepoint {sid!r} of {self.alias!r} does not exist.")
 
     def _roll_back_to(self, depth: int) -> None:
@@ -233,11 +263,10 @@ class GroupTransactions(BaseDatabaseWrapper):
     # ##### Outermost level #####
 
     def _commit(self) -> None:
-        if self.needs_rollback:
-            # The transaction must be rolled back, so raise an error. This happens only if the user
-            # has switched autocommit off by hand, and now commits: Django's Atomic would roll the
-            # transaction back.
-            self.validate_no_broken_transaction()
+        # If the transaction must be rolled back, raise an error. Django's Atomic would roll the
+        # transaction back, but the user may have switched autocommit off by hand. Django's Atomic
+        # does not know of a savepoint that did not exist.
+        self.validate_no_broken_transaction()
         committed: set[str] = set()
         participants = list(self.participants.values())
         try:
@@ -316,6 +345,7 @@ class GroupTransactions(BaseDatabaseWrapper):
     def _abort_commit(
         self, committed: list[str], uncommitted: list[str], cause: BaseException
     ) -> None:
+        self._missed_savepoint = False
         try:
             self._roll_back_to(0)
         except Exception:
@@ -336,6 +366,7 @@ class GroupTransactions(BaseDatabaseWrapper):
                 raise PartialCommitError(committed, uncommitted, cause) from cause
 
     def _rollback(self) -> None:
+        self._missed_savepoint = False
         try:
             self._roll_back_to(0)
         finally:
@@ -351,6 +382,7 @@ class GroupTransactions(BaseDatabaseWrapper):
 
     def _end_levels(self) -> None:
         self.levels.clear()
+        self._missed_savepoint = False
         if not self._in_transaction:
             self.transaction_memory.clear()
 
@@ -358,6 +390,7 @@ class GroupTransactions(BaseDatabaseWrapper):
         """Roll back the group's transaction on all its shards, after the group's connection was
         closed inside the transaction.
         """
+        self._missed_savepoint = False
         try:
             self._roll_back_to(0)
         except Error:

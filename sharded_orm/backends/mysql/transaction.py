@@ -32,6 +32,7 @@ class ServerTransaction:
 
     __slots__ = (
         "branch",
+        "existing",
         "is_open",
         "is_prepared",
         "is_undone",
@@ -67,6 +68,8 @@ class ServerTransaction:
         self.plain_only = False
         #: Deferred savepoint statements, which are sent together with the next statement.
         self.pending: list[bytes] = []
+        #: The names of Django's savepoints in the transaction, also of those in ``pending``.
+        self.existing: list[str] = []
 
     @property
     def begin(self) -> bytes:
@@ -170,6 +173,7 @@ class ServerTransaction:
         self.only_reads = True
         self.branch, self.is_prepared, self.plain_only = b"", False, False
         self.pending.clear()
+        self.existing.clear()
 
     def defer(self, sql: str) -> bool:
         """If ``sql`` is a savepoint statement of Django's that can wait, keep it until the next
@@ -177,4 +181,5 @@ class ServerTransaction:
 
         Return True if it is kept, and False if it must be sent now.
         """
-        return savepoints.defer(sql, self.pending, may_release=self.is_open and not self.unsure)
+        may_release = self.is_open and not self.unsure
+        return savepoints.defer(sql, self.pending, self.existing, may_release=may_release)

@@ -117,6 +117,8 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
         self.limit: bytes | None = None
         #: Deferred savepoint statements, which are sent together with the next statement.
         self.pending: list[bytes] = []
+        #: The names of Django's savepoints in the transaction, also of those in ``pending``.
+        self.existing_savepoints: list[str] = []
         #: Whether all statements of the transaction so far were plain reads, which change and lock
         #: nothing.
         self.only_reads = True
@@ -382,6 +384,7 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
 
     def _forget_transaction(self) -> None:
         self.pending.clear()
+        self.existing_savepoints.clear()
         self.only_reads = True
         self.is_unguarded = False
         self.may_have_number = self.may_have_number and self.mode is SessionMode.PINNED
@@ -404,18 +407,23 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
 
         Return True if it is kept, and False if it must be sent now.
         """
-        session = self.session
+        session, what = self.session, savepoint_statement(sql.strip())
         if session is not None and session.has_failed:
             # The transaction has failed, and must be rolled back. So the deferred RELEASE
             # statements are not needed any more.
             self.pending.clear()
+            if what is SavepointStatement.ROLLBACK_TO:
+                savepoints.record(sql, self.existing_savepoints)
             return False
-        if self.is_open and savepoint_statement(sql.strip()) is SavepointStatement.SAVEPOINT:
+        if self.is_open and what is SavepointStatement.SAVEPOINT:
             # Send SAVEPOINT now, in a packet of its own. The server parses a whole packet before it
             # executes it. If it could not parse the next statement, the savepoint would not be set
             # either, and the whole transaction would be lost.
+            savepoints.record(sql, self.existing_savepoints)
             return False
-        return savepoints.defer(sql, self.pending, may_release=self.is_open)
+        return savepoints.defer(
+            sql, self.pending, self.existing_savepoints, may_release=self.is_open
+        )
 
     def fail_transaction(self, prefix: list[bytes]) -> None:
         """Begin the transaction on the server, and make it fail.

@@ -226,6 +226,7 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
                 return
         elif kind is PostgreSQLKind.CONTROL:
             connection.refuse_control(text)
+            connection.existing_savepoints.clear()
             if not in_transaction:
                 connection.pin(reason(text), own_path=True)
             elif connection.schema is not None and (is_several(text) or begins_anew(text)):

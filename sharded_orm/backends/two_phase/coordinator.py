@@ -39,6 +39,7 @@ class Participant(Protocol):
     is_bound: bool
     left_branch: bool
     commit_on_exit: bool
+    autocommit: bool
 
     @property
     def has_inner_block(self) -> bool: ...
@@ -50,6 +51,7 @@ class Participant(Protocol):
     def store_decision(self, transaction: str) -> None: ...
     def reads_as_autocommit(self) -> bool: ...
     def leave_group_levels(self, depth: int, *, commit: bool) -> None: ...
+    def close(self) -> None: ...
 
 
 class Coordinator:
@@ -187,6 +189,11 @@ class Coordinator:
                 raise
             # The decision to commit may be stored. So when the caller rolls back, the branches (the
             # parts on the other shards) must stay prepared. A recovery ends them later.
+            if not decider.autocommit:
+                # An interruption has left the transaction open, because PostgreSQL's driver does
+                # not switch autocommit on then. A recovery would wait for this transaction, so end
+                # it with its session, as a lost connection does.
+                decider.close()
             self._report(_shards([decider, *branches]), True)
             if not isinstance(exc, Exception):
                 raise

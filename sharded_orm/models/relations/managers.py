@@ -216,7 +216,7 @@ class ManyBeside(RelatedRows):
         # Overrides ManyRelatedManager.add(), which inserts the rows of the many-to-many table by
         # INSERT IGNORE. If such a row referred to a row of another shard, MariaDB would skip it
         # without an error. So check first that the rows to be related are on this shard.
-        self._check_targets(objs)
+        self.check_targets(objs)
         # create() and get_or_create() call add() after they have stored the related row. If a key
         # moves now, they must not be called again, because they would store that row twice. So
         # record that a part of their write is stored. add() itself can be called again. In a
@@ -249,7 +249,7 @@ class ManyBeside(RelatedRows):
         # Overrides ManyRelatedManager.set_base() (Django 6.1), which deserializers call. Django
         # removes old rows before it checks the new rows, so check the new rows first.
         objs = tuple(objs)
-        self._check_targets(objs)
+        self.check_targets(objs)
         through_defaults = self._through_with_key(through_defaults)
         manager = super()
         self._repeated(
@@ -313,7 +313,7 @@ class ManyBeside(RelatedRows):
 
     def _add_items(self, *args: Any, **kwargs: Any) -> None:
         # Overrides ManyRelatedManager._add_items(), which inserts the rows of the many-to-many
-        # table. Skip the check of the keys of these rows, because _check_targets() has already
+        # table. Skip the check of the keys of these rows, because check_targets() has already
         # compared the keys of the instances to be related.
         with related_rows_checked():
             super()._add_items(*args, **kwargs)  # type: ignore[misc]  # Django's manager class has this method
@@ -324,7 +324,12 @@ class ManyBeside(RelatedRows):
         key = key_for_related(self.through, self._rel.field, self.instance)
         return with_key(self.through, key, values or {}) if key else values
 
-    def _check_targets(self, objs: Any) -> None:
+    def check_targets(self, objs: Any) -> None:
+        """Check that ``objs``, instances or primary keys, can be related to the instance. One query
+        if there are primary keys or instances that are not stored.
+
+        :raises CrossShardRelation: one of them is on another shard.
+        """
         # Check ``objs`` before Django opens its atomic block. An error inside this block would make
         # the caller's transaction unusable.
         _refuse_unrelatable(self._rel.field, self.instance, objs)

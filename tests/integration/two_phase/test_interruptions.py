@@ -71,6 +71,35 @@ def test_an_interrupted_branch_is_not_bound_in_the_next_block(bank: Bank, point:
     assert bank.balances() == [START + 1, START, START - 1, START]
 
 
+@pytest.mark.parametrize("is_sent", [False, True])
+def test_an_interrupted_decision_is_as_one_whose_answer_is_lost(bank: Bank, is_sent: bool) -> None:
+    """The branches stay prepared, and a recovery does with them what the decider has done."""
+    decider: Any = bank[0]
+    commit = decider._commit
+
+    def interrupted() -> None:
+        if is_sent:
+            commit()
+        raise KeyboardInterrupt
+
+    # PostgreSQL refuses to switch autocommit on in an open transaction, and this error takes the
+    # place of the interruption.
+    with (
+        pytest.raises((KeyboardInterrupt, CommitOutcomeUnknown)),
+        sharded_orm.atomic(GROUP, two_phase=True),
+    ):
+        bank.add(0, 1)
+        bank.add(8, -1)
+        decider._commit = interrupted
+    del decider._commit
+    assert len(bank.prepared()) == 1
+    recover(bank)
+    assert not bank.prepared()
+    change = 1 if is_sent else 0
+    assert bank.balances() == [START + change, START, START - change, START]
+    bank.transfer(0, 8)
+
+
 def test_a_block_on_a_shard_that_is_still_open(bank: Bank) -> None:
     inner = transaction.atomic(bank[8].alias)
     with (

@@ -224,6 +224,32 @@ def test_an_order_by_the_relation_that_is_the_key() -> None:
     assert declare(ordered) == {"W011"}
 
 
+@pytest.mark.parametrize(("key", "expected"), [("user_id", {"E023"}), ("object_id", set())])
+def test_an_order_by_a_generic_foreign_key(key: str, expected: set[str]) -> None:
+    """It may refer to a row of any model, also to one whose notes are on several shards."""
+
+    def ordered() -> type[Any]:
+        class Ordered(ShardedModel):
+            user_id = models.BigIntegerField()
+            content_type = models.ForeignKey(
+                ContentType, models.DO_NOTHING, db_constraint=False, related_name="+"
+            )
+            object_id = models.BigIntegerField()
+            content_object = GenericForeignKey()
+
+            class Meta:
+                app_label = "photos_app"
+                order_with_respect_to = "content_object"
+
+            class ShardMeta:
+                group = "photos"
+                shard_key = key
+
+        return Ordered
+
+    assert declare(ordered) - {"W011"} == expected
+
+
 def test_foreign_keys_that_leave_the_group() -> None:
     def leaving() -> type[Any]:
         class Leaving(Base):

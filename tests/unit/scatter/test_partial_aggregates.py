@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from sharded_orm.backends.features import SQLiteFeatures
 from sharded_orm.scatter.comparison import Column, SQLiteComparison
 from sharded_orm.scatter.partial_aggregates import Merger, Partial
 
@@ -14,7 +15,7 @@ from sharded_orm.scatter.partial_aggregates import Merger, Partial
 def merge(rows: list[list[Any]], *partials: Partial) -> list[Any]:
     width = len(rows[0]) - 1
     comparison = SQLiteComparison([Column(None, None, "plain")] * width, range(width))
-    merger = Merger(partials, comparison)
+    merger = Merger(partials, comparison, SQLiteFeatures)
     whole = list(rows[0])
     for row in rows[1:]:
         merger.add(whole, row)

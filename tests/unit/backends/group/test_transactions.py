@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
-from django.db import DatabaseError, IntegrityError, OperationalError, connections, transaction
+from django.db import (
+    DatabaseError,
+    IntegrityError,
+    OperationalError,
+    ProgrammingError,
+    connections,
+    transaction,
+)
 from django.db.backends.signals import connection_created
 from django.db.transaction import TransactionManagementError, atomic
 
+from sharded_orm.backends.features import features_of
 from sharded_orm.exceptions import GroupAliasError, PartialCommitError
 from tests.versions import SAVEPOINT
 
@@ -202,9 +210,91 @@ def test_savepoints_by_hand(shards: Shards) -> None:
         transaction.savepoint_rollback(sid, using=GROUP)
         shards.add(1, 4)
         transaction.savepoint_commit(sid, using=GROUP)
-        with pytest.raises(OperationalError, match="does not exist"):
-            transaction.savepoint_commit(sid, using=GROUP)
     assert (shards.rows(0), shards.rows(1)) == ([1], [4])
+
+
+END_SAVEPOINT = [transaction.savepoint_rollback, transaction.savepoint_commit]
+
+
+def _end_released_savepoint(shards: Shards, using: str, end: Any) -> None:
+    """Call ``end`` for a savepoint that is released already, and go on after the error."""
+    sid = getattr(transaction, SAVEPOINT)(using=using)
+    shards.add(0, 2)
+    transaction.savepoint_commit(sid, using=using)
+    with pytest.raises(OperationalError, match=r"(?i)savepoint"):
+        end(sid, using=using)
+
+
+@pytest.mark.parametrize("end", END_SAVEPOINT)
+@pytest.mark.parametrize("alias", [GROUP, f"{GROUP}_00000"])
+def test_a_released_savepoint_ends_the_transaction_as_on_one_database(
+    shards: Shards, alias: str, end: Any
+) -> None:
+    """The alias of a shard is the one database. Only PostgreSQL rolls everything back."""
+    ends = features_of(shards[0]).errors_end_transactions
+    ran: list[int] = []
+    # One database answers COMMIT by a rollback without an error. A group raises it.
+    refusal = pytest.raises(TransactionManagementError, match="block of its own")
+    with refusal if ends and alias == GROUP else nullcontext(), atomic(using=alias):
+        shards.add(0, 1)
+        if alias == GROUP:
+            shards.add(1, 1)
+        _end_released_savepoint(shards, alias, end)
+        transaction.on_commit(lambda: ran.append(1), using=alias)
+        for number in (0, 2) if alias == GROUP else (0,):
+            with pytest.raises(DatabaseError) if ends else nullcontext():
+                shards.add(number, 3)
+    assert shards.rows(0) == ([] if ends else [1, 2, 3])
+    if alias == GROUP:
+        assert (shards.rows(1), shards.rows(2)) == (([], []) if ends else ([1], [3]))
+        assert ran == ([] if ends else [1])
+    with atomic(using=alias):
+        shards.add(0, 4)
+    assert shards.rows(0)[-1] == 4
+
+
+@pytest.mark.parametrize("end", END_SAVEPOINT)
+@pytest.mark.parametrize("alias", [GROUP, f"{GROUP}_00000"])
+def test_a_released_savepoint_in_an_inner_block(shards: Shards, alias: str, end: Any) -> None:
+    ends = features_of(shards[0]).errors_end_transactions
+    with atomic(using=alias):
+        shards.add(0, 1)
+        # The block cannot release its own savepoint, so its end raises an error.
+        with pytest.raises(DatabaseError) if ends else nullcontext(), atomic(using=alias):
+            _end_released_savepoint(shards, alias, end)
+        shards.add(0, 5)
+        outer = getattr(transaction, SAVEPOINT)(using=alias)
+        _end_released_savepoint_again(shards, alias, end)
+        transaction.savepoint_rollback(outer, using=alias)
+        shards.add(0, 6)
+    assert shards.rows(0) == ([1, 5, 6] if ends else [1, 2, 5, 6])
+
+
+def _end_released_savepoint_again(shards: Shards, using: str, end: Any) -> None:
+    sid = getattr(transaction, SAVEPOINT)(using=using)
+    shards.add(0, 7)
+    transaction.savepoint_commit(sid, using=using)
+    for _ in range(2):
+        with pytest.raises(DatabaseError):
+            end(sid, using=using)
+
+
+def test_a_released_savepoint_in_a_transaction_by_hand(shards: Shards) -> None:
+    ends = features_of(shards[0]).errors_end_transactions
+    transaction.set_autocommit(False, using=GROUP)
+    try:
+        shards.add(0, 1)
+        _end_released_savepoint(shards, GROUP, transaction.savepoint_rollback)
+        if ends:
+            with pytest.raises(DatabaseError):
+                getattr(transaction, SAVEPOINT)(using=GROUP)
+                shards.add(0, 3)
+        transaction.rollback(using=GROUP)
+        shards.add(0, 4)
+        transaction.commit(using=GROUP)
+    finally:
+        transaction.set_autocommit(True, using=GROUP)
+    assert shards.rows(0) == [4]
 
 
 def test_manual_transactions(shards: Shards) -> None:
@@ -225,6 +315,29 @@ def test_manual_transactions(shards: Shards) -> None:
     assert (shards.rows(0), shards.rows(1)) == ([1], [3])
     shards.add(0, 9)
     assert shards.rows(0) == [1, 9]
+
+
+@pytest.mark.parametrize("alias", [GROUP, f"{GROUP}_00000"])
+def test_autocommit_switched_on_in_a_transaction(shards: Shards, alias: str) -> None:
+    """The alias of a shard is the one database. Only the driver of PostgreSQL refuses it."""
+    commits = shards[0].vendor != "postgresql"
+    transaction.set_autocommit(False, using=alias)
+    transaction.set_autocommit(True, using=alias)
+    transaction.set_autocommit(False, using=alias)
+    try:
+        shards.add(0, 1)
+        refusal = pytest.raises(ProgrammingError, match=r"(?i)autocommit")
+        with nullcontext() if commits else refusal:
+            transaction.set_autocommit(True, using=alias)
+        assert transaction.get_autocommit(using=alias) is commits
+    finally:
+        # Without this the shard keeps its locks, and the end of the test waits for them.
+        if not transaction.get_autocommit(using=alias):
+            transaction.rollback(using=alias)
+            transaction.set_autocommit(True, using=alias)
+    assert shards.rows(0) == ([1] if commits else [])
+    shards.add(0, 2)
+    assert 2 in shards.rows(0)
 
 
 def test_commit_and_rollback_of_a_shard_are_forbidden_inside(shards: Shards) -> None:
@@ -288,6 +401,52 @@ def test_failed_release_breaks_the_outer_block(
         # Shard 0 has released its savepoint already.
         assert transaction.get_rollback(using=GROUP)
     assert shards.rows(0) == shards.rows(1) == []
+
+
+def _fail_to_release(wrapper: Any, sid: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Release a savepoint of the group. The first release of the shard ``wrapper`` fails."""
+    release = wrapper._savepoint_commit
+
+    def fail(sid: str) -> None:
+        monkeypatch.setattr(wrapper, "_savepoint_commit", release)
+        raise OperationalError("no such savepoint")
+
+    monkeypatch.setattr(wrapper, "_savepoint_commit", fail)
+    with pytest.raises(OperationalError, match="no such"):
+        transaction.savepoint_commit(sid, using=GROUP)
+    assert not transaction.get_rollback(using=GROUP)
+
+
+@pytest.mark.parametrize("inner", [False, True])
+def test_a_rollback_after_a_failed_release_stores_nothing(
+    shards: Shards, monkeypatch: pytest.MonkeyPatch, inner: bool
+) -> None:
+    """The program catches both errors. Shard 0 has no savepoint any more to roll back to."""
+    with atomic(using=GROUP):
+        shards.add(0, 1)
+        sids = [getattr(transaction, SAVEPOINT)(using=GROUP) for _ in range(2)]
+        shards.add(0, 2)
+        shards.add(1, 2)
+        _fail_to_release(shards[1], sids[0], monkeypatch)
+        with pytest.raises(OperationalError, match="outer block"):
+            transaction.savepoint_rollback(sids[inner], using=GROUP)
+        with pytest.raises(TransactionManagementError):
+            shards.add(0, 3)
+    assert shards.rows(0) == shards.rows(1) == []
+
+
+def test_a_rollback_to_a_savepoint_outside_of_a_failed_release(
+    shards: Shards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with atomic(using=GROUP):
+        shards.add(0, 1)
+        sids = [getattr(transaction, SAVEPOINT)(using=GROUP) for _ in range(2)]
+        shards.add(0, 2)
+        shards.add(1, 2)
+        _fail_to_release(shards[1], sids[1], monkeypatch)
+        transaction.savepoint_rollback(sids[0], using=GROUP)
+        shards.add(1, 3)
+    assert (shards.rows(0), shards.rows(1)) == ([1], [3])
 
 
 def test_on_commit_runs_in_order_after_the_last_commit(shards: Shards) -> None:
