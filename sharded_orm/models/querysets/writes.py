@@ -325,7 +325,7 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
     def _delete_rows(self) -> tuple[int, dict[str, int]]:
         targets = self._targets(ordered=False)
         if targets is None:
-            return super().delete()
+            return self._delete_on_named_shard()
         parts = [self._for_target(target) for target in targets]
         if len(parts) > 1:
             check_written(self.query)
@@ -341,6 +341,10 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
                 per_model[label] = per_model.get(label, 0) + number
         self._result_cache = None
         return total, per_model
+
+    def _delete_on_named_shard(self) -> tuple[int, dict[str, int]]:
+        """Delete the rows of a queryset with ``using()``."""
+        return super().delete()
 
     delete.alters_data = True  # type: ignore[attr-defined]  # Django's method has this attribute, too
     delete.queryset_only = True  # type: ignore[attr-defined]  # Django's method has this attribute, too
