@@ -14,7 +14,7 @@ scatter).
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 from django.apps import apps
 from django.db.models import DO_NOTHING, ForeignKey, Model, QuerySet
@@ -23,7 +23,7 @@ from django.db.models.deletion import Collector
 
 from sharded_orm.cache.request_cache import uncached
 from sharded_orm.exceptions import CrossShardRelation
-from sharded_orm.models.querysets.deletion_checks import run_collectors
+from sharded_orm.models.querysets.deletion_checks import prepared_for_deletion, run_collectors
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.sharding.bound_rows import refuse_other_key
 from sharded_orm.models.sharding.options import shard_options
@@ -71,6 +71,7 @@ def CASCADE(
             )
         if shows:
             _show(collector, on_shard)
+        rows_there.origin = collector.origin
         collector.fast_deletes.append(_ShardDeletion(collector, rows_there))
 
     run_collectors(partial(collect, alias) for alias in _aliases(field, rows))
@@ -124,7 +125,28 @@ SET_NULL.lazy_sub_objs = True  # type: ignore[attr-defined]  # a function type h
 POLICIES = (CASCADE, PROTECT, SET_NULL)
 
 
-def _dependent_rows(field: ForeignKey[Any, Any], sub_objs: QuerySet[Any]) -> ShardedQuerySet[Any]:
+class _DependentRows(ShardedQuerySet[Any]):
+    """Rows on shards that refer to global rows.
+
+    If they are deleted, the argument ``origin`` of the signals is what deletes the global rows, as
+    in one database.
+    """
+
+    #: The instance or queryset whose ``delete()`` was called.
+    origin: Any = None
+
+    def _clone(self) -> Self:
+        clone = super()._clone()
+        clone.origin = self.origin
+        return clone
+
+    def _delete_on_named_shard(self) -> tuple[int, dict[str, int]]:
+        collector = Collector(using=self.db, origin=self.origin)
+        collector.collect(prepared_for_deletion(self))
+        return collector.delete()
+
+
+def _dependent_rows(field: ForeignKey[Any, Any], sub_objs: QuerySet[Any]) -> _DependentRows:
     """Return a query of the rows on shards whose foreign key ``field`` refers to global rows.
 
     These are the global rows that Django is about to delete.
@@ -141,7 +163,7 @@ def _dependent_rows(field: ForeignKey[Any, Any], sub_objs: QuerySet[Any]) -> Sha
     # Remove the join to the global database, which the admin adds with select_related(), and load
     # all fields.
     query = sub_objs.select_related(None).defer(None).query.chain(ShardedQuery)
-    return ShardedQuerySet(sub_objs.model, query=query)
+    return _DependentRows(sub_objs.model, query=query)
 
 
 def _aliases(field: ForeignKey[Any, Any], rows: ShardedQuerySet[Any]) -> list[str]:
@@ -191,7 +213,7 @@ class _ShardDeletion:
     list before it deletes the collected global rows.
     """
 
-    def __init__(self, collector: Collector, rows: QuerySet[Any]) -> None:
+    def __init__(self, collector: Collector, rows: _DependentRows) -> None:
         self.model: type[Model] = rows.model
         self._collector = collector
         self._rows = rows
@@ -215,7 +237,7 @@ class _ShardUpdate:
     It is an item of ``fast_deletes``, a list of Django's collector, although it deletes nothing.
     """
 
-    def __init__(self, rows: QuerySet[Any], field: ForeignKey[Any, Any]) -> None:
+    def __init__(self, rows: _DependentRows, field: ForeignKey[Any, Any]) -> None:
         self.model: type[Model] = rows.model
         self._rows, self._field = rows, field
 

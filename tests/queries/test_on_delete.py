@@ -13,7 +13,7 @@ from django.contrib.auth.models import AnonymousUser, User
 from django.db import IntegrityError, connections, models, transaction
 from django.db.migrations.state import ProjectState
 from django.db.migrations.writer import MigrationWriter
-from django.db.models.signals import pre_delete
+from django.db.models.signals import post_delete, pre_delete
 from django.test import RequestFactory
 from django.test.utils import CaptureQueriesContext
 
@@ -119,6 +119,27 @@ def test_rows_on_the_shard_are_deleted_first(authors: dict[int, Author]) -> None
     assert Author.objects.filter(pk=ONE).exists()
     assert _keys(Book) == [TWO, NEAR]
     assert Author.objects.get(pk=ONE).delete() == (1, {"authors.Author": 1})
+
+
+@BOTH_WAYS
+def test_signals_name_the_global_deletion_as_the_origin(
+    authors: dict[int, Author], delete: Callable[[Author], Any]
+) -> None:
+    origins: list[tuple[type[models.Model], Any]] = []
+
+    def look(sender: Any, origin: Any, **kwargs: Any) -> None:
+        origins.append((sender, origin))
+
+    for signal in (pre_delete, post_delete):
+        signal.connect(look)
+    try:
+        delete(authors[ONE])
+    finally:
+        for signal in (pre_delete, post_delete):
+            signal.disconnect(look)
+    assert {sender for sender, _ in origins} == {Author, Book, Page}
+    assert {getattr(origin, "model", type(origin)) for _, origin in origins} == {Author}
+    assert len({id(origin) for _, origin in origins}) == 1
 
 
 def _refusing(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:

@@ -88,6 +88,22 @@ class Sheet(SheetColumns, ShardedModel):
         shard_key = "owner"
 
 
+def folder_of_deleted() -> Folder:
+    """The folder that clips get if theirs is deleted."""
+    return Folder.objects.scatter().get(pk=REPLACEMENT_FOLDER)
+
+
+REPLACEMENT_FOLDER = 1000
+
+
+class Clip(SheetColumns, ShardedModel):
+    folder = models.ForeignKey(Folder, models.SET(folder_of_deleted), related_name="clips")
+
+    class ShardMeta:
+        group = "events"
+        shard_key = "owner"
+
+
 class PlainFolder(SheetColumns):
     pass
 

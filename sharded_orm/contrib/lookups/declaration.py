@@ -13,7 +13,7 @@ from django.core.exceptions import FieldDoesNotExist, ValidationError
 from django.db import models
 from django.db.models.expressions import Value
 
-from sharded_orm import runtime
+from sharded_orm import compat, runtime
 from sharded_orm.contrib.lookups.exceptions import LookupRefused
 from sharded_orm.contrib.lookups.lookup import Lookup
 from sharded_orm.contrib.lookups.tables import LookupTable
@@ -86,6 +86,8 @@ class ModelLookup:
                 return f"cannot use the {what} {field.name!r}, which {problem}"
         if (problem := self._problem_of_table()) is not None:
             return problem
+        if (problem := self._problem_of_database()) is not None:
+            return problem
         field = self.field
         if isinstance(field, EmbeddedShardMixin):
             return "is not needed: the id holds the number of the shard"
@@ -110,6 +112,20 @@ class ModelLookup:
                 f"has its table {self.table_name!r} in group {self.table.group!r}, whose strategy is not"
                 " 'modulo'"
             )
+        return None
+
+    def _problem_of_database(self) -> str | None:
+        # Any DB_CASCADE of the model deletes rows, and their entries would stay. A unique value
+        # would then never be free again. DB_SET_NULL and DB_SET_DEFAULT only change one field.
+        for field in self.model._meta.local_concrete_fields:
+            on_delete: Any = getattr(field.remote_field, "on_delete", None)
+            if compat.changes_rows_unseen(on_delete) and (
+                field is self.field or on_delete.__name__ == "DB_CASCADE"
+            ):
+                return (
+                    f"does not learn of rows that the database itself changes, and {field.name!r} has"
+                    f" on_delete={on_delete.__name__}: use CASCADE, SET_NULL or the like"
+                )
         return None
 
     def text(self, value: Any) -> str:

@@ -77,12 +77,7 @@ def refuse_deletion(group: str, parts: Iterable[Any], batch_size: int | None = N
 
 
 def _collect(rows: Any, batch_size: int | None) -> None:
-    # Prepare the query as QuerySet.delete() does.
-    rows = rows._chain()
-    rows._for_write = True
-    rows.query.select_for_update = False
-    rows.query.select_related = False
-    rows.query.clear_ordering(force=True)
+    rows = prepared_for_deletion(rows)
     if batch_size is None or not all(cause is PROTECT for cause in _causes_of_refusals(rows.model)):
         Collector(using=rows.db, origin=rows).collect(rows)
         return
@@ -90,6 +85,16 @@ def _collect(rows: Any, batch_size: int | None) -> None:
         partial(Collector(using=rows.db, origin=rows).collect, batch)
         for batch in _batches(rows, batch_size)
     )
+
+
+def prepared_for_deletion(rows: Any) -> Any:
+    """Return a copy of the queryset ``rows`` as ``QuerySet.delete()`` gives it to its collector."""
+    rows = rows._chain()
+    rows._for_write = True
+    rows.query.select_for_update = False
+    rows.query.select_related = False
+    rows.query.clear_ordering(force=True)
+    return rows
 
 
 def _batches(rows: Any, size: int) -> Iterator[list[Any]]:

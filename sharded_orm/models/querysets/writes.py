@@ -211,7 +211,7 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
         self._refuse_key(kwargs, "update()")
         if self.query.is_sliced or self.query.combinator:
             return super().update(**kwargs)  # Django refuses to update a slice or a union().
-        self._refuse_instances_of_other_key(kwargs)
+        self.refuse_instances_of_other_key(kwargs)
         return repeated(
             self._options.group,
             lambda: self._update_rows(kwargs),
@@ -243,10 +243,15 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
                 updated += follow_shard(self._options.group, update)
         return updated
 
-    def _refuse_instances_of_other_key(self, values: dict[str, Any]) -> None:
-        # Refuse update(album=album) if one of the rows to be updated does not have the album's
-        # shard key. If a condition of this queryset contains the shard key, compare this key with
-        # the album's. Otherwise look for a row with another key, by one query for each instance.
+    def refuse_instances_of_other_key(self, values: dict[str, Any]) -> None:
+        """Raise :exc:`CrossKeyRelation` if a row would refer to an instance of another shard key.
+
+        For example, ``update(album=album)`` is refused if one of the rows does not have the album's
+        shard key. If a condition of this queryset contains the shard key, compare this key with the
+        album's. Otherwise look for a row with another key, by one query for each instance.
+
+        :param values: the new values of the rows, by the names of the fields.
+        """
         options = self._options
         if options.key is None:
             self._refuse_ends_of_two_keys(values)
@@ -325,7 +330,7 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
     def _delete_rows(self) -> tuple[int, dict[str, int]]:
         targets = self._targets(ordered=False)
         if targets is None:
-            return super().delete()
+            return self._delete_on_named_shard()
         parts = [self._for_target(target) for target in targets]
         if len(parts) > 1:
             check_written(self.query)
@@ -341,6 +346,10 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
                 per_model[label] = per_model.get(label, 0) + number
         self._result_cache = None
         return total, per_model
+
+    def _delete_on_named_shard(self) -> tuple[int, dict[str, int]]:
+        """Delete the rows of a queryset with ``using()``."""
+        return super().delete()
 
     delete.alters_data = True  # type: ignore[attr-defined]  # Django's method has this attribute, too
     delete.queryset_only = True  # type: ignore[attr-defined]  # Django's method has this attribute, too

@@ -34,6 +34,7 @@ from sharded_orm.models.querysets.prefetches import (
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.relations.managers import Beside, ManyBeside, NullableBeside
 from sharded_orm.models.relations.outside_managers import FromOutside, NullableFromOutside
+from sharded_orm.models.relations.set_values import check_set_values
 from sharded_orm.models.sharding.bound_key import EXEMPT
 from sharded_orm.models.sharding.bound_query import BoundKeyQuery
 from sharded_orm.models.sharding.bound_rows import refuse_other_key
@@ -379,6 +380,7 @@ def install_descriptors(model: type[Model]) -> None:
     for field in fields:
         if field.remote_field is None:
             continue
+        check_set_values(field)
         descriptor = model.__dict__.get(field.name)
         if type(descriptor) in _FORWARD:
             setattr(model, field.name, _FORWARD[type(descriptor)](field))

@@ -28,6 +28,7 @@ from tests.integration.two_phase.conftest import app as app
 from tests.patience import PATIENCE
 from tests.queries.conftest import DATABASES, NEAR, ONE, SHARD, TWO
 from tests.queries.moves.hand_move import HandMove, before_statement
+from tests.versions import HAS_DATABASE_ON_DELETE
 
 pytestmark = [
     pytest.mark.every_backend,
@@ -256,3 +257,32 @@ def test_checks() -> None:
     assert [message.id for message in found] == ["sharded_orm_lookups.E001"]
     messages = [m for m in checks.run_checks() if str(m.id).startswith("sharded_orm_lookups.E")]
     assert not messages
+
+
+@pytest.mark.skipif(not HAS_DATABASE_ON_DELETE, reason="of Django 6.1")
+def test_a_lookup_does_not_follow_deletions_of_the_database() -> None:
+    def problem(on_delete: Any, field: str) -> str | None:
+        with isolate_apps("tests.finders"):
+
+            class Child(ShardedModel):
+                user_id = models.BigIntegerField()
+                number = models.IntegerField()
+                parent = models.ForeignKey("self", on_delete, null=True, db_default=None)
+
+                class Meta:
+                    app_label = "finders"
+
+                class ShardMeta:
+                    group = "photos"
+                    shard_key = "user_id"
+
+        options = shard_options(Child)
+        assert options is not None
+        return ModelLookup(Child, Child._meta.get_field(field), False, options).problem
+
+    assert problem(models.CASCADE, "number") is None
+    deletes: Any = models.DB_CASCADE  # type: ignore[attr-defined,unused-ignore]  # of Django 6.1
+    assert "on_delete=DB_CASCADE" in str(problem(deletes, "number"))
+    changes: Any = models.DB_SET_NULL  # type: ignore[attr-defined,unused-ignore]  # of Django 6.1
+    assert problem(changes, "number") is None
+    assert "on_delete=DB_SET_NULL" in str(problem(changes, "parent"))
