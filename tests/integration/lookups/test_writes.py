@@ -10,7 +10,7 @@ import pytest
 from django.core import serializers
 from django.core.management import CommandError, call_command
 from django.db import DataError, IntegrityError, connections, transaction
-from django.db.models import F, Value
+from django.db.models import Case, F, Value, When
 from django.db.models.functions import Upper
 from django.test.utils import CaptureQueriesContext
 
@@ -180,11 +180,20 @@ def test_others_find_a_row_until_its_change_is_committed(accounts: Any) -> None:
     assert seen == {"open": [[1], []], "committed": [[], [1]]}
 
 
+def chosen_by(**conditions: Any) -> Case:
+    return Case(When(then=Value("eve@x"), **conditions), default=Value("ada@x"))
+
+
 @pytest.mark.parametrize(
     "write",
     [
         lambda: Account.objects.filter(user_id=ONE).update(email=Upper("email")),
         lambda: Account.objects.filter(user_id=ONE).update(serial=F("serial") + 1),
+        lambda: Account.objects.filter(user_id=ONE).update(id=9),
+        lambda: Account.objects.filter(user_id=ONE).update(email=chosen_by(note="")),
+        lambda: Account.objects.filter(user_id=ONE).update(email=chosen_by(id__gt=0)),
+        lambda: Account.objects.filter(user_id=ONE).update(email=chosen_by(id=1, note="")),
+        lambda: Ticket.objects.create(user_id=ONE, code="no UUID"),
         lambda: Account.objects.bulk_create([Account(id=9, user_id=ONE)], ignore_conflicts=True),
         lambda: Account.objects.create(id=9, user_id=ONE, email="x" * 61),
     ],
@@ -193,6 +202,15 @@ def test_what_cannot_be_followed_is_refused(accounts: Any, write: Any) -> None:
     with pytest.raises((LookupRefused, DataError)):  # servers refuse a text that is too long
         write()
     assert Account.objects.scatter().count() == 2
+    assert differences() == {}
+
+
+@pytest.mark.parametrize("pk", [[], [9]])
+def test_a_write_of_no_row_changes_no_entry(accounts: Any, pk: list[int]) -> None:
+    none = Account.objects.filter(user_id=ONE, pk__in=pk)
+    assert (none.update(email="eve@x"), none.delete()) == (0, (0, {}))
+    assert none._raw_delete(SHARD[ONE]) == 0
+    assert emails() == ["ada@x", "bob@x"]
     assert differences() == {}
 
 
