@@ -103,7 +103,7 @@ def test_commands(members: Any, capsys: Any) -> None:
     call_command("lookups", "status")
     (shown,) = [line for line in capsys.readouterr().out.splitlines() if NAME in line]
     assert shown.split() == [NAME, "yes", "no", "0"]
-    with pytest.raises(CommandError, match="There are .*'finders.member.email'"):
+    with pytest.raises(CommandError, match=r"There are .*'finders\.member\.email'"):
         call_command("lookups", "build", "finders.member.nothing")
     call_command("lookups", "build", NAME)
     assert Member.objects.get(email="raw@x").id == 1
