@@ -19,7 +19,7 @@ from hashlib import md5
 from typing import Any, Final
 
 from sharded_orm.backends.change_capture import FENCES, CapturedTable
-from sharded_orm.backends.row_access import Row, RowAccess, RowDigests, batches
+from sharded_orm.backends.row_access import Row, RowAccess, batches
 from sharded_orm.backends.snapshot import OWN_PREFIX
 from sharded_orm.exceptions import MoveFailed
 
@@ -304,16 +304,6 @@ class RowCopy(RowAccess):
                 what = f"{table.name} ({', '.join(unique)})"
                 found += [f"{what} of row {', '.join(map(str, pk))}" for pk in there]
         return found[:10]
-
-    def copy_digests(self, table: CapturedTable, number: int) -> RowDigests:
-        """Return the number and the digest of the rows of a copy. Equal rows have equal digests on
-        every shard.
-        """
-        return self._digests(table, self._side(table), f"{self._quote(COPY)} = %s", [number])
-
-    def copy_rows(self, table: CapturedTable, number: int) -> dict[Row, str]:
-        """Return a dict that maps the primary key of each row of a copy to the digest of the row."""
-        return self._row_digests(table, self._side(table), f"{self._quote(COPY)} = %s", [number])
 
     # ##### Methods for backends to override #####
 

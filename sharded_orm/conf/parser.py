@@ -146,7 +146,7 @@ def parse(raw: Any, document: Document | None = None) -> Config:
     if document is not None:
         if source(raw).source != "static":
             problems += _ignored_ranges(raw)
-        raw = _with_wrong_groups(document.over(raw), raw.get("GROUPS", {}))
+        raw = _with_wrong_parts(document.over(raw), raw)
     nodes = parse_nodes(raw.get("NODES", {}), raw.get("NODE_DEFAULTS", {}), problems)
     groups = parse_groups(raw.get("GROUPS", {}), problems)
     topology = Topology(nodes, groups, document.version if document is not None else 0)
@@ -204,20 +204,24 @@ def _ignored_ranges(raw: Mapping[str, Any]) -> Iterator[str]:
             )
 
 
-def _with_wrong_groups(merged: Mapping[str, Any], groups: Any) -> dict[str, Any]:
-    """Return ``merged`` with those groups of the settings that are no dicts, so that they are
-    reported as errors.
+def _with_wrong_parts(merged: dict[str, Any], setting: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``merged`` with those nodes and groups of the settings that are no dicts, so that they
+    are reported as errors. The same for ``NODES`` and ``GROUPS`` themselves.
 
     The merge has replaced such a group by the group of the document, which has no ``STRATEGY``. The
     error would be about the missing ``STRATEGY``, and not about the wrong type in the settings.
 
     :param merged: the ``SHARDED_ORM`` setting into which a topology document was merged.
-    :param groups: the value of ``GROUPS`` in the settings, before the merge.
+    :param setting: the setting before the merge.
     """
-    if not isinstance(groups, Mapping) or not isinstance(merged["GROUPS"], Mapping):
-        return dict(merged)
-    wrong = {name: group for name, group in groups.items() if not isinstance(group, Mapping)}
-    return {**merged, "GROUPS": {**merged["GROUPS"], **wrong}}
+    for part in ("NODES", "GROUPS"):
+        own = setting.get(part, {})
+        if isinstance(own, Mapping):
+            wrong = {name: value for name, value in own.items() if not isinstance(value, Mapping)}
+            merged[part] = {**merged[part], **wrong}
+        else:
+            merged[part] = own
+    return merged
 
 
 def _parse_admin(raw: Any, groups: Mapping[str, Any], problems: list[str]) -> AdminOptions:

@@ -13,6 +13,7 @@ from django.core import serializers
 from django.core.exceptions import ValidationError
 from django.core.management import call_command
 from django.db import IntegrityError, connections, models, transaction
+from django.db.migrations.writer import MigrationWriter
 from django.test import TestCase
 
 import sharded_orm
@@ -26,7 +27,7 @@ from sharded_orm.exceptions import (
     ShardKeyRequired,
     UnplacedKey,
 )
-from sharded_orm.ids.layout import PACKED, TIMESTAMPED, PackedID
+from sharded_orm.ids.layout import PACKED, TIMESTAMPED, PackedID, PackedLayout
 from sharded_orm.models import PackedIDField, Route
 from sharded_orm.models.sharding import row_placement
 from sharded_orm.models.sharding.options import required_options
@@ -712,3 +713,13 @@ def test_a_foreign_row_is_found_behind_any_manager(
 def test_the_layout_is_one_of_packed_ids() -> None:
     with pytest.raises(TypeError, match="no PackedLayout"):
         PackedIDField(type_id=1, layout=TIMESTAMPED)  # type: ignore[arg-type]
+
+
+def test_migrations_hold_the_layout() -> None:
+    for options in ({"layout": PackedLayout(16, 9, 37)}, {}):
+        field = PackedIDField(type_id=1, primary_key=True, **options)
+        text, imports = MigrationWriter.serialize(field)
+        names: dict[str, Any] = {}
+        exec("\n".join([*imports, f"field = {text}"]), names)
+        assert names["field"].layout == field.layout
+        assert ("layout" in text) is bool(options)

@@ -9,6 +9,7 @@ import pytest
 from django.core import serializers
 from django.core.exceptions import ValidationError
 from django.db import IntegrityError, NotSupportedError, connections, transaction
+from django.db.migrations.writer import MigrationWriter
 from django.db.models.sql import InsertQuery
 from django.db.utils import load_backend
 from django.test import TestCase
@@ -425,6 +426,10 @@ def test_the_field_in_migrations() -> None:
         assert path == "sharded_orm.models.fields.TimestampedIDField"
         again = TimestampedIDField(*args, **kwargs)
         assert (again.layout, again.epoch) == (field.layout, field.epoch)
+        text, imports = MigrationWriter.serialize(field)
+        names: dict[str, Any] = {}
+        exec("\n".join([*imports, f"field = {text}"]), names)
+        assert names["field"].layout == field.layout
     with pytest.raises(TypeError, match="either"):
         TimestampedIDField(epoch=epoch, layout=TimestampedLayout())
     with pytest.raises(InvalidID):

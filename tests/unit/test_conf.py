@@ -42,13 +42,27 @@ def test_a_good_setting() -> None:
     assert (config.directory, config.tickets, config.max_idle_aliases) == ("default", (), 1024)
 
 
-def test_a_wrong_group_is_named_although_a_document_replaces_it() -> None:
+@pytest.mark.parametrize(
+    ("wrong", "expected"),
+    [
+        (
+            {"GROUPS": {"photos": "directory"}},
+            "group 'photos': must be a dict such as {'STRATEGY': 'directory', 'RANGES': […]}, not 'directory'",
+        ),
+        ({"GROUPS": ["photos"]}, "GROUPS must be a dict, not list"),
+        ({"NODES": ["a"]}, "NODES must be a dict, not list"),
+        ({"NODES": {"a": 3}}, "node 'a': must be a dict like an entry of DATABASES"),
+    ],
+)
+@pytest.mark.parametrize("is_empty", [False, True])
+def test_what_is_wrong_is_named_although_a_document_replaces_it(
+    wrong: dict[str, Any], expected: str, is_empty: bool
+) -> None:
     ranges = {"RANGES": [{"range": [0, 1], "primary": "a"}]}
+    document = Document(1, {}, {}) if is_empty else Document(1, GOOD["NODES"], {"photos": ranges})
     with pytest.raises(InvalidConfiguration) as caught:
-        conf.parse(broken(GROUPS={"photos": "directory"}), Document(1, {}, {"photos": ranges}))
-    assert list(caught.value.problems) == [
-        "group 'photos': must be a dict such as {'STRATEGY': 'directory', 'RANGES': […]}, not 'directory'"
-    ]
+        conf.parse(broken(**wrong), document)
+    assert any(problem.startswith(expected) for problem in caught.value.problems)
 
 
 def test_a_pair_has_a_primary_and_a_replica() -> None:
@@ -215,6 +229,16 @@ def test_the_options_of_the_cache() -> None:
         (cached(QUARANTINE=4), "QUARANTINE (4) must be more than twice COMMIT_WITHIN (2.0)"),
         (cached(QUARANTINE=math.nan), "QUARANTINE must be a positive number"),
         (broken(ON_CACHE_FAILURE="ignore"), "ON_CACHE_FAILURE must be 'refuse' or 'proceed'"),
+        (
+            cached(ALSO_MARK="default"),
+            "ALSO_MARK must be a list of aliases of CACHES, not 'default'",
+        ),
+        (cached(ALSO_MARK=[1]), "ALSO_MARK must be a list of aliases of CACHES, not [1]"),
+        (broken(NODES=["a"]), "NODES must be a dict, not list"),
+        (broken(NODE_DEFAULTS=["a"]), "NODE_DEFAULTS must be a dict, not list"),
+        (broken(ADMIN=True), "ADMIN must be a dict, not bool"),
+        (broken(GROUPS=["photos"]), "GROUPS must be a dict, not list"),
+        (broken(GROUPS={1: GOOD["GROUPS"]["photos"]}), "group 1: its name must be text"),
         (broken(GROUPS={"photos_00001": {}}), "could be another group's shard"),
         (broken(GROUPS={"photos_template": {}}), "could be another group's shard"),
     ],

@@ -33,8 +33,7 @@ class GroupConnection:
     """Stands for the database session of a group's connection object, which has none.
 
     While that object counts as connected, its attribute ``connection`` is a ``GroupConnection``.
-    The methods ``close``, ``commit`` and ``rollback`` do nothing. Reading any other attribute
-    raises :exc:`GroupAliasError`.
+    The method ``close`` does nothing. Reading any other attribute raises :exc:`GroupAliasError`.
     """
 
     def __init__(self, alias: str) -> None:
@@ -52,12 +51,6 @@ class GroupConnection:
         raise UnsupportedOperation(str(group_alias_error(self._alias, "have a file descriptor")))
 
     def close(self) -> None:
-        pass
-
-    def commit(self) -> None:
-        pass
-
-    def rollback(self) -> None:
         pass
 
 

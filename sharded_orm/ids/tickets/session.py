@@ -150,9 +150,9 @@ class TicketSession(ABC):
     def _limits(self, seconds: int) -> dict[str, Any]:
         """Return the database ``OPTIONS`` that make the driver wait at most ``seconds``."""
 
+    @abstractmethod
     def _prepare(self) -> None:
         """Set and verify the variables of the database session. Called right after connecting."""
-        return
 
     # ##### Handing out #####
 

@@ -217,6 +217,57 @@ for alias, table in (
     ]
 
 
+def test_a_shard_on_which_another_cleaner_works_is_left_to_it(site: Site) -> None:
+    """And more marked entities than a batch has are repaired in several."""
+    out = site.run(
+        UNFOLLOWED
+        + """
+from sharded_orm.contrib.entities import cleaner
+cleaner.BATCH = 2
+def clean():
+    report = cleaner.CleanReport()
+    cleaner.clean_marked(report, min_age=0)
+    print(report.settled, report.problems, sorted(titles(by_user.get_all(user_id=1))))
+for shard, count in enumerate((2, 1, 1, 1)):
+    ids = [id for id in map(lambda n: uuid.UUID(int=n), range(99)) if runtime.locate("accounts", id).number == shard]
+    for id in ids[:count]:
+        feed.put(Entity(user_id=1, title=shard, id=id))
+with cleaner.leased(cleaner.LEASE, "feed accounts_00000"):
+    clean()
+clean()
+print(differences(), marks())
+"""
+    )
+    assert out.splitlines() == ["3 [] [1, 2, 3]", "2 [] [0, 0, 1, 2, 3]", "[] 0"]
+
+
+def test_keys_that_cannot_be_placed_keep_no_other_index_from_its_rows(site: Site) -> None:
+    out = site.run(
+        UNFOLLOWED
+        + """
+from sharded_orm.contrib.entities import cleaner
+from sharded_orm.models.tables.directory import Placement
+def rename(old, new):
+    with connections["directory"].cursor() as cursor:
+        cursor.execute(f"ALTER TABLE {old} RENAME TO {new}")
+def clean():
+    report = cleaner.CleanReport()
+    cleaner.clean_marked(report, min_age=0)
+    print(report.settled, report.failed, len(report.problems), titles(by_user.get_all(user_id=2)))
+for n in (1, 2):
+    feed.put(entry(n, title=n, rank=n, slug=f"s{n}"))
+feed.put(entry(3, title=3))
+table = Placement._meta.db_table
+rename(table, "away")
+clean()
+rename("away", table)
+clean()
+print(differences(), marks())
+"""
+    )
+    assert out.splitlines() == ["1 2 2 [2]", "2 0 0 [2]", "[] 0"]
+
+
 def test_a_shard_that_stays_down_keeps_the_whole_pass_from_no_other(site: Site) -> None:
     out = site.run("""
 from sharded_orm.contrib.entities import cleaner, index_rows

@@ -122,6 +122,8 @@ _REFUSED = {
     "user_id=2**63": "InvalidProperty",
     "link='x' * 201": "InvalidProperty",
     "link=chr(0)": "InvalidProperty",
+    "link=chr(0xD800)": "InvalidProperty",
+    "{1: 'a'}": "InvalidProperty",
     "link=['a']": "InvalidProperty",
     "link=b'a'": "InvalidProperty",
     "link=5": "InvalidProperty",
@@ -148,6 +150,25 @@ def test_what_cannot_be_read_as_it_was_written_is_refused(site: Site) -> None:
         + "\nprint(feed.model.objects.scatter().count())"
     )
     assert out == "0"
+
+
+def test_a_damaged_body_is_named_and_stays(site: Site) -> None:
+    out = site.run("""
+import zlib
+e = feed.put(entry(1, "a", title="e"))
+for body in (b"x", zlib.compress(b"[]"), zlib.compress(b"{")):
+    feed.model.objects.filter(id=e.id).update(body=body)
+    errors = [*by_user.get_all(user_id=1).damaged]
+    for work in (feed.get, lambda id: feed.edit(id).__enter__()):
+        try:
+            work(e.id)
+            print("no error")
+        except EntityDamaged as exc:
+            errors.append(exc)
+    print(len({str(error) for error in errors}), len(errors), str(e.id) in str(errors[0]))
+    print(bytes(feed.model.objects.get(id=e.id).body) == body)
+""")
+    assert out.splitlines() == ["1 3 True", "True"] * 3
 
 
 def test_a_large_body_is_stored_if_the_store_allows_it(site: Site) -> None:
@@ -433,6 +454,8 @@ _DECLARATIONS = [
     'DataStore("other", group="accounts", fields={"n": models.IntegerField(null=True)}, module=M)',
     'DataStore("other", group="accounts", fields={}, shard_on="n", module=M)',
     'DataStore("feed", group="accounts", fields={}, module="elsewhere")',
+    'DataStore("an other", group="accounts", fields={}, module=M)',
+    'Index(feed, "index user", ["user_id"], "user_id")',
     'Index(feed, "index_user", ["user_id"], "user_id")',
     'Index(feed, "index_x", ["color"], "color")',
     'Index(feed, "index_x", ["user_id"], "link")',

@@ -95,6 +95,22 @@ for index, properties in ((by_link, {"link": "a"}), (by_user, {"user_id": 1})):
     assert out.splitlines() == ["served", "served", "written", "index_link", "index_user"]
 
 
+def test_commands_name_the_indexes_that_there_are(site: Site) -> None:
+    for action in ("build", "drop"):
+        done = site.manage("entities", "index", action, "nothing", code=1)
+        assert "'nothing'" in done.err and "'feed.index_user'" in done.err
+    done = site.manage("entities", "index", "drop", "feed", code=1)
+    assert "'feed.index_link'" in done.err and "Name one" in done.err
+    out = site.run("""
+for properties in ({"user_id": None}, {"link": "a"}):
+    try:
+        by_user.get_all(**properties)
+    except (InvalidProperty, InvalidIndexQuery) as exc:
+        print(type(exc).__name__, "feed.index_user" in str(exc))
+""")
+    assert out.splitlines() == ["InvalidProperty True", "InvalidIndexQuery True"]
+
+
 def test_a_put_succeeds_while_the_shard_of_an_index_is_down(site: Site) -> None:
     """The shard's tables are away, as if its server were."""
     out = site.run("""

@@ -203,3 +203,20 @@ cleaner.clean_marked(report, min_age=0)
 print(len(report.damaged), str(entities[0].id) in report.damaged[0], len(differences()), marks())
 """)
     assert out == "1 True 1 1"
+
+
+def test_notes_of_a_former_declaration_are_left_out(site: Site) -> None:
+    """An index of this name had other properties, and another table."""
+    out = site.run("""
+e = feed.put(entry(5, "a"))
+e["user_id"] = 6
+feed.put(e)
+notes = feed.model.objects.filter(id=e.id)
+former = '["index_user",["ada"]]\\n["index_user",[1,2]]\\n'
+notes.update(pending=former + notes.values_list("pending", flat=True).get())
+from sharded_orm.contrib.entities import cleaner
+report = cleaner.CleanReport()
+cleaner.clean_marked(report, min_age=0)
+print(report.settled, report.damaged, differences(), marks())
+""")
+    assert out == "1 [] [] 0"

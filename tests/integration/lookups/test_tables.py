@@ -99,6 +99,12 @@ def test_commands(members: Any, capsys: Any) -> None:
     assert {s.lookup: s.entries for s in maintenance.statuses()}[NAME] == 2
     call_command("lookups", "drop", NAME)
     assert stored() == []
+    capsys.readouterr()
+    call_command("lookups", "status")
+    (shown,) = [line for line in capsys.readouterr().out.splitlines() if NAME in line]
+    assert shown.split() == [NAME, "yes", "no", "0"]
+    with pytest.raises(CommandError, match=r"There are .*'finders\.member\.email'"):
+        call_command("lookups", "build", "finders.member.nothing")
     call_command("lookups", "build", NAME)
     assert Member.objects.get(email="raw@x").id == 1
 

@@ -10,7 +10,7 @@ import pytest
 from django.core import serializers
 from django.core.management import CommandError, call_command
 from django.db import DataError, IntegrityError, connections, transaction
-from django.db.models import F, Value
+from django.db.models import Case, F, Value, When
 from django.db.models.functions import Upper
 from django.test.utils import CaptureQueriesContext
 
@@ -18,6 +18,7 @@ from sharded_orm.autonomous_connections import AutonomousConnections
 from sharded_orm.contrib.lookups import entries as store
 from sharded_orm.contrib.lookups import maintenance, row_changes, states
 from sharded_orm.contrib.lookups import transaction as lookup_transaction
+from sharded_orm.contrib.lookups.entries import Place
 from sharded_orm.contrib.lookups.exceptions import LookupExpired, LookupRefused, LookupValueTaken
 from sharded_orm.contrib.lookups.models import LookupEntry
 from tests.finders.models import Account, Ticket
@@ -180,11 +181,20 @@ def test_others_find_a_row_until_its_change_is_committed(accounts: Any) -> None:
     assert seen == {"open": [[1], []], "committed": [[], [1]]}
 
 
+def chosen_by(**conditions: Any) -> Case:
+    return Case(When(then=Value("eve@x"), **conditions), default=Value("ada@x"))
+
+
 @pytest.mark.parametrize(
     "write",
     [
         lambda: Account.objects.filter(user_id=ONE).update(email=Upper("email")),
         lambda: Account.objects.filter(user_id=ONE).update(serial=F("serial") + 1),
+        lambda: Account.objects.filter(user_id=ONE).update(id=9),
+        lambda: Account.objects.filter(user_id=ONE).update(email=chosen_by(note="")),
+        lambda: Account.objects.filter(user_id=ONE).update(email=chosen_by(id__gt=0)),
+        lambda: Account.objects.filter(user_id=ONE).update(email=chosen_by(id=1, note="")),
+        lambda: Ticket.objects.create(user_id=ONE, code="no UUID"),
         lambda: Account.objects.bulk_create([Account(id=9, user_id=ONE)], ignore_conflicts=True),
         lambda: Account.objects.create(id=9, user_id=ONE, email="x" * 61),
     ],
@@ -193,6 +203,15 @@ def test_what_cannot_be_followed_is_refused(accounts: Any, write: Any) -> None:
     with pytest.raises((LookupRefused, DataError)):  # servers refuse a text that is too long
         write()
     assert Account.objects.scatter().count() == 2
+    assert differences() == {}
+
+
+@pytest.mark.parametrize("pk", [[], [9]])
+def test_a_write_of_no_row_changes_no_entry(accounts: Any, pk: list[int]) -> None:
+    none = Account.objects.filter(user_id=ONE, pk__in=pk)
+    assert (none.update(email="eve@x"), none.delete()) == (0, (0, {}))
+    assert none._raw_delete(SHARD[ONE]) == 0
+    assert emails() == ["ada@x", "bob@x"]
     assert differences() == {}
 
 
@@ -228,6 +247,49 @@ def test_conditions_on_other_tables_are_evaluated_once(accounts: Any, write: Any
     assert {email for email in emails() if email != "bob@x"} == {
         row.email for row in Account.objects.filter(user_id=ONE)
     }
+
+
+def delete_without_entries(pk: int) -> None:
+    with connections[SHARD[ONE]].cursor() as cursor:
+        cursor.execute("DELETE FROM finders_account WHERE id = %s", [pk])
+
+
+def test_entries_that_a_repair_removes_before_they_are_taken_over(
+    accounts: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delete_without_entries(1)
+    take, removed = store.take, []
+
+    def take_late(place: Place, *args: Any) -> bool:
+        if place not in removed:
+            removed.append(place)
+            LookupEntry.objects.filter(lookup=place.lookup, value=place.value, key=ONE).delete()
+        return take(place, *args)
+
+    monkeypatch.setattr(store, "take", take_late)
+    Account.objects.create(id=1, user_id=ONE, email="ada@x", serial=7)
+    assert sorted(place.value for place in removed) == ["7", "ada@x"]
+    assert differences() == {}
+
+
+def test_a_value_that_others_write_again_and_again(
+    accounts: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delete_without_entries(1)
+    take = store.take
+
+    def take_late(place: Place, *args: Any) -> bool:
+        entry = LookupEntry.objects.filter(value=place.value)
+        entry.update(token=uuid.uuid4().hex, is_open=False)
+        return take(place, *args)
+
+    monkeypatch.setattr(store, "take", take_late)
+    with pytest.raises(LookupValueTaken, match="again and again"):
+        Account.objects.create(id=3, user_id=ONE, email="ada@x")
+    monkeypatch.undo()
+    assert not Account.objects.filter(user_id=ONE).exists()
+    Account.objects.create(id=3, user_id=ONE, email="ada@x")
+    assert Account.objects.get(email="ada@x").id == 3
 
 
 def test_a_row_without_its_entry_is_never_committed(accounts: Any, monkeypatch: Any) -> None:

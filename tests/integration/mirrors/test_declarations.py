@@ -16,6 +16,9 @@ from sharded_orm import ShardedModel, TicketField
 from sharded_orm.contrib.mirrors.checks import check_mirrors
 from sharded_orm.contrib.mirrors.declaration import forget
 from sharded_orm.contrib.mirrors.querysets import MirrorManager
+class Made(models.BigIntegerField):
+    def pre_save(self, row, add):
+        return 7
 OWN = dict(note_id=models.BigIntegerField(primary_key=True), author_id=models.BigIntegerField())
 def declare(name, fields, key="author_id", manager=None, **options):
     meta = type("ShardMeta", (), {"group": "books", "shard_key": key, **options})
@@ -41,9 +44,14 @@ WRONG = {
     "a clock of its own": ("declare('M', fields(changed_at=models.DateTimeField(auto_now=True)), mirror_of=Note)", "E005 notes.M cannot be a mirror: its field 'changed_at' has auto_now"),
     "a constraint": ("declare('M', fields(answers=models.ForeignKey(Note, models.CASCADE, related_name='+')), mirror_of=Note)", "E006 notes.M cannot be a mirror: its foreign key 'answers' has a constraint"),
     "a condition on another table": ("declare('M', fields(), mirror_of=Note, condition=Q(answers__text='x'))", "E007 notes.M cannot be a mirror: condition <Q: (AND: ('answers__text', 'x'))> reads other tables"),
+    "another table inside of a condition": ("declare('M', fields(), mirror_of=Note, condition=Q(text='') & ~(Q(is_public=True) | Q(answers__text='x')))", "E007 notes.M cannot be a mirror: condition"),
+    "an expression as a condition": ("declare('M', fields(), mirror_of=Note, condition=Q(models.Exists(Topic.objects.filter(owner_id=1))))", "E007 notes.M cannot be a mirror: condition"),
     "a condition on the time": ("declare('M', fields(), mirror_of=Note, condition=Q(changed_at__lt=models.functions.Now()))", "E007 notes.M cannot be a mirror: condition"),
     "a condition that is none": ("declare('M', fields(), mirror_of=Note, condition=True)", "E007 notes.M cannot be a mirror: condition is True; it must be a Q object"),
     "an unknown field in a condition": ("declare('M', fields(), mirror_of=Note, condition=Q(colour=1))", "E007 notes.M cannot be a mirror: condition <Q: (AND: ('colour', 1))> cannot be used"),
+    "a table of a parent": ("S = declare('S', fields()); declare('M', fields(), mirror_of=S); type(ShardedModel)('T', (S,), {'__module__': S.__module__})", "E003 notes.M cannot be a mirror: notes.S shares its rows with another table"),
+    "an id that the field makes": ("S = declare('S', {'note_id': Made(primary_key=True), 'author_id': OWN['author_id'].clone()}); declare('M', fields(), mirror_of=S)", "E004 notes.M cannot be a mirror: the primary key 'note_id' of the source notes.S has a pre_save() of its own"),
+    "neither yes nor no": ("declare('M', fields(), mirror_of=Note, verify_reads='yes')", "E008 notes.M cannot be a mirror: verify_reads is 'yes'; it must be True or False"),
     "reads that cannot be verified": ("declare('M', fields(objects=MirrorManager()), mirror_of=Note, verify_reads=True)", "E008 notes.M cannot be a mirror: verify_reads needs the field 'owner_id'"),
     "reads that nobody verifies": ("declare('M', fields(owner_id=models.BigIntegerField()), mirror_of=Note, verify_reads=True)", "E008 notes.M has verify_reads = True, and its default manager does not verify reads."),
 }  # fmt: skip

@@ -293,6 +293,58 @@ print(Note.objects.filter(owner_id=1).count(), [row.text for row in WrittenNote.
     )
 
 
+def test_a_relay_goes_on_until_it_is_stopped(site: Site, tmp_path: Path) -> None:
+    """A shard that is down keeps it from no other shard and from no other round."""
+    if site.backend != "sqlite3":
+        pytest.skip("here the file of a shard is taken away; servers are killed in long runs")
+    file, away = site.folder / "db2" / "books_00002.sqlite3", tmp_path / "away"
+    file.rename(away)
+    site.run(UNDELIVERED + 'note(1, 2, "waits"), note(1, 5, "is there")')
+    wait = f"""
+import time
+left, until = QuerySet(OutboxRow, using="books_00001").count, time.monotonic() + {PATIENCE}
+while left() > %d and time.monotonic() < until:
+    time.sleep(0.05)
+print(left())
+"""
+    relay = site.start("manage.py", "mirrors", "relay", "--interval", "0.2")
+    try:
+        assert site.run(wait % 1) == "1"
+        assert relay.stderr is not None
+        assert any("books_00002" in line for line in relay.stderr)
+        status = site.manage("mirrors", "status", code=1)
+        assert "notes.WrittenNote mirrors notes.Note" in status.out
+        assert "1 rows in the outboxes, the oldest of " in status.out
+        assert "books_00002" in status.err
+        away.rename(file)
+        assert site.run(wait % 0) == "0"
+    finally:
+        relay.terminate()
+    out, err = relay.communicate(timeout=PATIENCE)
+    assert relay.returncode == 0, err
+    assert out.count("1 rows delivered") == 2
+    assert site.run("print(rows(WrittenNote, 'text'), differences())") == (
+        "[('is there',), ('waits',)] []"
+    )
+
+
+def test_rows_of_a_source_that_this_process_does_not_know_stay(site: Site) -> None:
+    """Processes with newer code may know it."""
+    site.run(
+        UNDELIVERED
+        + """
+note()
+row = QuerySet(OutboxRow, using="books_00001").get()
+row.pk, row.source = None, "notes.later"
+row.save(using="books_00001", force_insert=True)
+"""
+    )
+    done = site.manage("mirrors", "relay", "--once", "--json", code=1)
+    assert (done.json["delivered"], done.json["failed"]) == (1, 1)
+    assert "'notes.later', which has no mirrors in this process" in done.err
+    assert site.run("print(differences(), outbox())") == "[] 1"
+
+
 @pytest.mark.long
 def test_writes_are_accepted_while_the_server_of_the_mirror_is_down(
     own_mariadb: mariadb.MariaDBServer, mariadb_nodes: list[mariadb.Address], tmp_path: Path

@@ -27,6 +27,7 @@ WRITES = {
     "update of the author": ("note(); note(author=3); Note.objects.filter(owner_id=1).update(author_id=5)", [(5, "text")] * 2),
     "update by a join": ("n = note(); note(text='r', answers=n); Note.objects.filter(owner_id=1, answers__text='text').update(text='u')", [(2, "text"), (2, "u")]),
     "update of nothing": ("note(); Note.objects.filter(owner_id=1, text='other').update(text='u')", [(2, "text")]),
+    "update of no id": ("note(); Note.objects.filter(owner_id=1, pk__in=[]).update(text='u')", [(2, "text")]),
     "update on all shards": ("note(); note(4, 4); Note.objects.scatter().update(text=F('text'), price=7)", [(2, "text"), (4, "text")]),
     "bulk_create": ("Note.objects.bulk_create(Note(owner_id=o, author_id=5, text=str(o)) for o in (1, 2, 3))", [(5, "1"), (5, "2"), (5, "3")]),
     "bulk_create that ignores conflicts": ("n = note(); Note.objects.bulk_create([Note(note_id=n.pk, owner_id=1, author_id=9, text='x'), Note(owner_id=1, author_id=3, text='new')], ignore_conflicts=True)", [(2, "text"), (3, "new")]),
@@ -165,12 +166,21 @@ try:
     old.save(using="books_00001")
 except WriteNotFollowed as error:
     print(str(error).split(":")[0])
+before = MigrationLoader(connection).project_state()
+before.remove_field("notes", "note", "author_id")
+try:
+    before.apps.get_model("notes", "Note").objects.using("books_00001").update(text="lost")
+except WriteNotFollowed as error:
+    print("Write the rows in a later migration" in str(error))
+print(rows(WrittenNote, "text"), differences())
 """)
     assert out.splitlines() == [
         "[('fixture',)] []",
         "[('migrated',)] []",
         "[('saved',)] []",
         "update() of 'owner_id' was refused",
+        "True",
+        "[('saved',)] []",
     ]
 
 

@@ -12,9 +12,10 @@ import pytest
 from django.db import Error
 from django.db.utils import load_backend
 
-from sharded_orm.backends.change_capture import ChangeCapture
+from sharded_orm.backends.change_capture import CapturedTable, ChangeCapture
 from sharded_orm.backends.fence_messages import is_refusal
-from sharded_orm.backends.row_copy import RowCopy
+from sharded_orm.backends.row_access import Row, RowDigests
+from sharded_orm.backends.row_copy import COPY, RowCopy
 from sharded_orm.topology.aliases import complete
 
 
@@ -54,6 +55,16 @@ def run(session: Any, sql: str, *params: Any) -> list[tuple[Any, ...]]:
     with session.cursor() as cursor:
         cursor.execute(sql, params or None)
         return list(cursor.fetchall()) if cursor.description else []
+
+
+def copy_digests(copy: RowCopy, table: CapturedTable, number: int) -> RowDigests:
+    """The number and the digest of the rows that one copy has in the side table."""
+    return copy._digests(table, copy._side(table), f"{copy._quote(COPY)} = %s", [number])
+
+
+def copy_rows(copy: RowCopy, table: CapturedTable, number: int) -> dict[Row, str]:
+    """The same for each row by its primary key."""
+    return copy._row_digests(table, copy._side(table), f"{copy._quote(COPY)} = %s", [number])
 
 
 def refuses(session: Any, sql: str) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import html
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -11,6 +13,8 @@ from django import forms
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.auth.models import Permission
 from django.contrib.auth.models import User as Visitor
+from django.db import connections
+from django.db.models.signals import ModelSignal, pre_save
 from django.test import Client
 from django.urls import reverse
 
@@ -25,6 +29,15 @@ pytestmark = [
     pytest.mark.django_db(databases=DATABASES),
     pytest.mark.urls("tests.integration.objects.site"),
 ]
+
+
+@contextmanager
+def connected(signal: ModelSignal, receiver: Any, sender: Any) -> Iterator[None]:
+    signal.connect(receiver, sender=sender)
+    try:
+        yield
+    finally:
+        signal.disconnect(receiver, sender=sender)
 
 
 class PinForm(ObjectForm):
@@ -130,6 +143,29 @@ def test_an_admin_that_names_its_fields_compares_versions(
     assert client.post(link, sent).status_code == 302
     assert Pin.objects.get(pin.pk).note == "by admin"
     assert "Somebody else has changed" in client.post(link, sent).content.decode()
+
+
+def test_a_change_between_the_check_of_a_form_and_its_save(
+    admin_user: Visitor, client: Client
+) -> None:
+    client.force_login(admin_user)
+    pin = on(Pin, 1, board=on(Board, 2, name="b"), note="a", link="https://example.org/")
+    rows = client.get(reverse("pinboards:pinboards_pin_changelist")).content.decode()
+    (link,) = (html.unescape(each) for each in re.findall(r'href="([^"]*/change/[^"]*)"', rows))
+    sent = data_of(client.get(link).context["adminform"].form)
+
+    def change(instance: Any, using: str, **kwargs: Any) -> None:
+        with connections[using].cursor() as cursor:
+            cursor.execute("UPDATE pinboards_pin SET version = version + 1")
+
+    with connected(pre_save, change, sender=Pin):
+        answer = client.post(link, sent | {"note": "by admin"}, follow=True)
+    assert "at the same time. Nothing was saved." in answer.content.decode()
+    assert answer.redirect_chain == [(link, 302)]
+    assert Pin.objects.get(pin.pk).note == "a"
+    assert not LogEntry.objects.exists()
+    assert client.post(link, sent | {"note": "by admin"}).status_code == 302
+    assert Pin.objects.get(pin.pk).note == "by admin"
 
 
 @pytest.mark.parametrize(

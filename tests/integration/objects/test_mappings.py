@@ -10,7 +10,7 @@ from django.db import connections, models
 from django.test.utils import CaptureQueriesContext, isolate_apps
 
 from sharded_orm import cache_scope
-from sharded_orm.contrib.objects import Cursor, Mapping
+from sharded_orm.contrib.objects import Cursor, Mapping, MirrorMapping, ObjectLookup
 from sharded_orm.contrib.objects.exceptions import (
     InvalidCursor,
     InvalidObjectType,
@@ -360,3 +360,14 @@ def test_wrong_declarations_are_refused() -> None:
             type(BoardPins)(
                 "Wrong", (BoardPins.__mro__[1],), {"__module__": __name__, "Meta": app, **attrs}
             )
+
+
+def test_wrong_declarations_beside_mappings_are_refused() -> None:
+    parts = {"__module__": __name__, "Meta": type("Meta", (), {"app_label": "pinboards"})}
+    for base, attrs, message in [
+        (MirrorMapping, {"mapping": Pin}, "mapping must be a class that derives from Mapping"),
+        (ObjectLookup, {"target": int}, "target must be a class of objects"),
+        (Pin, {}, "derives from Pin, which has a table of its own"),
+    ]:
+        with pytest.raises(InvalidObjectType, match=message):
+            type(base)("Wrong", (base,), {**parts, **attrs})

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -298,3 +299,27 @@ for alias in ALIASES:  # As new shards are, before any relay has run.
     site.manage("mirrors", "build", "geo.Country")
     assert site.run(joined) == "6"
     _settle(site)
+
+
+def test_a_shard_that_is_down(site: Site, tmp_path: Path) -> None:
+    """Rows that its rows may refer to stay, and the other shards get what is written."""
+    if site.backend != "sqlite3":
+        pytest.skip("here the file of a shard is taken away")
+    site.run('Country.objects.create(name="France", code="FR")')
+    file, away = site.folder / "db2" / "accounts_00003.sqlite3", tmp_path / "away"
+    file.rename(away)
+    site.run("""
+france, others = Country.objects.get(), [a for a in ALIASES if a != "accounts_00003"]
+_, text = refused(ReferenceRowKept, france.delete)
+assert "'accounts_00003' cannot say" in text and "Try again when it answers" in text
+assert not differences(others)
+france.name = "changed"
+france.save()
+assert not differences(others)
+""")
+    for command in (["relay", "--once"], ["check"], ["status"]):
+        assert "accounts_00003" in site.manage("mirrors", *command, code=1).err
+    away.rename(file)
+    assert site.run("print(differences())") == "[('Country', 'accounts_00003')]"
+    site.manage("mirrors", "relay", "--once", "--verbosity", "0")
+    site.run("assert not differences()\nCountry.objects.get().delete()\nassert not differences()")
