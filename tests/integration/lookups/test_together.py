@@ -279,7 +279,6 @@ def test_checks() -> None:
     assert not messages
 
 
-<<<<<<< HEAD
 @pytest.mark.skipif(not HAS_DATABASE_ON_DELETE, reason="of Django 6.1")
 def test_a_lookup_does_not_follow_deletions_of_the_database() -> None:
     def problem(on_delete: Any, field: str) -> str | None:
@@ -307,7 +306,8 @@ def test_a_lookup_does_not_follow_deletions_of_the_database() -> None:
     changes: Any = models.DB_SET_NULL  # type: ignore[attr-defined,unused-ignore]  # of Django 6.1
     assert problem(changes, "number") is None
     assert "on_delete=DB_SET_NULL" in str(problem(changes, "parent"))
-=======
+
+
 class _Lowered(models.CharField):
     def get_prep_value(self, value: Any) -> Any:
         return str(value).lower()
@@ -384,4 +384,3 @@ def test_each_wrong_lookup_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
         assert problem in reported[name].msg
         number = "E003" if name == "Loose" else "E002"
         assert reported[name].id == f"sharded_orm_lookups.{number}"
->>>>>>> expressions
