@@ -18,7 +18,6 @@ from sharded_orm.models.moves.confirmation import refuse_repetition
 from sharded_orm.models.moves.transactions import moves_keys_now
 from sharded_orm.models.sharding import row_placement
 from sharded_orm.models.sharding.current_shard import current_alias
-from sharded_orm.models.sharding.key_errors import shard_key_required
 from sharded_orm.models.sharding.options import ShardOptions, shard_options
 from sharded_orm.topology.model import Shard
 from sharded_orm.two_phase.block import TwoPhaseAtomic
@@ -117,7 +116,11 @@ def _shard_of(
     if isinstance(model, type):
         names = {options.key.name, options.key.attname}
         if len(key) != 1 or not names.issuperset(key):
-            raise shard_key_required(options, f"atomic() was given {sorted(key)!r}")
+            given = ", ".join(sorted(key)) or "no key"
+            raise ShardKeyRequired(
+                f"{cls.__name__} is sharded by {options.key.name!r}, and atomic() was given {given}: write"
+                f" sharded_orm.atomic({cls.__name__}, {options.key.name}=…), or name a row."
+            )
     return options, partial(_find_alias, options, model, key)
 
 

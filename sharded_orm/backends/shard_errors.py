@@ -8,6 +8,7 @@ from django.db import Error
 from django.db.utils import DatabaseErrorWrapper
 
 from sharded_orm.backends.fence_messages import is_refusal, is_side_refusal
+from sharded_orm.backends.missing_parts import is_missing_column, is_missing_table
 from sharded_orm.backends.two_phase.branch import note_orphans
 from sharded_orm.exceptions import KeyFenced, SideFenced
 from sharded_orm.topology.model import Shard
@@ -42,6 +43,11 @@ class ShardErrorWrapper(DatabaseErrorWrapper):
         except Error as exc:
             add_shard_note(exc, self._wrapper.shard)
             _add_note_of_locked_file(exc, self._wrapper)
+            if is_missing_table(exc) or is_missing_column(exc):
+                exc.add_note(
+                    "If the table or column is of a model, the shard lacks a migration: 'manage.py shards"
+                    " status' names such shards, and 'manage.py migrate_shards' migrates them."
+                )
             if self._wrapper.in_two_phase:
                 note_orphans(exc, self._wrapper)
             raise

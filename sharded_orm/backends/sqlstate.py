@@ -16,6 +16,7 @@ LOCK_NOT_AVAILABLE: Final = "55P03"
 QUERY_CANCELED: Final = "57014"
 UNDEFINED_TABLE: Final = "42P01"
 UNDEFINED_SCHEMA: Final = "3F000"
+UNDEFINED_COLUMN: Final = "42703"
 
 
 def sqlstate_of(error: BaseException) -> str:

@@ -36,6 +36,7 @@ from sharded_orm.backends.features import features_of
 from sharded_orm.backends.group.member import ShardConnectionMixin
 from sharded_orm.cache.stores.factory import BACKENDS, LOCAL, problem
 from sharded_orm.checks.selection import models_to_check
+from sharded_orm.conf.nodes import backend_for
 from sharded_orm.models.base import ShardedModel
 from sharded_orm.models.cached.cached_model import (
     TokenField,
@@ -291,8 +292,8 @@ def _engine(model: Any) -> Iterator[checks.CheckMessage]:
     yield checks.Error(
         f"{model.__name__} is cached, and its database {alias!r} has the ENGINE {engine!r}, which"
         " cannot tell the cache what is about to be committed.",
-        hint=f"Use 'sharded_orm.backends.mysql' or 'sharded_orm.backends.sqlite3' for {alias!r}; they"
-        " behave as Django's own. Or set cache = False.",
+        hint=f"Use {backend_for(engine)} for {alias!r}, which behaves as Django's own. Or set cache ="
+        " False.",
         obj=model,
         id="sharded_orm.E026",
     )

@@ -21,6 +21,8 @@ The ids of the checks never change. No check in this module queries a database.
 ``sharded_orm.E023``  ``order_with_respect_to`` orders rows of several shards
 ``sharded_orm.E050``  a text key has a collation that treats different keys as equal; see also
                       ``sharded_orm.checks.databases``, which reads the collations in databases
+``sharded_orm.E077``  a model has a ``ShardMeta`` and is not sharded
+``sharded_orm.W079``  a ``TicketField`` has no ticket servers
 ==================  ==========================================================
 """
 
@@ -41,7 +43,7 @@ from sharded_orm.checks.relations import check_relations, group_of_model
 from sharded_orm.checks.selection import models_to_check
 from sharded_orm.models.base import ShardedModel
 from sharded_orm.models.cached.cached_model import collations_of
-from sharded_orm.models.fields import PackedIDField, TimestampedIDField
+from sharded_orm.models.fields import PackedIDField, TicketField, TimestampedIDField
 from sharded_orm.models.fields.generated_id import EmbeddedShardMixin
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.sharding.counted_ids import counts_per_shard
@@ -71,7 +73,10 @@ def check_models(
             messages += _inheritance(model)
             messages += _order(model)
             messages += _manager(model)
+        elif hasattr(model, "ShardMeta") and not hasattr(model, "_is_sharded"):
+            messages.append(_not_sharded(model))
         messages += _embedded_ids(model)
+        messages += _ticket_servers(model)
         messages += check_relations(model)
     if declared and ROUTER not in settings.DATABASE_ROUTERS:
         messages.append(
@@ -82,6 +87,15 @@ def check_models(
             )
         )
     return messages
+
+
+def _not_sharded(model: type[models.Model]) -> checks.CheckMessage:
+    return checks.Error(
+        f"{model.__name__} has a ShardMeta and is not sharded: its rows are in the global database.",
+        hint="Derive it from ShardedModel; or from GlobalModel, if its rows are to stay there.",
+        obj=model,
+        id="sharded_orm.E077",
+    )
 
 
 def _declaration(model: type[ShardedModel]) -> Iterator[checks.CheckMessage]:
@@ -293,6 +307,20 @@ def _embedded_ids(model: type[models.Model]) -> Iterator[checks.CheckMessage]:
                 hint="Set primary_key=True or unique=True.",
                 obj=field,
                 id="sharded_orm.E021",
+            )
+
+
+def _ticket_servers(model: type[models.Model]) -> Iterator[checks.CheckMessage]:
+    if runtime.config().tickets:
+        return
+    for field in model._meta.local_fields:
+        if isinstance(field, TicketField):
+            yield checks.Warning(
+                f"The ids of {field.name!r} come from ticket servers, and SHARDED_ORM['TICKETS'] names"
+                " none: a row without an id cannot be saved.",
+                hint='List the aliases of the pair: "TICKETS": ["tickets_1", "tickets_2"].',
+                obj=field,
+                id="sharded_orm.W079",
             )
 
 

@@ -43,6 +43,15 @@ _MYSQL, _SQLITE, _POSTGRESQL = _ENGINES = (
 )
 
 
+def backend_for(engine: str) -> str:
+    """Return, for a message, the name of the library's backend for the kind of database of ``engine``.
+
+    :param engine: the ENGINE of an alias, such as "django.db.backends.mysql".
+    """
+    name = f"sharded_orm.backends.{engine.rpartition('.')[2]}"
+    return repr(name) if name in _ENGINES else f"one of {list(_ENGINES)!r}"
+
+
 def parse_nodes(raw: Any, defaults: Any, problems: list[str]) -> dict[str, Mapping[str, Any]]:
     """Return the settings of each node, keyed by the node's name.
 

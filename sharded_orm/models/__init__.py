@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from django.core import checks
+
 from sharded_orm.models.base import ShardedModel
 from sharded_orm.models.fields import (
     ExactCharField,
@@ -10,6 +12,7 @@ from sharded_orm.models.fields import (
     TimestampedIDField,
 )
 from sharded_orm.models.global_models import GlobalManager, GlobalModel, GlobalQuerySet
+from sharded_orm.models.installation import check_installation
 from sharded_orm.models.querysets.direct_plans import PlanManager, PlanQuerySet
 from sharded_orm.models.querysets.route import Route
 from sharded_orm.models.querysets.sharded import ShardedManager, ShardedQuerySet
@@ -42,3 +45,5 @@ __all__ = [
     "TimestampedIDField",
     "TopologyVersion",
 ]
+
+checks.register(check_installation, checks.Tags.models)

@@ -20,11 +20,11 @@ from sharded_orm.backends.features import features_of
 from sharded_orm.backends.group import relocation
 from sharded_orm.backends.group.moved_shards import (
     PlaceWait,
-    is_missing_table,
     sends_as_django,
 )
 from sharded_orm.backends.group.shard_connections import connection_of
 from sharded_orm.backends.group.test_databases import prepare_shards
+from sharded_orm.backends.missing_parts import is_missing_table
 from sharded_orm.scatter.failures import (
     Failures,
     concerns_one_shard,

@@ -19,6 +19,7 @@ from sharded_orm.checks import nodes as node_checks
 from sharded_orm.conf import cache as cache_setting
 from sharded_orm.conf import groups, nodes, parser, tickets
 from sharded_orm.ids.tickets import exceptions as ticket_exceptions
+from sharded_orm.models import installation
 from sharded_orm.operations import exceptions as operations_exceptions
 from sharded_orm.routing.base import BUILT_IN
 from sharded_orm.topology.sources.base import BUILT_IN as SOURCES
@@ -59,6 +60,7 @@ CHECKS = {
         databases,
         node_checks,
         sqlite_files,
+        installation,
         relations,
         inlines,
         *CONTRIB["checks"],

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.db import OperationalError, connections, transaction
+from django.db import DatabaseError, OperationalError, connections, transaction
 from django.test.utils import CaptureQueriesContext
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import NoReachableShard
 from sharded_orm.models import KeyMove
+from sharded_orm.models.tables.directory import DatabaseDirectory
 from tests.integration.directory_race import KEYS, race
 from tests.patience import PATIENCE
 from tests.photos.models import Photo
@@ -86,6 +87,22 @@ class _database:
     def _execute(self, sql: str) -> None:
         with self._connection.cursor() as cursor:
             cursor.execute(sql)
+
+
+@pytest.mark.every_backend
+@pytest.mark.django_db(databases=DATABASES, transaction=True)
+@pytest.mark.parametrize("call", ["find", "place", "moves"])
+def test_an_error_for_want_of_the_tables_names_the_migration(call: str) -> None:
+    arguments: dict[str, Any] = {
+        "find": ("photos", ["1"]),
+        "place": ("photos", {"1": 0}),
+        "moves": (),
+    }
+    with pytest.raises(DatabaseError) as caught:
+        getattr(DatabaseDirectory("tickets_1"), call)(*arguments[call])
+    assert caught.value.__notes__ == [
+        "The directory in 'tickets_1' lacks its tables: run 'manage.py migrate --database tickets_1'."
+    ]
 
 
 @pytest.mark.every_backend

@@ -250,6 +250,8 @@ def test_atomic_opens_on_the_right_shard(rows: list[Photo]) -> None:
         assert transaction.get_connection("photos_00012").in_atomic_block
     with pytest.raises(ShardKeyRequired, match="title"):
         sharded_orm.atomic(Photo, title="x")
+    with pytest.raises(ShardKeyRequired, match=r"write sharded_orm\.atomic\(Photo, user_id=…\)"):
+        sharded_orm.atomic(Photo)
     with pytest.raises(ShardKeyRequired, match="Person"):
         sharded_orm.atomic(Person, pk=1)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
-from django.db import DatabaseError, models
+from django.db import DatabaseError, connections, models
 from django.db.models import Avg, Count, Exists, F, Max, OuterRef, Q
 from django.db.transaction import atomic
 from django.test import TestCase
@@ -238,12 +238,33 @@ def test_aexplain_routing_may_ask_the_directory(rows: list[Photo]) -> None:
 
 def test_an_error_of_the_database_names_the_shard_and_its_node(rows: list[Photo]) -> None:
     shard = runtime.shard("photos", 12)
+    place = f"This was on shard {shard.alias!r}, node {shard.node!r}."
     with pytest.raises(DatabaseError) as caught, atomic(using=shard.alias):
-        list(Photo.objects.using(shard.alias).raw("SELECT photo_id FROM nothing"))
-    assert caught.value.__notes__ == [f"This was on shard {shard.alias!r}, node {shard.node!r}."]
+        list(Photo.objects.using(shard.alias).raw("SELECT nonsense("))
+    assert caught.value.__notes__ == [place]
     with pytest.raises(DatabaseError) as caught, atomic():
         list(Person.objects.raw("SELECT id FROM nothing"))
     assert not hasattr(caught.value, "__notes__")
+
+
+@pytest.mark.parametrize(
+    "sql",
+    ["SELECT photo_id FROM missing", "SELECT missing FROM {table}", "UPDATE {table} SET missing = 1",
+     "INSERT INTO {table} (missing) VALUES (1)"],
+)  # fmt: skip
+def test_an_error_for_want_of_a_table_or_column_names_the_migrations(
+    sql: str, rows: list[Photo]
+) -> None:
+    alias = runtime.shard("photos", 12).alias
+    with (
+        pytest.raises(DatabaseError) as caught,
+        atomic(using=alias),
+        connections[alias].cursor() as cursor,
+    ):
+        cursor.execute(sql.format(table=Photo._meta.db_table))
+    _, remedy = caught.value.__notes__
+    assert "manage.py shards status" in remedy
+    assert "manage.py migrate_shards" in remedy
 
 
 def test_using_names_a_shard_and_wins(rows: list[Photo]) -> None:

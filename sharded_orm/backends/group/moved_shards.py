@@ -27,15 +27,11 @@ from django.db.backends.utils import CursorDebugWrapper, CursorWrapper
 
 from sharded_orm.backends.features import features_of
 from sharded_orm.backends.group import relocation
+from sharded_orm.backends.missing_parts import is_missing_table
 from sharded_orm.backends.schema_move import NAMES
-from sharded_orm.backends.sqlstate import UNDEFINED_SCHEMA, UNDEFINED_TABLE, sqlstate_of
 from sharded_orm.exceptions import ShardMoved, SideFenced, TopologyError
 from sharded_orm.method_origin import module_of
 
-# ER_BAD_DB_ERROR and ER_NO_SUCH_TABLE
-_MISSING: Final = frozenset({1049, 1146})
-# The beginning of SQLite's error message for a missing table.
-_SQLITE_MISSING: Final = "no such table: "
 # Matches a statement that calls a stored procedure. A procedure may commit while it runs, so the
 # statement must not be repeated.
 _PROCEDURE: Final = re.compile(r"\s*(?:CALL|DO)\b", re.IGNORECASE)
@@ -110,16 +106,6 @@ def provide_lookup(lookup: TopologyLookup) -> None:
 def rows_move(group: str) -> bool:
     """Whether shards or keys of ``group`` are moving now, or have just moved. One query."""
     return _lookup is not None and _lookup.is_moving(group)
-
-
-def is_missing_table(error: BaseException) -> bool:
-    """Whether ``error``, of a driver or of Django, means that a table or schema does not exist."""
-    if state := sqlstate_of(error):
-        return state in (UNDEFINED_TABLE, UNDEFINED_SCHEMA)
-    first = error.args[0] if error.args else None
-    if isinstance(first, str):
-        return first.startswith(_SQLITE_MISSING)
-    return first in _MISSING
 
 
 class PlaceWait:

@@ -75,8 +75,8 @@ def _reserve(index: Index, row: IndexRow) -> None:
                 raise taken(
                     index,
                     row,
-                    f"entity {holder.entity_id} has them, or gives them up in a transaction that is not"
-                    " committed yet. Commit that change first",
+                    f"entity {holder.entity_id} has them. Choose other values; or, if a transaction takes them"
+                    " from that entity, commit it first",
                 )
     raise taken(index, row, "other entities get them all the time")
 

@@ -17,7 +17,7 @@ from django.db import (
 )
 from django.db.models import F, QuerySet
 
-from sharded_orm.backends.group.moved_shards import is_missing_table
+from sharded_orm.backends.missing_parts import is_missing_table
 from sharded_orm.contrib.mirrors.declaration import Mirror, text_of, value_of
 from sharded_orm.contrib.mirrors.exceptions import IdUsedTwice, MirrorRaced
 from sharded_orm.contrib.mirrors.insert_statements import insert_version

@@ -7,6 +7,7 @@ from typing import Any
 from django.db import DEFAULT_DB_ALIAS, connections
 
 from sharded_orm.backends.write_hooks.commit import CommitHookMixin
+from sharded_orm.conf.nodes import backend_for
 from sharded_orm.contrib.references.exceptions import InvalidReferenceModel
 
 
@@ -22,8 +23,8 @@ def problem_of_backend() -> str | None:
         return None
     return (
         f"The database {DEFAULT_DB_ALIAS!r} has the ENGINE {engine!r}, which does not say what is about to be"
-        " committed, so copies on the shards could not follow. Use the backend of sharded_orm for the same"
-        " database, such as 'sharded_orm.backends.postgresql'; it behaves as Django's own."
+        f" committed, so copies on the shards could not follow. Use {backend_for(engine)}, which behaves as"
+        " Django's own."
     )
 
 

@@ -14,6 +14,7 @@ from django.core.management.base import no_translations
 from django.db import Error
 
 from sharded_orm.exceptions import OperationHeld, ShardedOrmError
+from sharded_orm.management.changed_models import apps_without_migration
 from sharded_orm.management.error_text import error_text
 from sharded_orm.management.progress import ShardProgress, failure_line
 from sharded_orm.management.rolling_options import add_rolling, refuse_without_rolling, run_rolling
@@ -251,6 +252,14 @@ class Command(BaseCommand):
             already = f", {current} of them before" if current else ""
             done = "1 shard is" if selected_all == 1 else f"{selected_all} shards are"
             self.stdout.write(self.style.SUCCESS(f"{done} migrated{already}."))
+            # As Django's migrate does, look for forgotten migrations if there was nothing to do.
+            if current == selected_all and (labels := apps_without_migration()):
+                self.stdout.write(
+                    self.style.NOTICE(
+                        f"Models of {', '.join(map(repr, labels))} have changes that no migration has. Run"
+                        " 'manage.py makemigrations', and then 'manage.py migrate_shards' again."
+                    )
+                )
 
     # ##### Showing the state #####
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
-from django.db import DEFAULT_DB_ALIAS, models
+from django.db import DEFAULT_DB_ALIAS, Error, models
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import OuterRef, Q, Subquery
 from django.db.models.constants import OnConflict
 from django.db.models.sql import InsertQuery
 
 from sharded_orm.autonomous_connections import AutonomousConnections
-from sharded_orm.backends.group.moved_shards import is_missing_table
+from sharded_orm.backends.missing_parts import is_missing_table
 from sharded_orm.models.fields.text import ExactCharField
 from sharded_orm.models.tables.key_move import KeyMove
 from sharded_orm.routing.directory import StoredPlacement
@@ -74,6 +75,17 @@ def missing_table_remedy(exc: BaseException, alias: str) -> str:
     return f"The directory in {alias!r} lacks its tables: run 'manage.py migrate{database}'."
 
 
+@contextmanager
+def _remedy_in_errors(alias: str) -> Iterator[None]:
+    """A context manager that adds the remedy to an error which says that a table is missing."""
+    try:
+        yield
+    except Error as exc:
+        if remedy := missing_table_remedy(exc, alias):
+            exc.add_note(remedy)
+        raise
+
+
 class DatabaseDirectory:
     """Stores the shard of each key in the directory table on ``alias``. Thread-safe.
 
@@ -109,7 +121,8 @@ class DatabaseDirectory:
             # do nothing. All of these processes then read the stored shard of the key with _find().
             query = InsertQuery(Placement, on_conflict=OnConflict.IGNORE)
             query.insert_values(fields, rows[start : start + BATCH])
-            query.get_compiler(connection=connection).execute_sql()
+            with _remedy_in_errors(self._alias):
+                query.get_compiler(connection=connection).execute_sql()
         return self._find(connection, committed, group, list(placements))
 
     def moves(self, since: int | None = None) -> MoveList | None:
@@ -129,7 +142,11 @@ class DatabaseDirectory:
         # Use the cursor of the driver, because Django's cursor logs each query. Every process sends
         # this query every few seconds, and tests that count logged queries would count it, too.
         cursor: Any
-        with connection.cursor() as cursor, connection.wrap_database_errors:
+        with (
+            _remedy_in_errors(self._alias),
+            connection.cursor() as cursor,
+            connection.wrap_database_errors,
+        ):
             cursor.cursor.execute(sql, params)
             rows = cursor.cursor.fetchall()
         in_flight = tuple(KeyInFlight(*move) for is_open, *move in rows if is_open)
@@ -148,7 +165,7 @@ class DatabaseDirectory:
             if (lookup := self._lookups.get(kind)) is None:
                 lookup = self._lookups[kind] = self._compile(connection, len(values) - 1)
             sql, params = lookup
-            with connection.cursor() as cursor:
+            with _remedy_in_errors(self._alias), connection.cursor() as cursor:
                 cursor.execute(sql, params + values)
                 for key, number, version in cursor.fetchall():
                     placements[key] = StoredPlacement(number, committed, version or 0)

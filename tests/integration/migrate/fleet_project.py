@@ -76,7 +76,7 @@ class Migration(migrations.Migration):
     operations = [{operations}]
 """
 FIRST = """migrations.CreateModel("Order", [
-    ("id", models.BigAutoField(primary_key=True)),
+    ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
     ("user_id", models.BigIntegerField()),
     ("title", models.CharField(max_length=50)),
 ])"""

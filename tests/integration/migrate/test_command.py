@@ -176,6 +176,20 @@ def test_with_nothing_to_do_nothing_is_written(migrated: Fleet) -> None:
     assert migrated.python(count) == before
 
 
+def test_changes_of_models_without_a_migration_are_told(migrated: Fleet) -> None:
+    models = (migrated.folder / "shop" / "models.py").read_text()
+    title = "    title = models.CharField(max_length=50)\n"
+    assert title in models
+    changed = models.replace(title, f"{title}    stars = models.IntegerField(default=0)\n")
+    migrated.write("shop/models.py", changed)
+    assert migrated.manage("migrate_shards").out == (
+        "8 shards are migrated, 8 of them before.\n"
+        "Models of 'shop' have changes that no migration has. Run 'manage.py makemigrations', and then"
+        " 'manage.py migrate_shards' again.\n"
+    )
+    assert migrated.manage("migrate_shards", "--verbosity", "0").out == ""
+
+
 # ##### Failures #####
 
 

@@ -14,6 +14,7 @@ from django.test.utils import isolate_apps
 
 from sharded_orm import runtime
 from sharded_orm.checks.cache import check_cache_aliases, check_cached_models
+from sharded_orm.conf.nodes import backend_for
 from sharded_orm.models import ExactCharField, GlobalModel, ShardedModel, TicketField
 from tests.versions import HAS_DATABASE_ON_DELETE
 
@@ -350,3 +351,8 @@ def check_isolation_level(level: Any, expected: set[str]) -> None:
         assert declare(sharded) == expected
     finally:
         runtime.swap(swapped)
+
+
+def test_the_backend_for_the_same_database_is_named() -> None:
+    assert backend_for("django.db.backends.postgresql") == "'sharded_orm.backends.postgresql'"
+    assert backend_for("django.contrib.gis.db.backends.postgis").startswith("one of ['sharded_orm.")

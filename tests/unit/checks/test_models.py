@@ -28,6 +28,7 @@ from sharded_orm.models import (
     TicketField,
     TimestampedIDField,
 )
+from sharded_orm.models.installation import check_installation
 from tests.photos.models import Photo
 
 
@@ -710,3 +711,48 @@ def test_a_key_of_text_with_a_collation_that_takes_two_for_one() -> None:
         return Owned
 
     assert declare(beside) == {"E050"}
+
+
+def test_shard_meta_of_a_model_that_is_not_sharded() -> None:
+    def forgotten() -> type[Any]:
+        class Forgotten(models.Model):
+            user_id = models.BigIntegerField()
+
+            class Meta:
+                app_label = "photos_app"
+
+            class ShardMeta:
+                group = "photos"
+                shard_key = "user_id"
+
+        return Forgotten
+
+    assert declare(forgotten) == {"E077"}
+
+
+def test_shard_meta_of_a_global_model_may_stand() -> None:
+    def cached() -> type[Any]:
+        class Cached(GlobalModel):
+            class Meta:
+                app_label = "photos_app"
+
+            class ShardMeta:
+                cache = True
+
+        return Cached
+
+    assert declare(cached) == set()
+
+
+def test_the_app_is_not_installed() -> None:
+    assert check_installation() == []
+    installed = [app for app in settings.INSTALLED_APPS if not app.startswith("sharded_orm")]
+    with override_settings(INSTALLED_APPS=installed):
+        (message,) = check_installation()
+    assert message.id == "sharded_orm.E078"
+    assert message.hint
+
+
+@override_settings(SHARDED_ORM={**settings.SHARDED_ORM, "TICKETS": []})
+def test_ticket_field_without_ticket_servers() -> None:
+    assert ids(Photo) == {"W079"}
