@@ -358,28 +358,27 @@ def plan_by_key(
     """
     branches: dict[str, list[Branch]] = {}
     shards: dict[int, Shard] = {}
-    tables: frozenset[str] = frozenset()
     for shard, values in keys.items():
         node, number = shard.node, shard.number
         template = templates.get(node)
         if template is None:
             return None
-        # All templates are of one query, so they read the same tables.
-        tables = template.tables
         # Use the shard's number as its index. Then the text of the shard's SELECT is the same in
         # all plans, and can be taken from the cache of branch_ends().
         shards[number] = shard
         # As Branch(…), without a call of a function in Python.
         branch = _new(Branch, (number, shard, template, tuple(values)))
         branches.setdefault(node, []).append(branch)
-    if key_guard.guards(shard.group, tables):
+    # All templates are of one query, so they read the same tables and columns.
+    if key_guard.guards(shard.group, branch.template.tables):
         for of_node in branches.values():
             if (cause := _text_key_failure(of_node)) is not None:
                 failures.add([branch.shard for branch in of_node], cause)
         failures.check()
     statements: list[ShardStatement] = []
+    outer = Outer(len(branch.template.columns))
     for node, of_node in branches.items():
-        statements += _statements(node, of_node, Outer(len(of_node[0].template.columns)), BATCH)
+        statements += _statements(node, of_node, outer, BATCH)
     # Rows that are read by keys are not merged, so nothing is compared.
     return ScatterPlan(tuple(statements), _NOT_COMPARED, statements[0].branches[0].template, shards)
 
