@@ -34,8 +34,6 @@ _SENT_UNCHANGED = frozenset(
 # The largest number of ids in a batch. Each id is a parameter of a statement, and databases limit
 # the number of parameters.
 _MOST = 10_000
-# The number of models whose query is remembered: those that were used last.
-_MOST_QUERIES = 512
 
 
 def ids_by_shard(options: ShardOptions, ids: Sequence[Any]) -> dict[Shard, list[int]] | None:
@@ -87,7 +85,7 @@ def batch_rows(
     return scatter.fetch_parts_by_key(_query_of_rows(model), ids)
 
 
-@lru_cache(maxsize=_MOST_QUERIES)
+@lru_cache(maxsize=1024)
 def _query_of_rows(model: Any) -> ShardedQuery:
     """Return the query of all rows of ``model``, without an order. The caller must not change it."""
     query = ShardedQuery(model)
