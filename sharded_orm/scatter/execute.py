@@ -308,8 +308,7 @@ class Executor:
         try:
             with self._group.wrap_database_errors:
                 wrapper = self._wrappers[statement.node]
-                with wrapper.wrap_database_errors:
-                    cursor = wrapper.open_node_cursor()
+                cursor = wrapper.open_node_cursor()
                 cursors.append(cursor)
                 keyed = statement.with_keys() if cursor.writes_digits else None
                 if keyed is None:
