@@ -9,7 +9,7 @@ import contextvars
 import os
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from django.db import DatabaseError, connections
@@ -77,7 +77,7 @@ def _node_wrapper(shard: Shard) -> Any:
     wrapper: Any = connection_of(shard.alias)
     relocation.follow(wrapper)
     if not wrapper.features.can_union_shards or (
-        wrapper.shard == shard and relocation.is_current(wrapper)
+        (wrapper.shard is shard or wrapper.shard == shard) and relocation.is_current(wrapper)
     ):
         return wrapper
     # The thread's connection object is on another node than the plan says: a transaction keeps it
@@ -85,6 +85,16 @@ def _node_wrapper(shard: Shard) -> Any:
     # plan's node.
     settings = database_settings.settings_as_planned(shard)
     return wrapper if settings is None else relocation.separate_copy(wrapper, settings)
+
+
+def _close(cursors: list[Any]) -> None:
+    """Close all cursors of the list, even if an error is raised by one of them."""
+    while cursors:
+        try:
+            cursors.pop().close()
+        except BaseException:
+            _close(cursors)
+            raise
 
 
 class Executor:
@@ -139,7 +149,7 @@ class Executor:
             self._group.connect()
             if plan.union:
                 self._group.validate_no_broken_transaction()
-                prepare_shards(group, [b.shard for s in plan.statements for b in s.branches])
+                prepare_shards(group, (b.shard for s in plan.statements for b in s.branches))
             # Create all connection objects in advance, in the calling thread. Django stores
             # connections per thread, so the threads that query the nodes could not find them.
             self._wrappers: dict[str, Any] = {
@@ -246,18 +256,19 @@ class Executor:
 
         The caller uses the rows of a node while the other nodes still execute their statements.
         """
-        with ExitStack() as cursors:
+        cursors: list[Any] = []
+        try:
             for statement in statements:
                 self._send(statement, cursors)
-            try:
-                for statement in statements:
-                    rows = self._run_node([statement])[statement]
-                    # After a failure, still receive the answers of the other nodes, so that the
-                    # error names all shards that have failed. But do not yield any more rows.
-                    if self.failures.partial or not self.failures.causes:
-                        yield statement.node, rows
-            finally:
-                self._sent.clear()
+            for statement in statements:
+                rows = self._run(statement, statement.branches)
+                # After a failure, still receive the answers of the other nodes, so that the
+                # error names all shards that have failed. But do not yield any more rows.
+                if self.failures.partial or not self.failures.causes:
+                    yield statement.node, rows
+        finally:
+            self._sent.clear()
+            _close(cursors)
         self.failures.check()
         self._settle(len(statements))
 
@@ -269,30 +280,36 @@ class Executor:
         #   session of another node, and two such threads could wait for each other.
         # - A node has no idle session. Opening one takes long if the node is down, so other threads
         #   open the sessions of all nodes at the same time.
-        return (
-            all(statement.union and statement.alias is None for statement in statements)
-            and not self._group.queries_logged
-            and not len(self._group.execute_wrappers)
-            and sends_as_django(CursorWrapper)
-            and all(
-                features_of(wrapper).sends_ahead
-                and not wrapper.settings_dict.get("POOL")
-                and wrapper.node_pool.idle
-                for wrapper in self._wrappers.values()
-            )
-        )
+        for statement in statements:
+            if not statement.union or statement.alias is not None:
+                return False
+        if (
+            self._group.queries_logged
+            or len(self._group.execute_wrappers)
+            or not sends_as_django(CursorWrapper)
+        ):
+            return False
+        for wrapper in self._wrappers.values():
+            if (
+                not features_of(wrapper).sends_ahead
+                or wrapper.settings_dict.get("POOL")
+                or not wrapper.node_pool.idle
+            ):
+                return False
+        return True
 
-    def _send(self, statement: ShardStatement, cursors: ExitStack) -> None:
+    def _send(self, statement: ShardStatement, cursors: list[Any]) -> None:
         """Send a statement to its node, without waiting for the answer.
 
         Then :meth:`_run` reads its rows, or raises the error if it could not be sent.
 
-        :param cursors: closes the cursor at its end.
+        :param cursors: the cursor is added to this list. The caller closes it.
         """
         try:
             with self._group.wrap_database_errors:
                 wrapper = self._wrappers[statement.node]
-                cursor = cursors.enter_context(wrapper.node_cursor())
+                cursor = wrapper.open_node_cursor()
+                cursors.append(cursor)
                 keyed = statement.with_keys() if cursor.writes_digits else None
                 if keyed is None:
                     cursor.send(*statement.sql())

@@ -41,13 +41,12 @@ class BodyColumn(models.JSONField):
     def from_db_value(self, value: Any, expression: Any, connection: Any) -> Any:
         # Overrides JSONField.from_db_value(), which takes twice the time. A page decodes the body
         # of each of its objects.
-        if type(value) is str and value[:1] == "{":
-            try:
-                body, end = _read_json(value, 0)
-            except (ValueError, StopIteration):
-                return value  # as Django does
+        try:
+            body, end = _read_json(value, 0)
             if end == len(value):
                 return body
+        except (TypeError, ValueError, StopIteration):
+            pass  # Let Django decide about None, and about a text with spaces or that is damaged.
         return super().from_db_value(value, expression, connection)
 
     def pre_save(self, model_instance: Any, add: bool) -> Any:

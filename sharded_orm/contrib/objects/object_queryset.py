@@ -199,8 +199,8 @@ class ObjectManager(_Manager):  # type: ignore[misc]  # the base class is Any fo
         wanted = list(dict.fromkeys(self.model._object.check_ids(self.model.__name__, ids)))
         rows = self.with_deleted().in_bulk(wanted)
         batch: Batch = Batch()
-        for pk in wanted:
-            row: Any = rows.get(pk)
+        row: Any
+        for pk, row in zip(wanted, map(rows.get, wanted), strict=True):
             if row is None or not row.active:
                 continue
             if type(row.data) is not dict:

@@ -157,9 +157,9 @@ class CachedQuerySet(QuerySet[M]):
             are computed differently.
         :param query_database: queries the database for the numbers, without the cache.
         """
-        plan = plan_of(self.model)
+        plan = None if self._is_uncached() else plan_of(self.model)
         reader = None if plan is None else current_reader()
-        if plan is None or reader is None or self._is_uncached() or is_any_bound():
+        if plan is None or reader is None or is_any_bound():
             return tuple(query_database())
         read = self._read_of_numbers(plan, key, text) if self._has_no_options() else None
         if read is None:

@@ -177,7 +177,7 @@ class InstanceLoader:
             or pre_init.receivers
             or post_init.receivers
             or not _calls_django(self._model)
-            or any(field.decoder is not None for field in self._json_fields)
+            or [field for field in self._json_fields if field.decoder is not None]
         )
 
     def loaded(

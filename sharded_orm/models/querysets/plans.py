@@ -43,7 +43,9 @@ class PlannedQuerySet(CallRecorder[M], BoundKeyQuerySet[M]):
     """
 
     def _with_bound_key(self) -> Self:
-        if self._recording is not None and key_in_force(self.model) is None:
+        if self._recording is not None and (
+            last_binding() is None or key_in_force(self.model) is None
+        ):
             # No key is bound, neither now nor when the queryset was built: a queryset that was
             # built under a bound key records no calls. Return here, because super() would build the
             # query.

@@ -6,6 +6,7 @@ Django's own code runs a query for a single shard. The results of several shards
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -208,15 +209,12 @@ class ReadingQuerySet(RoutedQuerySet[M]):
         if self._is_pinned():
             return super().in_bulk(id_list, field_name=field_name)
         ids = None if id_list is None else list(id_list)
-        if (
-            ids is not None
-            and field_name == "pk"
-            and self._options.key is self.model._meta.pk
-            and not self._partial
-        ):
-            rows = confirmed(self._options.group, lambda: self._rows_by_pk(ids))
-            if rows is not None:
-                return rows
+        if ids is not None and field_name == "pk" and not self._partial:
+            options = self._options
+            if options.key is self.model._meta.pk:
+                rows = confirmed(options.group, partial(self._rows_by_pk, ids))
+                if rows is not None:
+                    return rows
         if self.query.is_sliced:
             return super().in_bulk(ids, field_name=field_name)
         if ids is None:

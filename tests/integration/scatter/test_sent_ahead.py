@@ -77,15 +77,15 @@ def when_sent(monkeypatch: pytest.MonkeyPatch) -> Callable[[Act], list[NodeCurso
     """
 
     def prepare(act: Act) -> list[NodeCursor]:
-        run_node, waiting = Executor._run_node, list[NodeCursor]()
+        run, waiting = Executor._run, list[NodeCursor]()
 
-        def act_first(executor: Executor, statements: Any) -> Any:
+        def act_first(executor: Executor, *arguments: Any) -> Any:
             if executor._sent and not waiting:
                 waiting.append(list(executor._sent.values())[-1])
                 act(waiting[0])
-            return run_node(executor, statements)
+            return run(executor, *arguments)
 
-        monkeypatch.setattr(Executor, "_run_node", act_first)
+        monkeypatch.setattr(Executor, "_run", act_first)
         return waiting
 
     return prepare
@@ -118,14 +118,14 @@ def lose_answer(cursor: NodeCursor) -> None:
 def test_keys_are_written_as_the_driver_writes_them(monkeypatch: pytest.MonkeyPatch) -> None:
     texts: list[tuple[Any, bytes]] = []
 
-    def compare(executor: Executor, statements: Any) -> Any:
+    def compare(executor: Executor, *arguments: Any) -> Any:
         for statement, cursor in executor._sent.items():
             bound = cursor._session.bind(*statement.sql())
             texts.append((cursor._statement[0].encode(), bound))
-        return run_node(executor, statements)
+        return run(executor, *arguments)
 
-    run_node = Executor._run_node
-    monkeypatch.setattr(Executor, "_run_node", compare)
+    run = Executor._run
+    monkeypatch.setattr(Executor, "_run", compare)
     assert read() == ROWS
     assert texts
     assert all(text == bound for text, bound in texts)
@@ -286,11 +286,11 @@ def test_other_statements_meanwhile_get_their_own_answers(when_sent: Any) -> Non
 def test_with_a_limit_of_sessions_threads_do_not_wait_for_each_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def meet(executor: Executor, statements: Any) -> Any:
+    def meet(executor: Executor, *arguments: Any) -> Any:
         if executor._sent:
             # Each thread holds a session that the other needs.
             both.wait(PATIENCE)
-        return run_node(executor, statements)
+        return run(executor, *arguments)
 
     def read_in_thread(numbers: tuple[int, ...]) -> Any:
         try:
@@ -299,8 +299,8 @@ def test_with_a_limit_of_sessions_threads_do_not_wait_for_each_other(
             for alias in ("photos", *ALIASES):
                 connections[alias].close()
 
-    run_node, both = Executor._run_node, Barrier(2)
-    monkeypatch.setattr(Executor, "_run_node", meet)
+    run, both = Executor._run, Barrier(2)
+    monkeypatch.setattr(Executor, "_run", meet)
     for node in runtime.topology().nodes.values():
         monkeypatch.setitem(node, "POOL", {"MAX": 1, "TIMEOUT": 10})
     with ThreadPoolExecutor(2) as threads:
