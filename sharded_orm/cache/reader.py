@@ -185,8 +185,9 @@ class Reader:
         batch.
 
         This is a faster :meth:`read` for many rows, see :class:`BatchReader`. A row that the
-        process remembers takes a third of the time of an :class:`ObjectRequest`. Does not raise an
-        error if a cache server is down.
+        process remembers takes a third of the time of an :class:`ObjectRequest`. The leases
+        (permissions to store) for all rows that are missing cost at most one round trip per cache
+        server. Does not raise an error if a cache server is down.
 
         :param to_fill: see :meth:`read`.
         """
