@@ -162,6 +162,7 @@ class Reader:
             for request in missed:
                 forbid_fill(request)
         if len(requests) == 1:
+            # The most frequent case. A Counter would take longer than all the rest.
             (request,) = requests
             name = request.counters[request.outcome]
             self.cache.statistics.add(request.scope.type.name, **{name: 1})

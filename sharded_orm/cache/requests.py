@@ -42,7 +42,6 @@ class GuardState:
     """
 
     __slots__ = (
-        "_parsed",
         "_revision",
         "covers",
         "created",
@@ -62,7 +61,6 @@ class GuardState:
         #: The stamp that an object must contain to be valid. It is made from the guards. If a write
         #: changes the stamp, all earlier objects are void.
         self.stamp = guards.stamp(parsed[: home + 1])
-        self._parsed = parsed
         self._revision: str | None = None
         #: When the youngest of the guards was created, in seconds since 1970.
         self.created = max([guard.created for guard in parsed])
@@ -94,7 +92,7 @@ class GuardState:
         It is computed at the first use, since objects do not need it.
         """
         if self._revision is None:
-            self._revision = guards.revision(self._parsed)
+            self._revision = guards.revision(map(guards.parse, self.raws))
         return self._revision
 
 

@@ -6,9 +6,7 @@ the cache lacks are read from the database in one query, which costs one round t
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
 from typing import Any
 
 from django.db import connections
@@ -102,9 +100,10 @@ def _addresses(plan: LookupPlan, strategy: Strategy, pks: list[Any]) -> dict[Any
     addresses = {}
     for pk, token in tokens.items():
         number = numbers[values[pk]]
-        key = cached.key_token(pk) if strategy.moves_keys else token
-        if number is None or key is None:
+        if number is None:
             continue
+        key = cached.key_token(pk) if strategy.moves_keys else token
+        assert key is not None  # The shard key is the primary key, which has a token.
         scope = cached.scope(cached.place(runtime.shard_in(group, number).alias), key)
         addresses[pk] = RowAddress(scope, token, scope.object_name(token))
     return addresses
@@ -140,29 +139,29 @@ def read_together(
                     hits += 1
         if hits:
             reader.cache.statistics.add(plan.cached.type.name, l1_hits=hits)
-    for fill in (True, False):
-        batches = [read for read in reads if read.use.fill is fill and read.addresses]
-        if batches:
-            reader.read_rows(batches, to_fill=fill)
     missing: dict[Any, tuple[ShardRead, ObjectRequest]] = {}
-    for read in reads:
-        if level is not None:
-            for name, row in read.rows.items():
-                homes[name][name] = [row]
-                level.count(2)
-        found.add(read.use.factory, [read.use.alias] * len(read.rows), read.rows.values())
-        if read.requests:
-            for pk, address in read.addresses.items():
-                if request := read.requests.get(address.name):
-                    missing[pk] = read, request
-    if missing:
-        try:
+    try:
+        for fill in (True, False):
+            batches = [read for read in reads if read.use.fill is fill and read.addresses]
+            if batches:
+                reader.read_rows(batches, to_fill=fill)
+        for read in reads:
+            if level is not None:
+                for name, row in read.rows.items():
+                    homes[name][name] = [row]
+                    level.count(2)
+            found.add(read.use.factory, [read.use.alias] * len(read.rows), read.rows.values())
+            if read.requests:
+                for pk, address in read.addresses.items():
+                    if request := read.requests.get(address.name):
+                        missing[pk] = read, request
+        if missing:
             for request, row in _from_database(missing, plan, reader, queryset, found):
                 if level is not None:
                     homes[request.name][request.name] = [row]
                     level.count(2)
-        finally:
-            reader.release([request for _, request in missing.values()])
+    finally:
+        reader.release([request for read in reads for request in read.requests.values()])
     instances: list[Any] = []
     for factory, rows, aliases in found.of_kind.values():
         instances += factory.instances(rows, queryset, aliases)
@@ -199,31 +198,32 @@ def _from_database(
 
     :param missing: maps each primary key to its read and its request.
     :param found: gets the decoded rows.
-    :returns: pairs (request, decoded row) of the rows that caches may keep.
+    :returns: pairs (request, decoded row) of the rows that the first-level cache may keep.
     """
     requests: dict[str | None, tuple[ShardRead, ObjectRequest]] = {}
     for pair in missing.values():
         requests[pair[1].pk] = pair
     factories = {read.use.alias: read.use.factory for read, _ in missing.values()}
     answers = _FoundRows()
-    of_shards = groupby(_driver_rows(queryset, plan, list(missing)), operator.itemgetter(0))
-    for alias, pairs in of_shards:
-        if alias not in factories:
-            factories[alias] = InstanceFactory(plan, connections[alias])
-        rows = [row for _, row in pairs]
-        answers.add(factories[alias], [alias] * len(rows), rows)
+    for aliases, rows in _driver_rows(queryset, plan, list(missing)):
+        for alias, row in zip(aliases, rows, strict=True):
+            if alias not in factories:
+                factories[alias] = InstanceFactory(plan, connections[alias])
+            answers.add(factories[alias], (alias,), (row,))
     misses: list[tuple[ObjectRequest, Sequence[str], Sequence[Row]]] = []
     kept: list[tuple[ObjectRequest, Row]] = []
-    for factory, rows, aliases in answers.of_kind.values():
-        values = factory.values(rows)
+    for factory, of_kind, aliases in answers.of_kind.values():
+        values = factory.values(of_kind)
         found.add(factory, aliases, values)
         keys = factory.key_values(values)
-        for alias, row, decoded, fields in zip(aliases, rows, values, keys, strict=True):
+        for alias, row, decoded, fields in zip(aliases, of_kind, values, keys, strict=True):
             read, request = requests[plan.pk_token(fields)]
-            # If the aliases differ, the shard key has moved to another shard since the read was
-            # prepared. The request names a cache entry of the old shard, so the row must not be
-            # stored under this name.
-            if alias != read.use.alias or request.outcome != MISS or not read.use.fill:
+            if alias != read.use.alias:
+                # The shard key has moved to another shard since the read was prepared. The request
+                # names a cache entry of the old shard, so the row must not be stored under it.
+                continue
+            if request.outcome != MISS or not read.use.fill:
+                # The cache must not be used for this row now, or not by this connection.
                 continue
             kept.append((request, decoded))
             if request.state is not None and names_row(plan, request, fields):
@@ -233,15 +233,18 @@ def _from_database(
     return kept
 
 
-def _driver_rows(queryset: Any, plan: LookupPlan, pks: list[Any]) -> Iterable[tuple[str, Row]]:
+def _driver_rows(
+    queryset: Any, plan: LookupPlan, pks: list[Any]
+) -> Iterable[tuple[Iterable[str], Iterable[Row]]]:
+    """Read rows from the database, and return them in parts.
+
+    Each part is a pair: the alias of each row's shard, and the rows as the driver returns them.
+    """
     assert plan.cached.options is not None
     ids = ids_by_shard(plan.cached.options, pks)
     if ids is not None:
-        return [
-            pair
-            for _, aliases, part in batch_rows(queryset, ids)
-            for pair in zip(aliases, part, strict=True)
-        ]
+        return [(aliases, part) for _, aliases, part in batch_rows(queryset, ids)]
     rows = queryset.filter(pk__in=pks)
     rows._iterable_class = DriverRows
-    return list(rows)
+    pairs = list(rows)
+    return [([alias for alias, _ in pairs], [row for _, row in pairs])]

@@ -13,6 +13,7 @@ from django.test import override_settings
 from sharded_orm import runtime
 from sharded_orm.cache import repair
 from sharded_orm.cache.batch_reader import BatchReader
+from sharded_orm.cache.filler import Filler
 from sharded_orm.cache.reader import Reader
 from sharded_orm.models.cached import queryset as cached_queryset
 from sharded_orm.models.cached.lookup_plan import plan_of
@@ -161,6 +162,31 @@ def test_a_batch_looks_up_its_shards_in_one_query(store, placed: None) -> None:
     assert queries(lambda: found.update(CachedProfile.objects.in_bulk(keys)), "directory") == 1
     assert {key: found[key].motto for key in keys} == {key: f"motto of {key}" for key in keys}
     assert queries(lambda: CachedProfile.objects.in_bulk(keys), "directory") == 0
+    # No process remembers that a key has no shard. Both reads of these keys look them up once: the
+    # cache's, and that of the database for the keys that no entry of the cache can have.
+    nobody = range(10**9, 10**9 + 10)
+    read = lambda: CachedProfile.objects.in_bulk([*keys, *nobody])  # noqa: E731
+    assert queries(lambda: found.update(read()), "directory") == 2
+    assert found.keys() == set(keys)
+
+
+def test_an_interrupted_batch_gives_its_leases_back(
+    store, boards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise nobody could store these rows for some seconds."""
+    lease = Filler.lease
+
+    def interrupt(*args: Any) -> None:
+        lease(*args)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Filler, "lease", interrupt)
+        names_of(boards)
+    names_of(boards)  # stores the rows
+    assert all(
+        queries(lambda: names_of(boards), alias) == 0 for alias in ("pins_00000", "pins_00001")
+    )
 
 
 def test_missing_guards_cost_a_round_trip(store, boards, monkeypatch: pytest.MonkeyPatch) -> None:
