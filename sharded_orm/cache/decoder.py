@@ -57,10 +57,13 @@ class EntryDecoder:
             the entry. Pass an empty tuple if a guard says that a write is under way, because the
             guards must not be remembered then.
         """
+        if entry.value is None:
+            request.fillable[request.name] = entry
+            return None
         rows = self.rows(request, (request.name,), (entry,), stamp)
         if rows is None:
             return None
-        if guards and entry.value is not None:
+        if guards:
             request.format.decoded.note(request.name, entry.value, stamp, rows[0], guards)
         return rows[0]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Protocol
 
 from sharded_orm.cache import values
@@ -73,34 +74,43 @@ class Filler:
         # For how long the entries live.
         self._seconds = cache.options.ttl - kept_for(cache.options.ttl)
 
-    def lease(self, request: CacheRequest, now: float) -> None:
-        """Take leases (the server's permissions) to store the objects that ``request`` has not
-        found.
+    def lease(self, requests: Iterable[CacheRequest], now: float) -> None:
+        """Take leases (the server's permissions) to store the objects that ``requests`` have not
+        found. Costs at most one round trip per cache server.
 
-        If a server is down, or if a guard is younger than QUARANTINE seconds, mark ``request`` so
-        that nothing is stored for it. A young guard may replace an older one that the server has
-        evicted, and that announced a write which is still under way.
+        If a server is down, or if a guard is younger than QUARANTINE seconds, mark the requests
+        concerned so that nothing is stored for them. A young guard may replace an older one that
+        the server has evicted, and that announced a write which is still under way.
 
         :param now: the time in seconds since 1970.
         """
-        youngest = max(
-            state.created for state in (request.state, request.object_state) if state is not None
-        )
-        if now < youngest + self._cache.options.quarantine:
-            # A guard is young. The server may have evicted an older one, in which a transaction had
-            # announced a write that is not committed yet. So it is not safe to store anything.
-            forbid_fill(request)
-            return
-        missing = {name: entry for name, entry in request.fillable.items() if entry is not None}
-        if not missing:
-            return
-        server = self._cache.objects(request.scope.place)
-        try:
-            leases = server.lease(list(missing), list(missing.values()))
-        except ServerDown:
-            forbid_fill(request)
-            return
-        _note_leases(request, missing, leases)
+        oldest = now - self._cache.options.quarantine
+        by_server: dict[CacheServer, list[tuple[CacheRequest, dict[str, FoundEntry]]]] = {}
+        for request in requests:
+            if any(
+                state is not None and state.created > oldest
+                for state in (request.state, request.object_state)
+            ):
+                # A guard is young. The server may have evicted an older one, in which a transaction
+                # had announced a write that is not committed yet. So it is not safe to store
+                # anything.
+                forbid_fill(request)
+                continue
+            missing = {name: entry for name, entry in request.fillable.items() if entry is not None}
+            if missing:
+                server = self._cache.objects(request.scope.place)
+                by_server.setdefault(server, []).append((request, missing))
+        for server, of_server in by_server.items():
+            names = [name for _, missing in of_server for name in missing]
+            entries = [entry for _, missing in of_server for entry in missing.values()]
+            try:
+                leases = iter(server.lease(names, entries))
+            except ServerDown:
+                for request, _ in of_server:
+                    forbid_fill(request)
+                continue
+            for request, missing in of_server:
+                _note_leases(request, missing, list(islice(leases, len(missing))))
 
     def release(self, requests: Iterable[CacheRequest]) -> None:
         """Give back the leases (permissions to store) that ``requests`` have not used."""

@@ -40,7 +40,6 @@ import os
 import random
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import quote, unquote
@@ -124,8 +123,7 @@ class Marker(NamedTuple):
         return self.pks is None or self.wide
 
 
-@dataclass(frozen=True, slots=True)
-class Guard:
+class Guard(NamedTuple):
     """A parsed guard: the cache entry that says whether the objects and lists of a set of rows are
     valid.
 
@@ -248,10 +246,13 @@ def _parse(raw: bytes) -> Guard:
     if salts:
         voided = f"{generation},{','.join(salts)}".encode()
         generation = hashlib.blake2b(voided, digest_size=8).hexdigest()
-    early = tuple(token for token in closed if token not in opened)[-_MAX_EARLY:]
+    early = tuple([token for token in closed if token not in opened])[-_MAX_EARLY:]
     still_open = [match for token, match in opened.items() if token not in closed]
-    needed = len(lines[0]) + 1 + sum(len(match[0]) + 1 for match in still_open)
-    needed += sum(len(token) + 19 for token in early)
+    needed = len(lines[0]) + 1
+    for match in still_open:
+        needed += len(match[0]) + 1
+    for token in early:
+        needed += len(token) + 19
     return Guard(
         generation,
         int(first[2]) / 1000,

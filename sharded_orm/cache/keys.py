@@ -26,7 +26,7 @@ import re
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 from urllib.parse import quote
 from uuid import UUID
@@ -145,6 +145,15 @@ class CachedType:
         object.__setattr__(self, "name", safe)
 
 
+@lru_cache(maxsize=8192)
+def _table_guard(type: CachedType, place: str) -> str:
+    """Return the name of the guard of a whole table.
+
+    :param place: the alias of the shard; it is not a part of the name for a global model.
+    """
+    return fit(f"{type.name}-@{token(place)}-revision" if type.sharded else f"{type.name}-revision")
+
+
 @dataclass(frozen=True)
 class Scope:
     """A scope: a set of rows of one cached model that have one guard.
@@ -169,28 +178,7 @@ class Scope:
         if self.key is None and self.isolate is not None and self.type.sharded:
             raise ValueError("An isolate key is one of a shard key.")
 
-    @cached_property
-    def guards(self) -> tuple[str, ...]:
-        """The names of all guards on which entries of the scope depend. A guard is the entry that
-        says whether other entries are valid.
-
-        They are sorted from the widest set of rows (the table) to the narrowest. The last one is
-        the scope's own guard.
-        """
-        name = self.type.name
-        if not self.type.sharded:
-            guards = [f"{name}-revision"]
-            stem = name
-        else:
-            guards = [f"{name}-@{token(self.place)}-revision"]
-            stem = f"{name}-{self.key}"
-            if self.key is not None:
-                guards.append(f"{stem}-revision")
-        if self.isolate is not None:
-            guards.append(f"{stem}-{self.isolate}-revision")
-        return tuple(map(fit, guards))
-
-    @cached_property
+    @property
     def home(self) -> int:
         """The index of the *home* guard in :attr:`guards`: the guard that decides whether a cached
         row is valid.
@@ -200,6 +188,24 @@ class Scope:
         range.
         """
         return 1 if self.type.sharded else 0
+
+    @cached_property
+    def guards(self) -> tuple[str, ...]:
+        """The names of all guards on which entries of the scope depend. A guard is the entry that
+        says whether other entries are valid.
+
+        They are sorted from the widest set of rows (the table) to the narrowest. The last one is
+        the scope's own guard.
+        """
+        guards = [_table_guard(self.type, self.place)]
+        stem = self.type.name
+        if self.type.sharded:
+            stem = f"{stem}-{self.key}"
+            if self.key is not None:
+                guards.append(fit(f"{stem}-revision"))
+        if self.isolate is not None:
+            guards.append(fit(f"{stem}-{self.isolate}-revision"))
+        return tuple(guards)
 
     @cached_property
     def _stem(self) -> str:

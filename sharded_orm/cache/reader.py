@@ -94,8 +94,7 @@ class Reader:
             # The most frequent case is one object. There are no other queries to join with its
             # query, so do not use drive().
             self._object(requests[0], exchange)
-            name = self._finish(requests[0], to_fill)
-            self.cache.statistics.add(requests[0].scope.type.name, **{name: 1})
+            self._end(requests, to_fill)
             return
         steps: list[Steps] = []
         objects: dict[CacheServer, list[ObjectRequest]] = {}
@@ -149,30 +148,30 @@ class Reader:
         if reply is not None:
             raws, (entry,), _ = reply
             self._judge(server, [(request, tuple(raws), entry)])
-        self.cache.statistics.add(scope.type.name, **{self._finish(request, to_fill): 1})
+        self._end([request], to_fill)
         return request
 
     def _end(self, requests: Sequence[CacheRequest], to_fill: bool) -> None:
         """Take leases (permissions to store) for the requests that have missed. Count the outcomes
         of all requests.
         """
-        counts: Counter[tuple[str, str]] = Counter()
-        for request in requests:
-            counts[request.scope.type.name, self._finish(request, to_fill)] += 1
+        missed = [request for request in requests if request.outcome == MISS]
+        if missed and to_fill:
+            self._filler.lease(missed, self._now())
+        elif missed:
+            for request in missed:
+                forbid_fill(request)
+        if len(requests) == 1:
+            # The most frequent case. A Counter would take longer than all the rest.
+            (request,) = requests
+            name = request.counters[request.outcome]
+            self.cache.statistics.add(request.scope.type.name, **{name: 1})
+            return
+        counts = Counter(
+            (request.scope.type.name, request.counters[request.outcome]) for request in requests
+        )
         for (type_name, name), count in counts.items():
             self.cache.statistics.add(type_name, **{name: count})
-
-    def _finish(self, request: CacheRequest, to_fill: bool) -> str:
-        """Finish ``request``. If it has missed, take leases: permissions to store its result.
-
-        Return the name of the counter for its outcome, such as ``object_hits``.
-        """
-        if request.outcome == MISS:
-            if to_fill:
-                self._filler.lease(request, self._now())
-            else:
-                forbid_fill(request)
-        return request.counters[request.outcome]
 
     def _object(self, request: ObjectRequest, exchange: Callable[..., Reply]) -> None:
         server, names = self.cache.objects(request.scope.place), request.scope.guards
@@ -187,8 +186,9 @@ class Reader:
         batch.
 
         This is a faster :meth:`read` for many rows, see :class:`BatchReader`. A row that the
-        process remembers takes a third of the time of an :class:`ObjectRequest`. Does not raise an
-        error if a cache server is down.
+        process remembers takes a third of the time of an :class:`ObjectRequest`. The leases
+        (permissions to store) for all rows that are missing cost at most one round trip per cache
+        server. Does not raise an error if a cache server is down.
 
         :param to_fill: see :meth:`read`.
         """
@@ -198,6 +198,7 @@ class Reader:
         exchange = read_leased if to_fill else read_unleased
         drive([self._batches.steps(server, part) for server, part in by_server.items()], exchange)
         hits: Counter[str] = Counter()
+        missed: list[ObjectRequest] = []
         for batch in batches:
             rows, requests = batch.rows, batch.requests
             if len(rows) < len(batch.addresses):
@@ -206,9 +207,11 @@ class Reader:
                         # The server is down. A new request has the outcome BYPASS: the caller
                         # queries the database, and stores nothing in the cache.
                         requests[address.name] = batch.request(address)
-                self._end(list(requests.values()), to_fill)
+                missed += requests.values()
             if rows:
                 hits[next(iter(batch.addresses.values())).scope.type.name] += len(rows)
+        if missed:
+            self._end(missed, to_fill)
         for type_name, count in hits.items():
             self.cache.statistics.add(type_name, object_hits=count)
 

@@ -42,13 +42,13 @@ class GuardState:
     """
 
     __slots__ = (
+        "_revision",
         "covers",
         "created",
         "is_open",
         "lists_open",
         "open",
         "raws",
-        "revision",
         "stamp",
     )
 
@@ -61,28 +61,39 @@ class GuardState:
         #: The stamp that an object must contain to be valid. It is made from the guards. If a write
         #: changes the stamp, all earlier objects are void.
         self.stamp = guards.stamp(parsed[: home + 1])
-        #: The revision that is part of the names of valid lists: a digest of all guards.
-        self.revision = guards.revision(parsed)
+        self._revision: str | None = None
         #: When the youngest of the guards was created, in seconds since 1970.
-        self.created = max(guard.created for guard in parsed)
-        #: Whether a guard of a wider set of rows announces a write. The write may concern each
-        #: object and each list of the scope.
-        self.is_open = any(guard.open for guard in parsed[:home])
-        #: Whether a guard announces a write that may change the lists of the scope.
-        self.lists_open = self.is_open or bool(
-            parsed[home].open if own == home else parsed[home].has_wide or parsed[own].open
-        )
-        #: Takes the token of a primary key, and returns whether a write to this object is under
-        #: way. None if the home guard (the one that says whether objects are valid) announces no
-        #: write.
-        self.covers: Callable[[str], bool] | None = (
-            parsed[home].covers if parsed[home].open else None
-        )
+        self.created = max([guard.created for guard in parsed])
         #: Pairs (position in ``raws``, guard) of the guards with open markers (announcements of
         #: writes).
         self.open: tuple[tuple[int, Guard], ...] = tuple(
-            (index, guard) for index, guard in enumerate(parsed) if guard.open
+            [(index, guard) for index, guard in enumerate(parsed) if guard.open]
         )
+        #: Whether a guard of a wider set of rows announces a write. The write may concern each
+        #: object and each list of the scope.
+        self.is_open = False
+        #: Whether a guard announces a write that may change the lists of the scope.
+        self.lists_open = False
+        #: Takes the token of a primary key, and returns whether a write to this object is under
+        #: way. None if the home guard (the one that says whether objects are valid) announces no
+        #: write.
+        self.covers: Callable[[str], bool] | None = None
+        if self.open:
+            self.is_open = any(guard.open for guard in parsed[:home])
+            self.lists_open = self.is_open or bool(
+                parsed[home].open if own == home else parsed[home].has_wide or parsed[own].open
+            )
+            self.covers = parsed[home].covers if parsed[home].open else None
+
+    @property
+    def revision(self) -> str:
+        """The revision that is part of the names of valid lists: a digest of all guards.
+
+        It is computed at the first use, since objects do not need it.
+        """
+        if self._revision is None:
+            self._revision = guards.revision(map(guards.parse, self.raws))
+        return self._revision
 
 
 _remembered = lru_cache(maxsize=4096)(GuardState)

@@ -113,21 +113,23 @@ class DirectoryStrategy(Strategy):
         return known.shard
 
     def locate_many(self, keys: Iterable[Any]) -> dict[Any, int | None]:
-        texts = {self.entry(key): key for key in keys}
+        texts = {key: self.entry(key) for key in keys}
         if not texts:
             return {}
         poll = self.lease.current()
         placements: dict[str, KnownPlacement] = {}
-        for text in texts:
+        missing: list[str] = []
+        # Several keys may have the same text, such as 7 and "7".
+        for text in dict.fromkeys(texts.values()):
             known = self._remembered(text, poll)
-            if known is not None:
+            if known is None:
+                missing.append(text)
+            else:
                 placements[text] = known
-        for text, known in placements.items():
-            self._use(text, known)
-        missing = [text for text in texts if text not in placements]
+                self._use(text, known)
         if missing:
             placements |= self._look_up(missing, poll)
-        return {key: self._number(placements, text) for text, key in texts.items()}
+        return {key: self._number(placements, text) for key, text in texts.items()}
 
     def place_many(self, keys: Iterable[Any]) -> dict[Any, int]:
         numbers = self.locate_many(keys)
@@ -135,13 +137,13 @@ class DirectoryStrategy(Strategy):
         return placed | self.place_new(key for key in numbers if key not in placed)
 
     def place_new(self, keys: Iterable[Any]) -> dict[Any, int]:
-        keys_by_text = {self.entry(key): key for key in keys}
-        if not keys_by_text:
+        texts = {key: self.entry(key) for key in keys}
+        if not texts:
             return {}
-        drawn = {text: self.draw() for text in keys_by_text}
+        drawn = {text: self.draw() for text in dict.fromkeys(texts.values())}
         poll = self.lease.current()
         placed = self._remember(self.store.place(self.group.name, drawn), poll)
-        return {keys_by_text[text]: known.shard for text, known in placed.items()}
+        return {key: placed[text].shard for key, text in texts.items()}
 
     def moved_to(self, key: Any) -> int | None:
         known = self._moved(key)

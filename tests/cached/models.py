@@ -130,6 +130,18 @@ class CachedBoard(ShardedModel):
         cache = True
 
 
+class CachedProfile(ShardedModel):
+    """Its primary key is the shard key, whose shard is in the directory."""
+
+    user_id = models.BigIntegerField(primary_key=True)
+    motto = models.CharField(max_length=100)
+
+    class ShardMeta:
+        group = "photos"
+        shard_key = "user_id"
+        cache = True
+
+
 class CachedCountry(GlobalModel):
     name = models.CharField(max_length=100, unique=True)
     people = models.BigIntegerField(default=0)

@@ -81,6 +81,16 @@ def test_many_keys_are_placed_as_one_by_one(name: str, data: st.DataObject) -> N
     assert {key: strategy.locate(key) for key in keys} == placed
 
 
+@pytest.mark.parametrize("name", ["directory", "modulo"])
+def test_two_forms_of_a_key_are_located_together(name: str) -> None:
+    """The directory stores both under the same text."""
+    strategy, keys = make(name), [7, "7", 8]
+    placed = strategy.place_many(keys)
+    assert list(placed) == keys
+    assert strategy.locate_many(keys) == placed == {key: strategy.locate(key) for key in keys}
+    assert {key: strategy.place(key) for key in keys} == placed
+
+
 @every
 @given(data=st.data())
 def test_reading_places_nothing(name: str, data: st.DataObject) -> None:

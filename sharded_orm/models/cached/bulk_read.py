@@ -6,7 +6,7 @@ the cache lacks are read from the database in one query, which costs one round t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from django.db import connections
@@ -19,7 +19,7 @@ from sharded_orm.cache.reader import Reader
 from sharded_orm.cache.requests import MISS, ObjectRequest, RowAddress, RowBatch
 from sharded_orm.cache.values import Row
 from sharded_orm.models.cached.cached_instances import InstanceFactory
-from sharded_orm.models.cached.cached_read import ROWS, CachedRead, to_fill
+from sharded_orm.models.cached.cached_read import names_row
 from sharded_orm.models.cached.connection_state import ConnectionUse, connection_use
 from sharded_orm.models.cached.lookup_plan import LookupPlan
 from sharded_orm.models.plans.id_batch import batch_rows, ids_by_shard
@@ -60,18 +60,18 @@ def reads_by_pk(plan: LookupPlan, pks: Iterable[Any]) -> tuple[list[ShardRead], 
         cache.
     """
     assert plan.cached.options is not None
+    pks = list(dict.fromkeys(pks))
     strategy = runtime.strategy(plan.cached.options.group)
     known = plan.addresses(strategy)
+    if new := [pk for pk in pks if pk not in known]:
+        known |= _addresses(plan, strategy, new)
     reads: dict[str, ShardRead | None] = {}
     others: list[Any] = []
-    for pk in dict.fromkeys(pks):
+    for pk in pks:
         address = known.get(pk)
         if address is None:
-            address = _address(plan, strategy, pk)
-            if address is None:
-                others.append(pk)
-                continue
-            known[pk] = address
+            others.append(pk)
+            continue
         alias = address.scope.place
         if alias not in reads:
             use = connection_use(plan, connection_of(alias))
@@ -84,24 +84,29 @@ def reads_by_pk(plan: LookupPlan, pks: Iterable[Any]) -> tuple[list[ShardRead], 
     return [read for read in reads.values() if read is not None], others
 
 
-def _address(plan: LookupPlan, strategy: Strategy, pk: Any) -> RowAddress | None:
-    """Return the address of the row with the primary key ``pk``.
+def _addresses(plan: LookupPlan, strategy: Strategy, pks: list[Any]) -> dict[Any, RowAddress]:
+    """Return a dict that maps primary keys to the addresses of their rows.
 
-    Return None if the row cannot be in the cache.
+    A key whose row cannot be in the cache is left out. A strategy with a table needs few queries
+    for all keys.
     """
     cached = plan.cached
     assert cached.options is not None and cached.key_field is not None
-    token = cached.pk_token(pk)
-    key = cached.key_token(pk) if strategy.moves_keys else token
-    if token is None or key is None:
-        return None
-    value = pk if cached.key_field.keeps(pk) else cached.key.get_prep_value(pk)
-    number = strategy.locate(value)
-    if number is None:
-        return None
-    alias = runtime.shard(cached.options.group, number).alias
-    scope = cached.scope(cached.place(alias), key)
-    return RowAddress(scope, token, scope.object_name(token))
+    keeps, prepare = cached.key_field.keeps, cached.key.get_prep_value
+    tokens = {pk: token for pk in pks if (token := cached.pk_token(pk)) is not None}
+    values = {pk: pk if keeps(pk) else prepare(pk) for pk in tokens}
+    numbers = strategy.locate_many(values.values())
+    group = runtime.group(cached.options.group)
+    addresses = {}
+    for pk, token in tokens.items():
+        number = numbers[values[pk]]
+        if number is None:
+            continue
+        key = cached.key_token(pk) if strategy.moves_keys else token
+        assert key is not None  # The shard key is the primary key, which has a token.
+        scope = cached.scope(cached.place(runtime.shard_in(group, number).alias), key)
+        addresses[pk] = RowAddress(scope, token, scope.object_name(token))
+    return addresses
 
 
 def read_together(
@@ -115,17 +120,7 @@ def read_together(
     :param queryset: a queryset without conditions.
     """
     level = request_cache.current()
-    # Collects the rows that are found. Maps the ``kind`` of factories to a tuple: one of these
-    # factories, rows, and the alias of each row's shard. The rows of all shards whose factories
-    # have this kind are in the tuple. One call of the factory makes the instances of all of them,
-    # which takes half as long as a call for each shard.
-    parts: dict[object, tuple[InstanceFactory, list[Row], list[str]]] = {}
-
-    def keep(use: ConnectionUse, rows: Collection[Row]) -> None:
-        _, of_kind, aliases = parts.setdefault(use.factory.kind, (use.factory, [], []))
-        of_kind += rows
-        aliases += [use.alias] * len(rows)
-
+    found = _FoundRows()
     # Get the dicts of the first-level (per-request) cache before any row is read. If a row is
     # written during the read, the cache drops its dict. The old row is then put into the dropped
     # dict, where nobody finds it.
@@ -139,76 +134,117 @@ def read_together(
                 if remembered is None:
                     homes[address.name] = entries
                 else:
-                    keep(read.use, remembered)
+                    found.add(read.use.factory, [read.use.alias] * len(remembered), remembered)
                     del read.addresses[pk]
                     hits += 1
         if hits:
             reader.cache.statistics.add(plan.cached.type.name, l1_hits=hits)
-    for fill in (True, False):
-        batches = [read for read in reads if read.use.fill is fill and read.addresses]
-        if batches:
-            reader.read_rows(batches, to_fill=fill)
-    missing: dict[Any, CachedRead] = {}
-    for read in reads:
-        if level is not None:
-            for name, row in read.rows.items():
-                homes[name][name] = [row]
-                level.count(2)
-        keep(read.use, read.rows.values())
-        if read.requests:
-            for pk, address in read.addresses.items():
-                if request := read.requests.get(address.name):
-                    missing[pk] = CachedRead(queryset, plan, read.use, ROWS, request, level)
-    instances: list[Any] = []
+    missing: dict[Any, tuple[ShardRead, ObjectRequest]] = {}
     try:
-        for factory, rows, aliases in parts.values():
-            instances += factory.instances(rows, queryset, aliases)
-        return instances + _from_database(missing, reader, queryset) if missing else instances
-    finally:
+        for fill in (True, False):
+            batches = [read for read in reads if read.use.fill is fill and read.addresses]
+            if batches:
+                reader.read_rows(batches, to_fill=fill)
+        for read in reads:
+            if level is not None:
+                for name, row in read.rows.items():
+                    homes[name][name] = [row]
+                    level.count(2)
+            found.add(read.use.factory, [read.use.alias] * len(read.rows), read.rows.values())
+            if read.requests:
+                for pk, address in read.addresses.items():
+                    if request := read.requests.get(address.name):
+                        missing[pk] = read, request
         if missing:
-            reader.release([read.request for read in missing.values()])
-
-
-def _from_database(missing: dict[Any, CachedRead], reader: Reader, queryset: Any) -> list[Any]:
-    """Read from the database the rows that are not in the cache, and store them in the cache."""
-    reads: dict[str | None, CachedRead] = {}
-    for read in missing.values():
-        assert isinstance(read.request, ObjectRequest)
-        reads[read.request.pk] = read
-    plan = next(iter(reads.values())).plan
-    factories = {read.alias: read.factory for read in reads.values()}
+            for request, row in _from_database(missing, plan, reader, queryset, found):
+                if level is not None:
+                    homes[request.name][request.name] = [row]
+                    level.count(2)
+    finally:
+        reader.release([request for read in reads for request in read.requests.values()])
     instances: list[Any] = []
-    misses: list[tuple[Any, Sequence[str], Sequence[Row]]] = []
-    for alias, row in _driver_rows(queryset, plan, list(missing)):
-        factory = factories.get(alias)
-        if factory is None:
-            factory = factories[alias] = InstanceFactory(plan, connections[alias])
-        values = factory.values([row])
-        read = reads[plan.pk_token(factory.field_values(values)[0])]
-        if alias != read.alias:
-            # The shard key has moved to another shard since the read was prepared. The request
-            # names a cache entry of the old shard, so the row must not be stored under this name.
-            instances += factory.instances(values, queryset)
-            continue
-        may_fill = read.request.outcome == MISS and read.fill
-        if may_fill and read.request.state is not None:
-            miss = to_fill(read, [row], values)
-            misses += [miss] if miss is not None else []
-        instances += read.result(values, keep=may_fill)
-    if misses:
-        reader.fill(misses)
+    for factory, rows, aliases in found.of_kind.values():
+        instances += factory.instances(rows, queryset, aliases)
     return instances
 
 
-def _driver_rows(queryset: Any, plan: LookupPlan, pks: list[Any]) -> Iterable[tuple[str, Row]]:
+class _FoundRows:
+    """Rows that a read has found, of several shards.
+
+    One call of a factory serves all rows whose factories have the same ``kind``. This takes half as
+    long as a call for each shard.
+    """
+
+    def __init__(self) -> None:
+        #: Maps the ``kind`` of factories to a tuple: one of these factories, the rows, and the
+        #: alias of each row's shard.
+        self.of_kind: dict[object, tuple[InstanceFactory, list[Row], list[str]]] = {}
+
+    def add(self, factory: InstanceFactory, aliases: Iterable[str], rows: Iterable[Row]) -> None:
+        """Add ``rows`` of the shards ``aliases``, one alias for each row."""
+        _, of_kind, aliases_of_kind = self.of_kind.setdefault(factory.kind, (factory, [], []))
+        of_kind += rows
+        aliases_of_kind += aliases
+
+
+def _from_database(
+    missing: dict[Any, tuple[ShardRead, ObjectRequest]],
+    plan: LookupPlan,
+    reader: Reader,
+    queryset: Any,
+    found: _FoundRows,
+) -> list[tuple[ObjectRequest, Row]]:
+    """Read from the database the rows that are not in the cache, and store them in the cache.
+
+    :param missing: maps each primary key to its read and its request.
+    :param found: gets the decoded rows.
+    :returns: pairs (request, decoded row) of the rows that the first-level cache may keep.
+    """
+    requests: dict[str | None, tuple[ShardRead, ObjectRequest]] = {}
+    for pair in missing.values():
+        requests[pair[1].pk] = pair
+    factories = {read.use.alias: read.use.factory for read, _ in missing.values()}
+    answers = _FoundRows()
+    for aliases, rows in _driver_rows(queryset, plan, list(missing)):
+        for alias, row in zip(aliases, rows, strict=True):
+            if alias not in factories:
+                factories[alias] = InstanceFactory(plan, connections[alias])
+            answers.add(factories[alias], (alias,), (row,))
+    misses: list[tuple[ObjectRequest, Sequence[str], Sequence[Row]]] = []
+    kept: list[tuple[ObjectRequest, Row]] = []
+    for factory, of_kind, aliases in answers.of_kind.values():
+        values = factory.values(of_kind)
+        found.add(factory, aliases, values)
+        keys = factory.key_values(values)
+        for alias, row, decoded, fields in zip(aliases, of_kind, values, keys, strict=True):
+            read, request = requests[plan.pk_token(fields)]
+            if alias != read.use.alias:
+                # The shard key has moved to another shard since the read was prepared. The request
+                # names a cache entry of the old shard, so the row must not be stored under it.
+                continue
+            if request.outcome != MISS or not read.use.fill:
+                # The cache must not be used for this row now, or not by this connection.
+                continue
+            kept.append((request, decoded))
+            if request.state is not None and names_row(plan, request, fields):
+                misses.append((request, (request.pk,), (row,)))
+    if misses:
+        reader.fill(misses)
+    return kept
+
+
+def _driver_rows(
+    queryset: Any, plan: LookupPlan, pks: list[Any]
+) -> Iterable[tuple[Iterable[str], Iterable[Row]]]:
+    """Read rows from the database, and return them in parts.
+
+    Each part is a pair: the alias of each row's shard, and the rows as the driver returns them.
+    """
     assert plan.cached.options is not None
     ids = ids_by_shard(plan.cached.options, pks)
     if ids is not None:
-        return [
-            pair
-            for _, aliases, part in batch_rows(queryset, ids)
-            for pair in zip(aliases, part, strict=True)
-        ]
+        return [(aliases, part) for _, aliases, part in batch_rows(queryset, ids)]
     rows = queryset.filter(pk__in=pks)
     rows._iterable_class = DriverRows
-    return list(rows)
+    pairs = list(rows)
+    return [([alias for alias, _ in pairs], [row for _, row in pairs])]

@@ -8,8 +8,10 @@ step, each factory belongs to a connection.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from sharded_orm.cache.values import Row
 from sharded_orm.models.cached.lookup_plan import LookupPlan
 from sharded_orm.models.plans.instances import InstanceLoader
 
@@ -25,6 +27,7 @@ class InstanceFactory(InstanceLoader):
         super().__init__(plan.model, connection)
         self.fingerprint = plan.fingerprint(connection.vendor)
         self.width = len(self._columns)
+        self._of_keys = [each for each in self._of_fields if each[0] in plan.key_positions]
         # Rows that the converters of the backend have converted. These converters depend only on
         # the vendor and the time zone, so all connections with the same two share the rows. Values
         # that from_db_value() of a field has returned are not shared, because such a value may be
@@ -34,3 +37,11 @@ class InstanceFactory(InstanceLoader):
         #: So one of the two factories can make the instances for rows that the other's connection
         #: has read.
         self.kind: object = self.decoded if self.serves_others else self
+
+    def key_values(self, values: Sequence[Row]) -> list[Row]:
+        """Return rows in which the primary key and the shard key are converted by the fields' own
+        converters (``from_db_value()``). The other values are as they were.
+
+        :param values: rows that :meth:`values` has returned. They are not changed.
+        """
+        return self._converted(values, self._of_keys)

@@ -307,16 +307,23 @@ def to_fill(
     :param values: the same rows, which ``factory.values()`` has decoded.
     """
     plan, request = read.plan, read.request
-    cached, position = plan.cached, plan.key_position
     pks = []
-    for row in read.factory.field_values(values):
+    for row in read.factory.key_values(values):
         pk = plan.pk_token(row)
-        if pk is None:
-            return None
-        # The names of the cache entries in ``request`` contain the token of the shard key in the
-        # conditions. The token of the row's shard key may be another one, although the database
-        # considers the two keys equal. Then the names are wrong for this row, so store nothing.
-        if position is not None and cached.key_token(row[position]) != request.scope.key:
+        if pk is None or not names_row(plan, request, row):
             return None
         pks.append(pk)
     return request, pks, rows
+
+
+def names_row(plan: LookupPlan, request: ObjectRequest | ListRequest, row: Row) -> bool:
+    """Whether the names of the cache entries in ``request`` are right for ``row``.
+
+    The names contain the token of the shard key in the conditions. The token of the row's shard key
+    may be another one, although the database considers the two keys equal. Then the names are wrong
+    for this row, and nothing may be stored under them.
+
+    :param row: a row that ``factory.key_values()`` has returned.
+    """
+    position = plan.key_position
+    return position is None or plan.cached.key_token(row[position]) == request.scope.key

@@ -34,6 +34,10 @@ class LookupPlan:
         self.pk_positions = [fields.index(part.field) for part in cached.pk_fields]
         key = cached.key
         self.key_position = None if key is None else fields.index(key)
+        #: The positions of the fields of the primary key and of the shard key.
+        self.key_positions = {*self.pk_positions}
+        if self.key_position is not None:
+            self.key_positions.add(self.key_position)
         self.key_column = None if key is None else key.column
         self.isolate_column = None if cached.isolate is None else cached.isolate.column
         self.pk_columns = [part.field.column for part in cached.pk_fields]

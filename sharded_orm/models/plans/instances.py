@@ -67,7 +67,7 @@ class InstanceLoader:
         table = model._meta.db_table
         self._columns = columns or [field.get_col(table) for field in fields]
         # Like Django's SQLCompiler.get_converters(): the converters of the backend run first, those
-        # of the fields second. values() runs those of the backend, field_values() those of the
+        # of the fields second. values() runs those of the backend, instances() those of the
         # fields.
         self._of_backend = self._converters(connection.ops.get_db_converters)
         self._of_fields = self._converters(lambda column: column.get_db_converters(connection))
@@ -131,13 +131,6 @@ class InstanceLoader:
         So connections with the same vendor and time zone can share them.
         """
         return self._converted(rows, self._of_backend)
-
-    def field_values(self, values: Sequence[Row]) -> list[Row]:
-        """Return rows with values converted by the fields' own converters (``from_db_value()``).
-
-        :param values: rows that :meth:`values` has returned. They are not changed.
-        """
-        return self._converted(values, self._of_fields)
 
     def _converted(self, rows: Sequence[Row], columns: list[_Converters]) -> list[Row]:
         if not columns:

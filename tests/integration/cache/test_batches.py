@@ -10,14 +10,16 @@ from django.conf import settings as site_settings
 from django.db import connections
 from django.test import override_settings
 
+from sharded_orm import runtime
 from sharded_orm.cache import repair
 from sharded_orm.cache.batch_reader import BatchReader
+from sharded_orm.cache.filler import Filler
 from sharded_orm.cache.reader import Reader
 from sharded_orm.models.cached import queryset as cached_queryset
 from sharded_orm.models.cached.lookup_plan import plan_of
-from tests.cached.models import CachedBoard
+from tests.cached.models import CachedBoard, CachedProfile
 from tests.integration.cache.test_reads import objects, queries, round_trips, store
-from tests.queries.conftest import DATABASES, LATER, Clock, cache, clock
+from tests.queries.conftest import DATABASES, LATER, NEAR, ONE, TWO, Clock, cache, clock
 
 __all__ = ["clock", "store"]
 
@@ -140,6 +142,51 @@ def test_a_row_by_two_forms_of_its_id(store, boards) -> None:
     """The second command for the entry does not get the permission to store it. The first one has it."""
     CachedBoard.objects.in_bulk([boards[0], str(boards[0])])
     assert queries(lambda: names_of(boards[:1]), "pins_00000") == 0
+
+
+def test_rows_that_the_cache_lacks_cost_few_round_trips(store, boards) -> None:
+    """One reads the rows and their guards, and one stores the rows. On Redis, one takes the leases."""
+    assert round_trips(lambda: names_of(boards)) == (3 if store == "redis" else 2)
+    assert all(
+        queries(lambda: names_of(boards), alias) == 0 for alias in ("pins_00000", "pins_00001")
+    )
+
+
+def test_a_batch_looks_up_its_shards_in_one_query(store, placed: None) -> None:
+    """The shards of these keys are in the directory. A process that has just started knows none."""
+    keys = [ONE, NEAR, TWO]
+    for key in keys:
+        CachedProfile.objects.create(user_id=key, motto=f"motto of {key}")
+    runtime.strategy("photos").forget()
+    found: dict[int, CachedProfile] = {}
+    assert queries(lambda: found.update(CachedProfile.objects.in_bulk(keys)), "directory") == 1
+    assert {key: found[key].motto for key in keys} == {key: f"motto of {key}" for key in keys}
+    assert queries(lambda: CachedProfile.objects.in_bulk(keys), "directory") == 0
+    # No process remembers that a key has no shard. Both reads of these keys look them up once: the
+    # cache's, and that of the database for the keys that no entry of the cache can have.
+    nobody = range(10**9, 10**9 + 10)
+    read = lambda: CachedProfile.objects.in_bulk([*keys, *nobody])  # noqa: E731
+    assert queries(lambda: found.update(read()), "directory") == 2
+    assert found.keys() == set(keys)
+
+
+def test_an_interrupted_batch_gives_its_leases_back(
+    store, boards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise nobody could store these rows for some seconds."""
+    lease = Filler.lease
+
+    def interrupt(*args: Any) -> None:
+        lease(*args)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Filler, "lease", interrupt)
+        names_of(boards)
+    names_of(boards)  # stores the rows
+    assert all(
+        queries(lambda: names_of(boards), alias) == 0 for alias in ("pins_00000", "pins_00001")
+    )
 
 
 def test_missing_guards_cost_a_round_trip(store, boards, monkeypatch: pytest.MonkeyPatch) -> None:

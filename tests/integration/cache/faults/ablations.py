@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from tests.integration.cache.faults import failpoints
@@ -62,7 +61,7 @@ def no_markers() -> None:
 
 def heedless() -> None:
     """Guards change before and after COMMIT, but readers ignore open markers."""
-    _guards_as(lambda guard, raw: replace(guard, open=()))
+    _guards_as(lambda guard, raw: guard._replace(open=()))
 
 
 def one_slot() -> None:
@@ -75,7 +74,7 @@ def one_slot() -> None:
                 slot = line[1:].split(",")[0]
             elif line[:1] in ("-", "!"):
                 slot = None
-        return replace(guard, open=tuple(m for m in guard.open if m.token == slot))
+        return guard._replace(open=tuple(m for m in guard.open if m.token == slot))
 
     _guards_as(change)
 
@@ -99,12 +98,12 @@ def same_generation() -> None:
 
 def counter() -> None:
     """The revision is a number that starts again after a loss, like Yupoo's."""
-    _guards_as(lambda guard, raw: replace(guard, generation="0" * 16, digest=str(raw.count(b"\n"))))
+    _guards_as(lambda guard, raw: guard._replace(generation="0" * 16, digest=str(raw.count(b"\n"))))
 
 
 def no_quarantine() -> None:
     """Readers store entries under a new guard at once."""
-    _guards_as(lambda guard, raw: replace(guard, created=0.0))
+    _guards_as(lambda guard, raw: guard._replace(created=0.0))
 
 
 def no_salt() -> None:
@@ -113,7 +112,7 @@ def no_salt() -> None:
 
     def change(guard: Any, raw: bytes) -> Any:
         tokens = [marker.token for marker in guard.open]
-        return replace(guard, digest=guards.digest(guard.generation, *tokens))
+        return guard._replace(digest=guards.digest(guard.generation, *tokens))
 
     _guards_as(change)
 
