@@ -86,16 +86,26 @@ stamp() {
     printf '%s %s %s %s' "$PWD" "$2" "${3-}" "$(cat setup.cfg pyproject.toml | cksum)"
 }
 
+# Whether the interpreter has a pip that installs into other environments. Debian's has none by default.
+has_pip() {
+    case "$("$python" -m pip --help 2>/dev/null)" in *'--python '*) ;; *) return 1 ;; esac
+}
+
 # install_project VENV EXTRAS [REQUIREMENTS]: the requirements are one argument, with spaces between them.
 install_project() {
     local requirements
     is_installed "$@" && return
     say "installing sharded_orm[$2]${3:+ with $3} into $1"
+    read -ra requirements <<<"${3-}"
     # --clear: a virtual environment that was copied or half made is of no use.
     # "set -e" does not hold here if the caller handles a failure.
-    "$python" -m venv --clear "$1" || return
-    read -ra requirements <<<"${3-}"
-    "$1/bin/python" -m pip install --quiet --disable-pip-version-check --no-input \
+    local pip=("$python" -m pip --python "$1/bin/python") own_pip=--without-pip
+    # To install a pip takes three seconds. Only people use that of .venv.
+    if [ "$1" = .venv ] || ! has_pip; then
+        pip=("$1/bin/python" -m pip) own_pip=
+    fi
+    "$python" -m venv --clear $own_pip "$1" || return
+    "${pip[@]}" install --quiet --disable-pip-version-check --no-input \
         -e ".[$2]" ${requirements[@]+"${requirements[@]}"} || return
     stamp "$@" >"$1/.installed"
 }

@@ -146,22 +146,48 @@ LONG_ON_POSTGRESQL = (
 LANES = (
     Lane("all other tests"),
     Lane("integration on MariaDB", ("tests/integration", "tests/contract"), MARIADB),
-    Lane("moves", ("tests/integration/moves",)),
+    Lane(
+        "moves",
+        (
+            "tests/integration/moves",
+            "tests/integration/shard_moves",
+            "tests/integration/balancing",
+        ),
+    ),
     Lane("queries and admin", ("tests/queries", "tests/admin")),
+    Lane(
+        "migrations, shards and topology",
+        (
+            "tests/integration/migrate",
+            "tests/integration/shards",
+            "tests/integration/topology",
+        ),
+    ),
     Lane("acceptance", ("tests/acceptance",)),
     Lane("queries and admin on MariaDB", ("tests/queries", "tests/admin", "tests/unit"), MARIADB),
-    Lane("migrate", ("tests/integration/migrate",)),
-    Lane("shards and topology", ("tests/integration/shards", "tests/integration/topology")),
     Lane(
         "tickets and pairs",
         ("tests/integration/tickets", "tests/integration/side_switches", "tests/integration/pairs"),
     ),
-    Lane("moves of shards", ("tests/integration/shard_moves", "tests/integration/balancing")),
     Lane("cache", ("tests/integration/cache",)),
-    Lane("unit tests and documentation", ("tests/unit", "tests/docs", "tests/contract")),
-    Lane("promotion and growth", ("tests/integration/promotion", "tests/integration/growth")),
-    Lane("imports", ("tests/integration/imports",)),
-    Lane("test runners", ("tests/integration/testing_support", "tests/integration/storm")),
+    Lane(
+        "imports, promotion and growth",
+        (
+            "tests/integration/imports",
+            "tests/integration/promotion",
+            "tests/integration/growth",
+        ),
+    ),
+    Lane(
+        "unit tests, documentation and test runners",
+        (
+            "tests/unit",
+            "tests/docs",
+            "tests/contract",
+            "tests/integration/testing_support",
+            "tests/integration/storm",
+        ),
+    ),
     Lane("queries on PostgreSQL", ON_POSTGRESQL, POSTGRESQL),
     Lane("helpdesk on MariaDB", ("tests/helpdesk",), MARIADB, "tests.helpdesk.settings"),
     Lane("helpdesk", ("tests/helpdesk",), settings="tests.helpdesk.settings"),

@@ -47,6 +47,12 @@ class Project:
         assert bool(done.returncode) is fails, f"status {done.returncode}\n{done.stdout}"
         return done.stdout
 
+    def python(self, code: str) -> str:
+        """Run code, which must succeed, and return its output."""
+        done = self._run("-c", code)
+        assert done.returncode == 0, done.stdout
+        return done.stdout
+
     def pytest(self, *arguments: object) -> str:
         """Run tests of ``inside/`` with the settings of the site and return pytest's summary."""
         done = self._run(

@@ -14,6 +14,17 @@ for alias in ("tickets_1", "tickets_2"):
     connections[alias].create_shard_database()
 """
 
+# One interpreter for all of them: its start takes longest.
+_SHOW_HELP = """
+from django import setup
+from django.core.management import get_commands, load_command_class
+setup()
+shown = ["shards", "topology", "migrate_shards", "tickets", "cache_stats"]
+for command in shown:
+    load_command_class(get_commands()[command], command).print_help("manage.py", command)
+print(*shown)
+"""
+
 
 def test_project_is_sound(tmp_path: Path) -> None:
     project = Project("sqlite", tmp_path)
@@ -27,8 +38,7 @@ def test_no_driver_is_needed_on_sqlite(tmp_path: Path) -> None:
         (tmp_path / f"{module}.py").write_text("raise ImportError\n")
     project = Project("sqlite", tmp_path, {"PYTHONPATH": str(tmp_path)}, new_interpreter=True)
     assert "no issues" in project.manage("check")
-    for command in ("shards", "topology", "migrate_shards", "tickets", "cache_stats"):
-        assert command in project.manage(command, "--help")
+    assert "shards topology migrate_shards tickets cache_stats" in project.python(_SHOW_HELP)
     assert "node_1" in project.manage("shards", "status")
     assert "MySQLdb" not in project.manage("shards", "promote", "node_1", fails=True)
 

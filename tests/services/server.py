@@ -55,6 +55,11 @@ def _made(server: PrivateServer, folder: Path) -> Path:
     if server.account is not None:
         os.chown(folder, *server.account)
     server._make_template(folder)
+    # Logs of databases are mostly empty. Where the template has holes for that, its copies need half the time.
+    full, data = folder / "full", folder / "data"
+    data.rename(full)
+    server._copy(full, data)
+    shutil.rmtree(full)
     return folder
 
 
@@ -133,11 +138,11 @@ class PrivateServer(ABC):
     def _copy_template(self, template: DataTemplate) -> Path:
         """Copy the data of ``template`` into the folder, and return the copy."""
         copy = self.folder / "data"
-        # Logs of databases are mostly empty.
-        self._run_installer(
-            ["cp", "-r", "--sparse=always", str(template.folder(self) / "data"), str(copy)]
-        )
+        self._copy(template.folder(self) / "data", copy)
         return copy
+
+    def _copy(self, data: Path, to: Path) -> None:
+        self._run_installer(["cp", "-r", "--sparse=always", str(data), str(to)])
 
     def _run_installer(
         self, command: list[str], env: dict[str, str] | None = None, text: str = ""

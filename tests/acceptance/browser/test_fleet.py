@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from subprocess import STDOUT
 
 import pytest
 from selenium.webdriver.common.by import By
@@ -15,7 +14,7 @@ from tests.acceptance.browser.admin import HERE, LINK, MAP, PHOTOS, SHARD, key_o
 from tests.acceptance.browser.chrome import Browser
 from tests.acceptance.browser.site import Site
 from tests.acceptance.project import ROOT
-from tests.services import keeper
+from tests.python_process import PythonProcess
 
 # The pages look alike on each backend. Those of a node that is down are in test_outage.
 pytestmark = pytest.mark.long_on("mariadb")
@@ -112,24 +111,20 @@ def test_operations(browser: Browser) -> None:
 
 
 @contextmanager
-def run_that_waits(site: Site) -> Iterator[subprocess.Popen[bytes]]:
+def run_that_waits(site: Site) -> Iterator[PythonProcess]:
     """A run that pauses after its first shard. After the block all shards are as before."""
-    command = [sys.executable, str(ROOT / "manage.py"), "migrate_shards", "movielens", "zero"]
-    run = subprocess.Popen(
-        [*command, "--fake", "--group", "ratings", "--pause", "600", "--verbosity", "0"],
+    command = [str(ROOT / "manage.py"), "migrate_shards", "movielens", "zero", "--verbosity", "0"]
+    with PythonProcess(
+        [*command, "--fake", "--group", "ratings", "--pause", "600"],
         cwd=ROOT,
         env=site.project.environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        preexec_fn=keeper.die_with_parent,
-    )
-    try:
-        yield run
-    finally:
-        run.terminate()
-        run.wait()
-        site.project.manage("migrate_shards", "--fake", "--group", "ratings")
+        stderr=STDOUT,
+    ) as run:
+        try:
+            yield run
+        finally:
+            run.terminate()
+    site.project.manage("migrate_shards", "--fake", "--group", "ratings")
 
 
 def test_run_as_it_goes_on(browser: Browser, site: Site) -> None:

@@ -9,6 +9,9 @@ import pytest
 from tests.acceptance.browser.chrome import Browser
 from tests.acceptance.browser.site import Site, log_in
 
+# The browser gets the same pages on each backend, see tests/acceptance/inside.
+pytestmark = pytest.mark.long_on("mariadb")
+
 PHOTO = ".photos a.photo"
 
 
@@ -73,7 +76,6 @@ def test_on_a_phone(stranger: Browser) -> None:
             stranger.follow(link)
 
 
-@pytest.mark.long_on("mariadb")
 def test_pin_to_a_board(stranger: Browser, site: Site) -> None:
     stranger.follow(".top a[href='/boards/']")
     assert len(stranger.all(PHOTO)) == 8

@@ -18,6 +18,10 @@ from tests.integration.migrate.fleet_project import (
 )
 from tests.patience import PATIENCE
 
+#: For what a run decides, records or tells when the shards have answered. What it sends to shards is tested on
+#: each backend by the other tests here.
+like_sqlite = pytest.mark.long_on("mariadb", "postgresql")
+
 FIRST = "id user_id title"
 NOTED = "id user_id title note"
 
@@ -119,6 +123,7 @@ def test_without_a_journal_it_says_what_to_do(tmp_path: Path) -> None:
 # ##### Plans #####
 
 
+@like_sqlite
 def test_a_check_changes_nothing_and_tells_by_its_status(migrated: Fleet) -> None:
     assert migrated.manage("migrate_shards", "--check").err == ""
     migrated.migration("0002_note", ADD_NOTE)
@@ -128,6 +133,7 @@ def test_a_check_changes_nothing_and_tells_by_its_status(migrated: Fleet) -> Non
     assert migrated.columns()["shop_00003"] == FIRST
 
 
+@like_sqlite
 def test_the_plan_is_told_once_for_shards_that_are_alike(migrated: Fleet) -> None:
     migrated.migration("0002_note", ADD_NOTE)
     migrated.manage("migrate_shards", "--shards", "0-2")
@@ -169,6 +175,7 @@ def test_faked_migrations_are_recorded_only(migrated: Fleet) -> None:
     assert migrated.columns() == dict.fromkeys(shards(*range(8)), NOTED)
 
 
+@like_sqlite
 def test_with_nothing_to_do_nothing_is_written(migrated: Fleet) -> None:
     count = "from sharded_orm.models import OperationRun; print(OperationRun.objects.count())"
     before = migrated.python(count)
@@ -236,6 +243,7 @@ def test_three_of_64_shards_fail_and_are_mended(
         assert status["failures"] == []
 
 
+@like_sqlite
 def test_a_failed_canary_keeps_the_others_back(migrated: Fleet) -> None:
     migrated.migration("0002_note", MAY_FAIL, ADD_NOTE)
     migrated.failing("shop_00000")
@@ -249,6 +257,7 @@ def test_a_failed_canary_keeps_the_others_back(migrated: Fleet) -> None:
     }  # fmt: skip
 
 
+@like_sqlite
 def test_so_many_failures_and_no_more(migrated: Fleet) -> None:
     migrated.migration("0002_note", MAY_FAIL, ADD_NOTE)
     migrated.failing(*shards(*range(1, 8)))
@@ -286,6 +295,7 @@ def test_a_node_that_is_down_does_not_keep_the_other_back(
 # ##### Output #####
 
 
+@like_sqlite
 def test_one_json_object_and_nothing_else(fleet: Fleet) -> None:
     done = fleet.manage("migrate_shards", "--create", "--json")
     assert done.err == ""
@@ -301,6 +311,7 @@ def test_one_json_object_and_nothing_else(fleet: Fleet) -> None:
     assert "are not as they should be" in failure["error"]
 
 
+@like_sqlite
 def test_plain_lines_when_piped(fleet: Fleet) -> None:
     done = fleet.manage("migrate_shards", "--create", "--verbosity", "2")
     assert sorted(line.partition(":")[0] for line in done.err.splitlines()) == shards(*range(8))
@@ -311,6 +322,7 @@ def test_plain_lines_when_piped(fleet: Fleet) -> None:
     assert (done.out, done.err) == ("", "")
 
 
+@like_sqlite
 def test_a_bar_on_a_terminal(fleet: Fleet) -> None:
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (24, 80))

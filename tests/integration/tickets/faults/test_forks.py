@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,9 @@ from tests.integration.tickets.faults.servers import (
     TicketDatabase,
 )
 from tests.patience import PATIENCE
+from tests.python_process import run_python
 
+ROOT = Path(__file__).parents[4]
 BLOCKS = pytest.mark.parametrize("block_size", [pytest.param(1, marks=pytest.mark.long), 100])
 ENDS = pytest.mark.parametrize("end", ["exit", "_exit"])
 BUSY = pytest.mark.parametrize("busy", ["busy", "idle"])
@@ -43,12 +44,13 @@ def fork(
     file.write_bytes(pickle.dumps(project))
     # Since Python 3.12, a fork of a process with threads is warned of, as this one is on purpose.
     forks_on_purpose = "ignore:This process (pid=:DeprecationWarning"
-    program = [sys.executable, "-W", forks_on_purpose, "-m", forking.__name__]
-    ran = subprocess.run(
-        [*program, str(file), sequence, busy, end],
-        capture_output=True,
-        text=True,
+    ran = run_python(
+        ["-W", forks_on_purpose, "-m", forking.__name__, str(file), sequence, busy, end],
+        cwd=ROOT,
+        env=os.environ,
         timeout=PATIENCE,
+        # Only its own interpreter cleans up at the end.
+        new_interpreter=end == "exit",
     )
     # A child that could not draw has printed the reason.
     assert ran.stderr == ""
@@ -56,12 +58,13 @@ def fork(
     return result
 
 
-def prove(result: dict[str, Any], busy: str) -> None:
-    assert result["ends"] == [0] * forking.CHILDREN
+def prove(result: dict[str, Any], busy: str, end: str) -> None:
+    count = forking.CHILDREN[end]
+    assert result["ends"] == [0] * count
     ids = [number for drawn in result["ids"] for number in drawn]
     assert len(ids) == len(set(ids))
     children = result["ids"][1:]
-    assert sorted(map(len, children)) == sorted([0, forking.EACH] * (forking.CHILDREN // 2))
+    assert sorted(map(len, children)) == sorted([0, forking.EACH] * (count // 2))
     if busy == "idle":  # otherwise the threads take turns with several connections
         assert result["kept"] == [True, True]
 
@@ -72,7 +75,7 @@ def prove(result: dict[str, Any], busy: str) -> None:
 def test_on_mariadb(
     pair: list[MariaDBTickets], tmp_path: Path, block_size: int, busy: str, end: str
 ) -> None:
-    prove(fork(pair, tmp_path, block_size, busy, end), busy)
+    prove(fork(pair, tmp_path, block_size, busy, end), busy, end)
 
 
 @BUSY
@@ -80,7 +83,7 @@ def test_on_mariadb(
 def test_on_postgresql(
     pair_on_postgresql: list[PostgreSQLTickets], tmp_path: Path, busy: str, end: str
 ) -> None:
-    prove(fork(pair_on_postgresql, tmp_path, 1, busy, end), busy)
+    prove(fork(pair_on_postgresql, tmp_path, 1, busy, end), busy, end)
 
 
 @BUSY
@@ -88,4 +91,4 @@ def test_on_postgresql(
 def test_on_sqlite(tmp_path: Path, busy: str, end: str, django_db_blocker: Any) -> None:
     with django_db_blocker.unblock():
         pair = [SQLiteTickets(tmp_path / f"{n}.sqlite3", SequenceSlot(n, 2)) for n in (1, 2)]
-        prove(fork(pair, tmp_path, 1, busy, end), busy)
+        prove(fork(pair, tmp_path, 1, busy, end), busy, end)
