@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import UTC, date, datetime, time, timedelta
@@ -107,7 +108,8 @@ def outcome(call: Callable[[], Any], alias: str) -> tuple[Any, list[str]]:
             value = repr(comparable_value(call()))
         except (Exception, Warning) as exc:
             value = (type(exc), str(exc))
-    statements = [str(query["sql"]) for query in sent]
+    # Bytes for a UUID become the text of a memoryview, with its address.
+    statements = [re.sub("(?<=<memory at )0x[0-9a-f]+", "", str(query["sql"])) for query in sent]
     return value, sorted(text for text in statements if "SAVEPOINT" not in text)
 
 
