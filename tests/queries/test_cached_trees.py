@@ -19,6 +19,7 @@ from django.db import connections
 from django.db.models import Q, QuerySet
 from django.test.utils import CaptureQueriesContext
 
+from sharded_orm.cache.keys import Scope
 from sharded_orm.cache.reader import Reader
 from sharded_orm.cache.requests import CacheRequest, ListRequest, ObjectRequest
 from sharded_orm.exceptions import ShardedOrmError
@@ -162,7 +163,7 @@ def result(call: Callable[[], Any]) -> Any:
 def entries() -> Iterator[list[tuple[str, ...]]]:
     """Collect the names of the guards and entries that are looked up."""
     names: list[tuple[str, ...]] = []
-    read = Reader.read
+    read, read_object = Reader.read, Reader.read_object
 
     def name_of(request: CacheRequest) -> str:
         assert isinstance(request, ObjectRequest | ListRequest)
@@ -172,8 +173,16 @@ def entries() -> Iterator[list[tuple[str, ...]]]:
         names.extend((*request.scope.guards, name_of(request)) for request in requests)
         read(self, requests, **kwargs)
 
+    # By this method, plans read one row.
+    def reading_object(
+        self: Any, scope: Scope, form: Any, state: Any, pk: str, **kwargs: Any
+    ) -> Any:
+        names.append((*scope.guards, scope.object_name(pk)))
+        return read_object(self, scope, form, state, pk, **kwargs)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Reader, "read", reading)
+        patch.setattr(Reader, "read_object", reading_object)
         yield names
 
 

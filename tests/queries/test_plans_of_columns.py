@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import UTC, date, datetime, time, timedelta
@@ -69,6 +70,12 @@ ENDS: list[Callable[[Any], Any]] = [
 ]  # fmt: skip
 
 
+def value_for(name: str, value: Callable[[], Any]) -> Any:
+    """Return the value. For bytes, a number is their count, and no server takes two gigabytes."""
+    made = value()
+    return 7 if name.startswith("blob") and made == 2**31 else made
+
+
 class ColumnProgram:
     """A random chain of calls on one model, the same for each run of one seed."""
 
@@ -87,9 +94,10 @@ class ColumnProgram:
                 names = pick.sample(self._columns, pick.randrange(4))
                 rows = pick.choice(SELECTIONS)(rows, tuple(names))
             else:
-                conditions = {
-                    self._name(pick): pick.choice(VALUES)() for _ in range(pick.randrange(1, 3))
-                }
+                conditions = {}
+                for _ in range(pick.randrange(1, 3)):
+                    name = self._name(pick)
+                    conditions[name] = value_for(name, pick.choice(VALUES))
                 rows = (rows.filter if choice < 0.7 else rows.exclude)(**conditions)
         return pick.choice(ENDS)(rows)
 
@@ -107,7 +115,8 @@ def outcome(call: Callable[[], Any], alias: str) -> tuple[Any, list[str]]:
             value = repr(comparable_value(call()))
         except (Exception, Warning) as exc:
             value = (type(exc), str(exc))
-    statements = [str(query["sql"]) for query in sent]
+    # Bytes for a UUID become the text of a memoryview, with its address.
+    statements = [re.sub("(?<=<memory at )0x[0-9a-f]+", "", str(query["sql"])) for query in sent]
     return value, sorted(text for text in statements if "SAVEPOINT" not in text)
 
 
@@ -168,7 +177,8 @@ def test_the_plan_of_one_value_is_not_used_for_another(column: str, samples: Non
 
             def read(value: Callable[[], Any]) -> Any:
                 rows = getattr(Sample.objects.filter(owner=ONE), method)  # noqa: B023
-                return list(rows(**{column + lookup: value()}).values_list("id"))  # noqa: B023
+                name = column + lookup  # noqa: B023
+                return list(rows(**{name: value_for(name, value)}).values_list("id"))
 
             with without_plans():
                 expected = [outcome(partial(read, value), SHARD[ONE]) for value in VALUES]

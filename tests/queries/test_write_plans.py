@@ -35,6 +35,7 @@ from sharded_orm.models.querysets.plans import without_plans
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from tests.photos.models import Album, Board, Photo, Story, Tag, Visit
 from tests.queries.conftest import DATABASES, NEAR, ONE, SHARD, START, TWO
+from tests.queries.test_plans_of_columns import value_for
 from tests.queries.twins import GROUP, comparable_value
 from tests.samples.models import Sample
 
@@ -105,7 +106,7 @@ class Write:
         row = Sample.objects.get(owner=ONE, id=1)
         # Few fields, so that many saves have only values that the database accepts.
         names = pick.sample(NAMES, pick.choice([1, 1, 1, 2, 3]))
-        values = {name: pick.choice(VALUES)() for name in names}
+        values = {name: value_for(name, pick.choice(VALUES)) for name in names}
         way = pick.randrange(13)
         if way < 3:
             conditions: dict[str, Any] = pick.choice([
@@ -148,7 +149,7 @@ class Write:
             Sample.objects.filter(owner=ONE, id=1).delete()
         signals: list[Any] = []
         changed_by_receiver = pick.choice([None, None, None, None, *NAMES])
-        new_value = pick.choice(VALUES)()
+        new_value = value_for(changed_by_receiver or "", pick.choice(VALUES))
 
         def receive(instance: Any, signal: Any, **kwargs: Any) -> None:
             kwargs.pop("sender")

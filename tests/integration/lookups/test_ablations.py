@@ -50,7 +50,7 @@ ABLATIONS = {
         "savepoint_rolled_back",
         _forget,
     ),
-    "values are not reserved": (reservation, "_take_unique", _forget),
+    "values are not reserved": (reservation, "_take_over_if_free", _forget),
     "rows of the same value are not looked for": (reservation, "has_row", lambda *args: False),
     "remembered keys are believed": (
         ReadingQuerySet,

@@ -149,7 +149,8 @@ def test_every_process_is_killed(
     selected: Sequence[str], least: int, undisturbed: Undisturbed, killing: Killing
 ) -> None:
     """Each process gets a few statements further than the last, or as far as its first commit."""
-    assert killing.run_to_end_with_kills(selected, least) > 5
+    # With 20 changes each, three processes are enough on MariaDB.
+    assert killing.run_to_end_with_kills(selected, least) > (5 if least < 20 else 2)
     killing.check(undisturbed.promised, [ALIASES[int(selected[1])]])
 
 

@@ -393,9 +393,10 @@ class Site:
 
     def use_cache(self, server: MemcachedServer) -> None:
         """Have processes that start from now on cache entries."""
+        # A prefix has at most 32 characters; the number of the folder is at its end.
         self.caches = {"default": server.django()}
         self.setting["CACHE"] = {
-            "OBJECTS": "default", "PREFIX": f"{self.folder.name}:", "TIMEOUT": 1.0,
+            "OBJECTS": "default", "PREFIX": f"{self.folder.name[-31:]}:", "TIMEOUT": 1.0,
             "COMMIT_WITHIN": 1.5, "QUARANTINE": 3.5,
         }  # fmt: skip
         self.save()
