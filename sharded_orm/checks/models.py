@@ -228,14 +228,20 @@ def _order(model: type[ShardedModel]) -> Iterator[checks.CheckMessage]:
     options = shard_options(model)
     if options is None or relation is None or relation == options.key:
         return
-    # A GenericForeignKey has no remote_field. It may refer to a row of any model.
+    # A GenericForeignKey has no remote_field. It may refer to a row of any model. Neither has a field
+    # that is no relation.
     remote = relation.remote_field
     key = options.key.name if options.key is not None else ""
-    if remote is None and relation.fk_field == key:
+    if remote is None and getattr(relation, "fk_field", relation.name) == key:
         return
     related = shard_options(remote.model) if remote is not None else None
     if related is None or related.group != options.group:
-        one = f"one {remote.model.__name__}" if remote is not None else "one related row"
+        if remote is not None:
+            one = f"one {remote.model.__name__}"
+        elif isinstance(relation, models.Field):
+            one = f"one value of {relation.name!r}"
+        else:
+            one = "one related row"
         yield checks.Error(
             f"order_with_respect_to = {relation.name!r} numbers rows on each shard apart, and the rows of"
             f" {one} may be on several.",

@@ -225,6 +225,20 @@ def test_an_order_by_the_relation_that_is_the_key() -> None:
     assert declare(ordered) == {"W011"}
 
 
+@pytest.mark.parametrize(("name", "expected"), [("shelf", {"E023"}), ("user_id", set())])
+def test_an_order_by_a_field_that_is_no_relation(name: str, expected: set[str]) -> None:
+    def ordered() -> type[Any]:
+        class Ordered(Base):
+            shelf = models.BigIntegerField()
+
+            class Meta(Base.Meta):
+                order_with_respect_to = name
+
+        return Ordered
+
+    assert declare(ordered) - {"W011"} == expected
+
+
 @pytest.mark.parametrize(("key", "expected"), [("user_id", {"E023"}), ("object_id", set())])
 def test_an_order_by_a_generic_foreign_key(key: str, expected: set[str]) -> None:
     """It may refer to a row of any model, also to one whose notes are on several shards."""
