@@ -19,6 +19,7 @@ The ids of the checks never change. No check in this module queries a database.
 ``sharded_orm.E018``  the group has too many shards for the bits in an id
 ``sharded_orm.E021``  a ``TimestampedIDField`` is not unique
 ``sharded_orm.E023``  ``order_with_respect_to`` orders rows of several shards
+``sharded_orm.W037``  ``order_with_respect_to`` is a generic foreign key, which may leave the group
 ``sharded_orm.E050``  a text key has a collation that treats different keys as equal; see also
                       ``sharded_orm.checks.databases``, which reads the collations in databases
 ``sharded_orm.E077``  a model has a ``ShardMeta`` and is not sharded
@@ -228,23 +229,32 @@ def _order(model: type[ShardedModel]) -> Iterator[checks.CheckMessage]:
     options = shard_options(model)
     if options is None or relation is None or relation == options.key:
         return
-    # A GenericForeignKey has no remote_field. It may refer to a row of any model. Neither has a field
-    # that is no relation.
-    remote = relation.remote_field
     key = options.key.name if options.key is not None else ""
-    if remote is None and getattr(relation, "fk_field", relation.name) == key:
+    if hasattr(relation, "fk_field"):
+        # A generic foreign key, which may refer to a row of any model. The declaration does not tell
+        # whether all these rows are in the group, so this is no error.
+        if relation.fk_field != key:
+            yield checks.Warning(
+                f"order_with_respect_to = {relation.name!r} numbers rows on each shard apart. If one of"
+                " them is about a row outside of the group, others about this row may be on several"
+                " shards.",
+                hint=f"Silence it if {relation.name!r} only refers to rows of group {options.group!r}."
+                f" Otherwise make {relation.fk_field!r} the shard key, or use a field of your own for"
+                " the order.",
+                obj=model,
+                id="sharded_orm.W037",
+            )
+        return
+    # A field that is no relation has no remote_field.
+    remote = relation.remote_field
+    if remote is None and relation.name == key:
         return
     related = shard_options(remote.model) if remote is not None else None
     if related is None or related.group != options.group:
-        if remote is not None:
-            one = f"one {remote.model.__name__}"
-        elif isinstance(relation, models.Field):
-            one = f"one value of {relation.name!r}"
-        else:
-            one = "one related row"
+        one = remote.model.__name__ if remote is not None else f"value of {relation.name!r}"
         yield checks.Error(
             f"order_with_respect_to = {relation.name!r} numbers rows on each shard apart, and the rows of"
-            f" {one} may be on several.",
+            f" one {one} may be on several.",
             hint="Use a relation inside the group, or the relation that is the shard key; or a field of"
             " your own for the order.",
             obj=model,
