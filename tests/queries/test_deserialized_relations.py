@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import pytest
 from django.core import serializers
+from django.core.serializers.base import DeserializedObject
 from django.db.models.signals import pre_save
 
-from sharded_orm.exceptions import CrossShardRelation
+from sharded_orm import runtime
+from sharded_orm.exceptions import CrossShardRelation, ShardKeyRequired
+from sharded_orm.models.relations.deserialized_rows import install_check
 from tests.photos.models import Photo, Tag
-from tests.queries.conftest import DATABASES, ONE, TWO
+from tests.queries.conftest import DATABASES, ONE, TWO, UNPLACED
 
 pytestmark = [pytest.mark.every_backend, pytest.mark.django_db(databases=DATABASES)]
 
@@ -47,3 +52,46 @@ def test_a_relation_on_the_shard_is_stored(placed: None) -> None:
     item = deserialized([8])
     item.save(save_m2m=False)
     assert item.m2m_data is None
+
+
+@pytest.mark.parametrize(
+    "tag",
+    [lambda: 7, lambda: Tag(id=7, user_id=UNPLACED, name="t")],
+    ids=["an id", "a new instance"],
+)
+def test_a_new_key_has_no_rows_to_relate(placed: None, tag: Callable[[], Any]) -> None:
+    item = DeserializedObject(Photo(pk=99, user_id=UNPLACED, title="x"), {"tags": [tag()]})
+    with pytest.raises(CrossShardRelation, match=r"no Tag with id in \[7\]: .* same shard key"):
+        item.save()
+    assert runtime.locate("photos", UNPLACED) is None
+
+
+def test_a_row_without_its_key_is_refused_as_without_relations(placed: None) -> None:
+    with pytest.raises(ShardKeyRequired):
+        DeserializedObject(Photo(pk=99, title="x"), {"tags": [7]}).save()
+
+
+def test_relations_from_an_iterator_are_stored(placed: None) -> None:
+    Tag.objects.create(id=7, user_id=ONE, name="t")
+    row = Photo(pk=99, user_id=ONE, title="x")
+    DeserializedObject(row, {"tags": (number for number in [7])}).save()
+    assert [tag.pk for tag in row.tags.all()] == [7]
+
+
+def test_the_check_is_installed_on_a_function_that_another_package_has_wrapped(
+    placed: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    django: Any = DeserializedObject.save.__wrapped__  # type: ignore[attr-defined]
+
+    @wraps(django)
+    def save(*args: Any, **kwargs: Any) -> None:
+        django(*args, **kwargs)
+
+    monkeypatch.setattr(DeserializedObject, "save", save)
+    install_check()
+    with pytest.raises(CrossShardRelation):
+        deserialized([7]).save()
+    assert not Photo.objects.scatter().exists()
+    installed = DeserializedObject.save
+    install_check()
+    assert DeserializedObject.save is installed

@@ -17,7 +17,9 @@ from sharded_orm.models.relations.managers import ManyBeside
 def install_check() -> None:
     """Make ``DeserializedObject.save()`` check relations first. Further calls do nothing."""
     save = DeserializedObject.save
-    if hasattr(save, "__wrapped__"):
+    # Another package may have wrapped Django's function. So look for a mark of the own function,
+    # which functools.wraps() copies if another package wraps this one.
+    if hasattr(save, "checks_relations"):
         return
 
     @wraps(save)
@@ -28,6 +30,7 @@ def install_check() -> None:
             _check(self.object, self.m2m_data)
         save(self, save_m2m, using, **kwargs)
 
+    save_checked.checks_relations = True  # type: ignore[attr-defined]  # see above
     DeserializedObject.save = save_checked  # type: ignore[method-assign]  # Django has no hook here
 
 
@@ -44,6 +47,8 @@ def _check(row: Any, relations: dict[str, Any]) -> None:
     for name, related in relations.items():
         manager = getattr(row, name)
         if isinstance(manager, ManyBeside):
+            # An iterator can be read only once, and Django reads it after the row is stored.
+            relations[name] = related = list(related)
             # The row may be related to itself, and is not stored yet.
             is_own = manager.model._meta.concrete_model is row._meta.concrete_model
             manager.check_targets([item for item in related if not (is_own and item == row.pk)])

@@ -23,7 +23,7 @@ from sharded_orm.models.sharding.counted_ids import is_unique_over_shards
 from sharded_orm.models.sharding.current_shard import current_alias
 from sharded_orm.models.sharding.instance_shard import on_shard_of
 from sharded_orm.models.sharding.key_errors import describe
-from sharded_orm.models.sharding.options import ShardOptions, shard_options
+from sharded_orm.models.sharding.options import ShardOptions, options_of, shard_options
 from sharded_orm.models.sharding.row_placement import colocated_alias
 from sharded_orm.models.sharding.same_key import key_for_related, refuse_two_keys, with_key
 
@@ -348,13 +348,26 @@ class ManyBeside(RelatedRows):
             return
         alias = router.db_for_write(self.through, instance=self.instance)
         column = self.target_field.target_field.attname
-        key = key_for_related(self.model, self._rel.field, self.instance)
-        rows = self.model._base_manager.using(alias).filter(**{f"{column}__in": values}, **key)
-        absent = values.difference(rows.values_list(column, flat=True))
+        if alias == self._options.group:
+            # The instance is new, and has no shard yet. So no related row is stored, and there is no
+            # database to ask.
+            self._refuse_missing_key()
+            absent, place = values, "no shard yet, so beside it"
+        else:
+            key = key_for_related(self.model, self._rel.field, self.instance)
+            rows = self.model._base_manager.using(alias).filter(**{f"{column}__in": values}, **key)
+            absent = values.difference(rows.values_list(column, flat=True))
+            place = f"shard {alias!r}, where"
         if absent:
             name = self.model._meta.object_name
             raise CrossShardRelation(
-                f"{describe(self.instance)} is on shard {alias!r}, where there is no {name} with"
+                f"{describe(self.instance)} is on {place} there is no {name} with"
                 f" {column} in {sorted(absent, key=repr)!r}: rows of one group can only be related on one"
                 " shard. Relate it to rows that are stored and have the same shard key."
             )
+
+    def _refuse_missing_key(self) -> None:
+        """Raise the error with which the new instance cannot be saved, if its shard key is missing."""
+        options = options_of(self.instance)
+        if options is not None and not options.awaits_key(self.instance):
+            options.key_of(self.instance)
