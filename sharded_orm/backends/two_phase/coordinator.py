@@ -10,6 +10,7 @@ docs/decisions/0041-two-phase-commit.md explains why this is safe if a process d
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Final, Protocol
 
 from django.db import DatabaseError
@@ -189,12 +190,15 @@ class Coordinator:
                 raise
             # The decision to commit may be stored. So when the caller rolls back, the branches (the
             # parts on the other shards) must stay prepared. A recovery ends them later.
+            # Report this first, because a second interruption may end the rest.
+            self._report(_shards([decider, *branches]), True)
             if not decider.autocommit:
                 # An interruption has left the transaction open, because PostgreSQL's driver does
                 # not switch autocommit on then. A recovery would wait for this transaction, so end
-                # it with its session, as a lost connection does.
-                decider.close()
-            self._report(_shards([decider, *branches]), True)
+                # it with its session, as a lost connection does. Do not raise an error of close(),
+                # because the caller must learn that the outcome is unknown.
+                with suppress(Exception):
+                    decider.close()
             if not isinstance(exc, Exception):
                 raise
             aliases = [decider.alias, *(member.alias for member in branches)]

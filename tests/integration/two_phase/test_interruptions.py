@@ -10,6 +10,7 @@ from django.db import OperationalError, transaction
 
 import sharded_orm
 from sharded_orm.exceptions import CommitOutcomeUnknown, TwoPhaseMisused
+from sharded_orm.two_phase.branch_watch import watch
 from tests.integration.two_phase.bank import START, Bank
 from tests.integration.two_phase.test_kills import recover
 from tests.unit.backends.group.conftest import GROUP
@@ -98,6 +99,43 @@ def test_an_interrupted_decision_is_as_one_whose_answer_is_lost(bank: Bank, is_s
     change = 1 if is_sent else 0
     assert bank.balances() == [START + change, START, START - change, START]
     bank.transfer(0, 8)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OperationalError])
+def test_a_recovery_is_told_of_branches_if_the_decider_cannot_be_closed(
+    bank: Bank, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decider: Any = bank[0]
+    close, note = decider.close, watch.note
+    left: list[bool] = []
+
+    def recorded(shards: Any, is_left: bool) -> None:
+        left.append(is_left)
+        note(shards, is_left)
+
+    def interrupted() -> None:
+        del decider._commit
+        raise KeyboardInterrupt
+
+    def interrupted_close() -> None:
+        del decider.close
+        close()
+        raise error
+
+    monkeypatch.setattr(watch, "note", recorded)
+    # An error of close() must not take the place of CommitOutcomeUnknown. An interruption may.
+    with (
+        pytest.raises((KeyboardInterrupt, CommitOutcomeUnknown)),
+        sharded_orm.atomic(GROUP, two_phase=True),
+    ):
+        bank.add(0, 1)
+        bank.add(8, -1)
+        decider._commit, decider.close = interrupted, interrupted_close
+    # On MariaDB, the session stays open, because autocommit is on after the interruption.
+    decider.__dict__.pop("close", None)
+    assert left == [True]
+    recover(bank)
+    assert bank.balances() == [START] * 4
 
 
 def test_a_block_on_a_shard_that_is_still_open(bank: Bank) -> None:
