@@ -263,9 +263,8 @@ class GroupTransactions(BaseDatabaseWrapper):
     # ##### Outermost level #####
 
     def _commit(self) -> None:
-        # If the transaction must be rolled back, raise an error. Django's Atomic would roll the
-        # transaction back, but the user may have switched autocommit off by hand. Django's Atomic
-        # does not know of a savepoint that did not exist.
+        # Raise an error here too: autocommit may be off by hand, and Atomic does not know of a missing
+        # savepoint.
         self.validate_no_broken_transaction()
         committed: set[str] = set()
         participants = list(self.participants.values())
