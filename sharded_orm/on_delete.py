@@ -24,6 +24,7 @@ from django.db.models.deletion import Collector
 from sharded_orm.cache.request_cache import uncached
 from sharded_orm.exceptions import CrossShardRelation
 from sharded_orm.models.querysets.deletion_checks import prepared_for_deletion, run_collectors
+from sharded_orm.models.querysets.deletion_values import refuse_values_of_deletion
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.sharding.bound_rows import refuse_other_key
 from sharded_orm.models.sharding.options import shard_options
@@ -71,6 +72,8 @@ def CASCADE(
             )
         if shows:
             _show(collector, on_shard)
+        else:
+            refuse_values_of_deletion(on_shard)
         rows_there.origin = collector.origin
         collector.fast_deletes.append(_ShardDeletion(collector, rows_there))
 

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from django.db.migrations.writer import MigrationWriter
+from django.db.models.signals import pre_delete
 
 from sharded_orm.exceptions import CrossKeyRelation, CrossShardRelation
 from tests.queries.conftest import DATABASES
-from tests.twins.models import REPLACEMENT_FOLDER, Clip, Folder
+from tests.twins.models import (
+    REPLACEMENT_DRAWER,
+    REPLACEMENT_FOLDER,
+    Clip,
+    Desk,
+    Drawer,
+    Folder,
+    Letter,
+)
 
 pytestmark = [pytest.mark.every_backend, pytest.mark.django_db(databases=DATABASES)]
 
@@ -54,6 +63,56 @@ def test_an_instance_of_the_same_key_is_set() -> None:
     Folder.objects.create(id=REPLACEMENT_FOLDER, owner=KEY)
     assert DELETE["row"]() == (1, {"twins.Folder": 1})
     assert _folders() == [(KEY, REPLACEMENT_FOLDER), (OTHER_KEY, OTHER_KEY)]
+
+
+@pytest.fixture(params=[False, True], ids=["without their rows", "with their rows"])
+def letters_are_read(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Django reads the letters that it deletes if a signal needs them."""
+
+    def receive(**kwargs: Any) -> None:
+        pass
+
+    if request.param:
+        pre_delete.connect(receive, sender=Letter)
+    yield
+    pre_delete.disconnect(receive, sender=Letter)
+
+
+def _desks(*keys: int) -> None:
+    for key in keys:
+        desk = Desk.objects.create(id=key, owner=key)
+        drawer = Drawer.objects.create(id=key, owner=key, desk=desk)
+        Letter.objects.create(id=key, owner=key, desk=desk, drawer=drawer)
+    near = Desk.objects.create(id=NEAR_KEY, owner=NEAR_KEY)
+    Drawer.objects.create(id=REPLACEMENT_DRAWER, owner=NEAR_KEY, desk=near)
+
+
+@pytest.mark.usefixtures("letters_are_read")
+def test_rows_that_the_same_deletion_deletes_may_get_an_instance_of_another_key() -> None:
+    _desks(KEY)
+    counts = {"twins.Desk": 1, "twins.Drawer": 1, "twins.Letter": 1}
+    assert Desk.objects.get(owner=KEY, pk=KEY).delete() == (3, counts)
+    assert not Letter.objects.scatter().exists()
+    assert Drawer.objects.scatter().get().pk == REPLACEMENT_DRAWER
+
+
+@pytest.mark.usefixtures("letters_are_read")
+def test_other_rows_of_the_same_deletion_are_refused() -> None:
+    _desks(KEY)
+    kept = Desk.objects.create(id=3, owner=KEY)
+    Letter.objects.create(id=3, owner=KEY, desk=kept, drawer_id=KEY)
+    with pytest.raises(CrossKeyRelation, match="same shard key"):
+        Desk.objects.get(owner=KEY, pk=KEY).delete()
+    assert sorted(Letter.objects.scatter().values_list("pk", "drawer_id")) == [(1, KEY), (3, KEY)]
+
+
+@pytest.mark.usefixtures("letters_are_read")
+def test_an_instance_of_another_shard_is_refused_for_all_rows() -> None:
+    _desks(KEY, OTHER_KEY)
+    with pytest.raises(CrossShardRelation, match="same shard key"):
+        Desk.objects.filter(pk__lt=NEAR_KEY).scatter().delete()
+    assert Letter.objects.scatter().count() == 2
+    assert Desk.objects.scatter().count() == 3
 
 
 def test_the_value_is_written_into_migrations() -> None:

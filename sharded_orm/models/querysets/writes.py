@@ -211,7 +211,7 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
         self._refuse_key(kwargs, "update()")
         if self.query.is_sliced or self.query.combinator:
             return super().update(**kwargs)  # Django refuses to update a slice or a union().
-        self.refuse_instances_of_other_key(kwargs)
+        self._refuse_instances_of_other_key(kwargs)
         return repeated(
             self._options.group,
             lambda: self._update_rows(kwargs),
@@ -243,7 +243,7 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
                 updated += follow_shard(self._options.group, update)
         return updated
 
-    def refuse_instances_of_other_key(self, values: dict[str, Any]) -> None:
+    def _refuse_instances_of_other_key(self, values: dict[str, Any]) -> None:
         """Raise :exc:`CrossKeyRelation` if a row would refer to an instance of another shard key.
 
         For example, ``update(album=album)`` is refused if one of the rows does not have the album's
@@ -303,10 +303,12 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
         """Delete the rows on each shard, in one transaction per shard.
 
         If the rows are on several shards, a check precedes the deletion: if ``PROTECT`` or
-        ``RESTRICT`` forbids the deletion of a row on any shard, an error is raised before any row
-        is deleted. The check repeats the reads of Django's ``delete()`` on each shard. It is left
-        out if nothing can forbid the deletion: no foreign key with ``PROTECT``, ``RESTRICT`` or a
-        function of the project, and no generic relation to rows of another group.
+        ``RESTRICT`` forbids the deletion of a row on any shard, or ``SET()`` would give an instance
+        of another shard key to a row, an error is raised before any row is deleted. The check
+        repeats the reads of Django's ``delete()`` on each shard, and calls the functions that it
+        calls. It is left out if nothing can forbid the deletion: no foreign key with ``PROTECT``,
+        ``RESTRICT``, a function of the project, or ``SET()`` of a function or an instance, and no
+        generic relation to rows of another group.
         """
         if self._is_deletion_refused():
             return super().delete()
