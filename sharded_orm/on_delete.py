@@ -29,6 +29,7 @@ from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.sharding.bound_rows import refuse_other_key
 from sharded_orm.models.sharding.options import shard_options
 from sharded_orm.models.sharding.query import ShardedQuery
+from sharded_orm.models.sharding.rewritten_keys import refuse_rewritten_keys
 
 __all__ = ["CASCADE", "LEAVE", "PROTECT", "SET_NULL"]
 
@@ -57,6 +58,8 @@ def CASCADE(
     """
     # True if the collector is NestedObjects of the admin, which shows rows and never deletes them.
     shows = hasattr(collector, "add_edge")
+    if not shows:
+        refuse_rewritten_keys(field.model)
     rows = _dependent_rows(field, sub_objs)
 
     def collect(alias: str) -> None:

@@ -6,10 +6,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from django.db import models
 from django.db.migrations.writer import MigrationWriter
 from django.db.models.signals import pre_delete
+from django.test.utils import isolate_apps
 
-from sharded_orm.exceptions import CrossKeyRelation, CrossShardRelation
+from sharded_orm.exceptions import CrossKeyRelation, CrossShardRelation, ShardKeyChanged
+from sharded_orm.models import ShardedModel
 from tests.queries.conftest import DATABASES
 from tests.twins.models import (
     REPLACEMENT_DRAWER,
@@ -19,7 +22,9 @@ from tests.twins.models import (
     Drawer,
     Folder,
     Letter,
+    SheetColumns,
 )
+from tests.versions import HAS_DATABASE_ON_DELETE
 
 pytestmark = [pytest.mark.every_backend, pytest.mark.django_db(databases=DATABASES)]
 
@@ -113,6 +118,65 @@ def test_an_instance_of_another_shard_is_refused_for_all_rows() -> None:
         Desk.objects.filter(pk__lt=NEAR_KEY).scatter().delete()
     assert Letter.objects.scatter().count() == 2
     assert Desk.objects.scatter().count() == 3
+
+
+KEY_VALUES: dict[str, Any] = {
+    "SET of a function": models.SET(int),
+    "SET": models.SET(5),
+    "SET_DEFAULT": models.SET_DEFAULT,
+    "SET_NULL": models.SET_NULL,
+    **{
+        name: getattr(models, name)
+        for name in ("DB_SET_DEFAULT", "DB_SET_NULL")
+        if HAS_DATABASE_ON_DELETE
+    },
+}
+
+
+@pytest.mark.parametrize("on_delete", KEY_VALUES.values(), ids=KEY_VALUES)
+def test_a_deletion_never_writes_another_shard_key(on_delete: Any) -> None:
+    # The models have no tables. So each query would raise another error.
+    with isolate_apps("tests.twins"):
+
+        class Wing(SheetColumns, ShardedModel):
+            class Meta:
+                app_label = "twins"
+
+            class ShardMeta:
+                group = "events"
+                shard_key = "owner"
+
+        class Hall(SheetColumns, ShardedModel):
+            wing = models.ForeignKey(Wing, models.CASCADE, related_name="halls")
+
+            class Meta:
+                app_label = "twins"
+
+            class ShardMeta:
+                group = "events"
+                shard_key = "owner"
+
+        class Pin(ShardedModel):
+            id = models.BigIntegerField(primary_key=True)
+            hall = models.ForeignKey(Hall, on_delete, default=5, db_default=5)
+
+            class Meta:
+                app_label = "twins"
+
+            class ShardMeta:
+                group = "events"
+                shard_key = "hall"
+
+        deletions: list[Callable[[], Any]] = [
+            Hall(id=KEY, owner=KEY).delete,
+            Wing(id=KEY, owner=KEY).delete,
+            Hall.objects.filter(owner=KEY).delete,
+            Hall.objects.using("events_00001").delete,
+            Wing.objects.scatter().delete,
+        ]
+        for delete in deletions:
+            with pytest.raises(ShardKeyChanged, match="cannot set 'hall' of Pin"):
+                delete()
 
 
 def test_the_value_is_written_into_migrations() -> None:

@@ -21,6 +21,7 @@ from sharded_orm.models.querysets.route import colocation_on, names_shards, plai
 from sharded_orm.models.sharding import row_placement
 from sharded_orm.models.sharding.key_errors import describe, shard_key_required
 from sharded_orm.models.sharding.options import options_of, required_options
+from sharded_orm.models.sharding.rewritten_keys import refuse_rewritten_keys
 from sharded_orm.models.sharding.same_key import (
     cross_key_relation,
     joined_instances,
@@ -309,9 +310,13 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
         calls. It is left out if nothing can forbid the deletion: no foreign key with ``PROTECT``,
         ``RESTRICT``, a function of the project, or ``SET()`` of a function or an instance, and no
         generic relation to rows of another group.
+
+        :raises ShardKeyChanged: ``on_delete`` of a foreign key that is a shard key would give it
+            another value.
         """
         if self._is_deletion_refused():
             return super().delete()
+        refuse_rewritten_keys(self.model)
         return repeated(
             self._options.group,
             self._delete_rows,
