@@ -124,7 +124,9 @@ class ModelLookup:
                 field in (self.field, self.key) or on_delete.__name__ == "DB_CASCADE"
             ):
                 # No on_delete may give the shard key another value.
-                others = "CASCADE or PROTECT" if field is self.key else "CASCADE, SET_NULL or the like"
+                others = (
+                    "CASCADE or PROTECT" if field is self.key else "CASCADE, SET_NULL or the like"
+                )
                 return (
                     f"does not learn of rows that the database itself changes, and {field.name!r} has"
                     f" on_delete={on_delete.__name__}: use {others}"
