@@ -24,10 +24,12 @@ from django.db.models.deletion import Collector
 from sharded_orm.cache.request_cache import uncached
 from sharded_orm.exceptions import CrossShardRelation
 from sharded_orm.models.querysets.deletion_checks import prepared_for_deletion, run_collectors
+from sharded_orm.models.querysets.deletion_values import refuse_values_of_deletion
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.sharding.bound_rows import refuse_other_key
 from sharded_orm.models.sharding.options import shard_options
 from sharded_orm.models.sharding.query import ShardedQuery
+from sharded_orm.models.sharding.rewritten_keys import refuse_rewritten_keys
 
 __all__ = ["CASCADE", "LEAVE", "PROTECT", "SET_NULL"]
 
@@ -56,6 +58,8 @@ def CASCADE(
     """
     # True if the collector is NestedObjects of the admin, which shows rows and never deletes them.
     shows = hasattr(collector, "add_edge")
+    if not shows:
+        refuse_rewritten_keys(field.model)
     rows = _dependent_rows(field, sub_objs)
 
     def collect(alias: str) -> None:
@@ -71,6 +75,8 @@ def CASCADE(
             )
         if shows:
             _show(collector, on_shard)
+        else:
+            refuse_values_of_deletion(on_shard)
         rows_there.origin = collector.origin
         collector.fast_deletes.append(_ShardDeletion(collector, rows_there))
 

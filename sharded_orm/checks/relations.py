@@ -9,6 +9,7 @@
 ``sharded_orm.E008``  a many-to-many table would join models of different groups
 ``sharded_orm.W020``  a foreign key inside the group has no database constraint
 ``sharded_orm.E022``  a generic relation leaves the group by an id that is unique only within its shard
+``sharded_orm.E080``  an ``on_delete`` would give a shard key another value
 ==================  ==========================================================
 """
 
@@ -25,6 +26,7 @@ from sharded_orm.models.base import ShardedModel
 from sharded_orm.models.sharding.copies import has_copies
 from sharded_orm.models.sharding.counted_ids import counts_per_shard
 from sharded_orm.models.sharding.options import ShardOptions, shard_options
+from sharded_orm.models.sharding.rewritten_keys import is_shard_key, name_of_new_value
 
 
 def check_relations(model: type[models.Model]) -> Iterator[checks.CheckMessage]:
@@ -42,6 +44,11 @@ def _relations(model: type[models.Model]) -> Iterator[checks.CheckMessage]:
         other = group_of_model(remote.model)
         policy: Any = remote.on_delete
         is_policy = policy in on_delete.POLICIES
+        if own is not None and is_shard_key(field):
+            name = "SET_NULL" if policy is on_delete.SET_NULL else name_of_new_value(policy)
+            if name is not None:
+                yield _rewritten_key(field, name)
+                continue
         if is_policy and (own is None or other is not None):
             yield checks.Error(
                 f"sharded_orm.on_delete.{policy.__name__} is for foreign keys from shards to"
@@ -96,6 +103,17 @@ def _relations(model: type[models.Model]) -> Iterator[checks.CheckMessage]:
                 obj=many,
                 id="sharded_orm.E008",
             )
+
+
+def _rewritten_key(field: Any, on_delete_name: str) -> checks.CheckMessage:
+    return checks.Error(
+        f"on_delete={on_delete_name} of the shard key {field.name!r} would give it another value, and"
+        " the rows would stay on the shard of the former one.",
+        hint="Set on_delete to CASCADE or PROTECT. To keep rows, create them under the new key, and"
+        " delete the old ones.",
+        obj=field,
+        id="sharded_orm.E080",
+    )
 
 
 def _generic_relations(model: Any) -> Iterator[checks.CheckMessage]:

@@ -47,6 +47,7 @@ from sharded_orm.models.sharding.kept_shard import KeptShard, keep_shard
 from sharded_orm.models.sharding.key_errors import describe, shard_key_required
 from sharded_orm.models.sharding.key_validation import install_key_validation
 from sharded_orm.models.sharding.options import ShardOptions, options_of, shard_options
+from sharded_orm.models.sharding.rewritten_keys import refuse_rewritten_keys
 from sharded_orm.models.sharding.row_placement import colocated_alias
 from sharded_orm.models.sharding.same_key import are_of_two_keys, refuse_related_of_other_key
 from sharded_orm.models.sharding.statements import check_insert, check_update, has_expressions
@@ -176,6 +177,7 @@ class ShardedModel(RowValidation, metaclass=ShardedModelBase):
         self, using: str | None = None, keep_parents: bool = False
     ) -> tuple[int, dict[str, int]]:
         refuse_other_key(self)
+        refuse_rewritten_keys(self.__class__)
         options = self._shard_options()
 
         def write() -> tuple[int, dict[str, int]]:

@@ -104,6 +104,39 @@ class Clip(SheetColumns, ShardedModel):
         shard_key = "owner"
 
 
+class Desk(SheetColumns, ShardedModel):
+    class ShardMeta:
+        group = "events"
+        shard_key = "owner"
+
+
+class Drawer(SheetColumns, ShardedModel):
+    desk = models.ForeignKey(Desk, models.CASCADE, related_name="drawers")
+
+    class ShardMeta:
+        group = "events"
+        shard_key = "owner"
+
+
+def drawer_of_deleted() -> Drawer:
+    """The drawer that letters get if theirs is deleted."""
+    return Drawer.objects.scatter().get(pk=REPLACEMENT_DRAWER)
+
+
+REPLACEMENT_DRAWER = 1000
+
+
+class Letter(SheetColumns, ShardedModel):
+    """Deleted with its desk, and kept without its drawer."""
+
+    desk = models.ForeignKey(Desk, models.CASCADE, related_name="letters")
+    drawer = models.ForeignKey(Drawer, models.SET(drawer_of_deleted), related_name="letters")
+
+    class ShardMeta:
+        group = "events"
+        shard_key = "owner"
+
+
 class PlainFolder(SheetColumns):
     pass
 

@@ -116,15 +116,20 @@ class ModelLookup:
 
     def _problem_of_database(self) -> str | None:
         # Any DB_CASCADE of the model deletes rows, and their entries would stay. A unique value
-        # would then never be free again. DB_SET_NULL and DB_SET_DEFAULT only change one field.
+        # would then never be free again. DB_SET_NULL and DB_SET_DEFAULT only change one field. The
+        # entries store the value and the shard key.
         for field in self.model._meta.local_concrete_fields:
             on_delete: Any = getattr(field.remote_field, "on_delete", None)
             if compat.changes_rows_unseen(on_delete) and (
-                field is self.field or on_delete.__name__ == "DB_CASCADE"
+                field in (self.field, self.key) or on_delete.__name__ == "DB_CASCADE"
             ):
+                # No on_delete may give the shard key another value.
+                others = (
+                    "CASCADE or PROTECT" if field is self.key else "CASCADE, SET_NULL or the like"
+                )
                 return (
                     f"does not learn of rows that the database itself changes, and {field.name!r} has"
-                    f" on_delete={on_delete.__name__}: use CASCADE, SET_NULL or the like"
+                    f" on_delete={on_delete.__name__}: use {others}"
                 )
         return None
 

@@ -20,6 +20,7 @@ from sharded_orm.contrib.objects.fields import values_were_saved
 from sharded_orm.models import ShardedManager, ShardedQuerySet
 from sharded_orm.models.moves.repetition import follow_shard, part_of_write
 from sharded_orm.models.querysets.deletion_checks import may_be_refused, refuse_deletion
+from sharded_orm.models.sharding.rewritten_keys import refuse_rewritten_keys
 from sharded_orm.models.sharding.type_variables import M
 
 logger = logging.getLogger("sharded_orm.objects")
@@ -76,6 +77,7 @@ class ObjectQuerySet(ShardedQuerySet[M]):
         is_fast = Collector(using=self._options.group, origin=self).can_fast_delete
         if self._is_deletion_refused() or is_fast(self):
             return super().delete()
+        refuse_rewritten_keys(self.model)
         targets = self._targets(ordered=False)
         parts = [self] if targets is None else [self._for_target(target) for target in targets]
         if len(parts) > 1 and may_be_refused(self.model):

@@ -17,6 +17,7 @@ from django.db.models.deletion import Collector, get_candidate_relations_to_dele
 
 from sharded_orm.cache.request_cache import uncached
 from sharded_orm.models.moves.repetition import follow_shard
+from sharded_orm.models.querysets.deletion_values import refuse_values_of_deletion
 from sharded_orm.models.sharding.options import group_of
 
 
@@ -24,8 +25,9 @@ def may_be_refused(model: Any) -> bool:
     """Return whether rows of other models may prevent the deletion of rows of ``model``.
 
     Sends no query. True if one of the relations that Django follows in deletions has ``PROTECT``,
-    ``RESTRICT``, or a function of the project as its ``on_delete``. True also for a generic
-    relation to rows outside of the group.
+    ``RESTRICT``, or a function of the project as its ``on_delete``, or ``SET()`` with a function or
+    an instance, which may be of another shard key. True also for a generic relation to rows outside
+    of the group.
     """
     return any(True for _ in _causes_of_refusals(model))
 
@@ -60,7 +62,8 @@ def refuse_deletion(group: str, parts: Iterable[Any], batch_size: int | None = N
 
     For example, ``PROTECT`` or ``RESTRICT`` of a foreign key forbids it. Deletes nothing.
 
-    Cost: on each shard, the queries that a deletion sends before it deletes. The rows of only one
+    Cost: on each shard, the queries that a deletion sends before it deletes. A function that is the
+    ``on_delete`` or the value of ``SET()`` is called here, and again by the deletion. The rows of only one
     shard are in memory at a time; with ``batch_size``, only the rows of one batch.
 
     :param parts: a queryset for each shard.
@@ -69,6 +72,7 @@ def refuse_deletion(group: str, parts: Iterable[Any], batch_size: int | None = N
         The result for one row can then depend on rows of other batches.
     :raises ProtectedError: its ``protected_objects`` are those of all shards.
     :raises RestrictedError: its ``restricted_objects`` are those of all shards.
+    :raises CrossShardRelation: ``SET()`` gives an instance of another shard or shard key to rows.
     """
     with uncached():
         run_collectors(
@@ -79,7 +83,9 @@ def refuse_deletion(group: str, parts: Iterable[Any], batch_size: int | None = N
 def _collect(rows: Any, batch_size: int | None) -> None:
     rows = prepared_for_deletion(rows)
     if batch_size is None or not all(cause is PROTECT for cause in _causes_of_refusals(rows.model)):
-        Collector(using=rows.db, origin=rows).collect(rows)
+        collector = Collector(using=rows.db, origin=rows)
+        collector.collect(rows)
+        refuse_values_of_deletion(collector)
         return
     run_collectors(
         partial(Collector(using=rows.db, origin=rows).collect, batch)

@@ -21,6 +21,7 @@ from sharded_orm.models.querysets.route import colocation_on, names_shards, plai
 from sharded_orm.models.sharding import row_placement
 from sharded_orm.models.sharding.key_errors import describe, shard_key_required
 from sharded_orm.models.sharding.options import options_of, required_options
+from sharded_orm.models.sharding.rewritten_keys import refuse_rewritten_keys
 from sharded_orm.models.sharding.same_key import (
     cross_key_relation,
     joined_instances,
@@ -211,7 +212,7 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
         self._refuse_key(kwargs, "update()")
         if self.query.is_sliced or self.query.combinator:
             return super().update(**kwargs)  # Django refuses to update a slice or a union().
-        self.refuse_instances_of_other_key(kwargs)
+        self._refuse_instances_of_other_key(kwargs)
         return repeated(
             self._options.group,
             lambda: self._update_rows(kwargs),
@@ -243,7 +244,7 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
                 updated += follow_shard(self._options.group, update)
         return updated
 
-    def refuse_instances_of_other_key(self, values: dict[str, Any]) -> None:
+    def _refuse_instances_of_other_key(self, values: dict[str, Any]) -> None:
         """Raise :exc:`CrossKeyRelation` if a row would refer to an instance of another shard key.
 
         For example, ``update(album=album)`` is refused if one of the rows does not have the album's
@@ -303,13 +304,19 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
         """Delete the rows on each shard, in one transaction per shard.
 
         If the rows are on several shards, a check precedes the deletion: if ``PROTECT`` or
-        ``RESTRICT`` forbids the deletion of a row on any shard, an error is raised before any row
-        is deleted. The check repeats the reads of Django's ``delete()`` on each shard. It is left
-        out if nothing can forbid the deletion: no foreign key with ``PROTECT``, ``RESTRICT`` or a
-        function of the project, and no generic relation to rows of another group.
+        ``RESTRICT`` forbids the deletion of a row on any shard, or ``SET()`` would give an instance
+        of another shard key to a row, an error is raised before any row is deleted. The check
+        repeats the reads of Django's ``delete()`` on each shard, and calls the functions that it
+        calls. It is left out if nothing can forbid the deletion: no foreign key with ``PROTECT``,
+        ``RESTRICT``, a function of the project, or ``SET()`` of a function or an instance, and no
+        generic relation to rows of another group.
+
+        :raises ShardKeyChanged: ``on_delete`` of a foreign key that is a shard key would give it
+            another value.
         """
         if self._is_deletion_refused():
             return super().delete()
+        refuse_rewritten_keys(self.model)
         return repeated(
             self._options.group,
             self._delete_rows,

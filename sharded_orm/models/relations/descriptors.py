@@ -40,6 +40,7 @@ from sharded_orm.models.sharding.bound_query import BoundKeyQuery
 from sharded_orm.models.sharding.bound_rows import refuse_other_key
 from sharded_orm.models.sharding.key_errors import key_of_row_changed
 from sharded_orm.models.sharding.options import group_of, options_of, shard_options
+from sharded_orm.models.sharding.rewritten_keys import note_rewritten_key
 from sharded_orm.models.sharding.same_key import key_for_related, known_key, refuse_two_keys
 
 
@@ -381,6 +382,7 @@ def install_descriptors(model: type[Model]) -> None:
         if field.remote_field is None:
             continue
         check_set_values(field)
+        note_rewritten_key(field)
         descriptor = model.__dict__.get(field.name)
         if type(descriptor) in _FORWARD:
             setattr(model, field.name, _FORWARD[type(descriptor)](field))

@@ -1,9 +1,8 @@
-"""The values that ``on_delete=models.SET(…)`` gives to rows whose related row is deleted.
+"""Checks of the instances that ``on_delete=models.SET(…)`` gives to rows of sharded models.
 
 ``SET()`` may call a function of the project that returns an instance, such as a replacement for a
-deleted album. Django writes its primary key with an UPDATE of its own, not with ``update()`` of the
-queryset. So a check is made here, as ``update(album=album)`` makes it: the instance must be on the
-shard of the rows, and have their key.
+deleted album. :mod:`sharded_orm.models.querysets.deletion_values` checks that the rows may refer to
+it.
 """
 
 from __future__ import annotations
@@ -12,31 +11,26 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from django.db.models import SET, Model
+from django.db.models import Model
 
-from sharded_orm.models.querysets.bulk_writes import refuse_rows_of_other_shards
-from sharded_orm.models.querysets.sharded import ShardedQuerySet
-from sharded_orm.models.sharding.options import shard_options
-from sharded_orm.models.sharding.query import ShardedQuery
-
-#: The name that Django gives to the functions that ``SET()`` returns.
-_SET_NAME = SET(None).__qualname__
+from sharded_orm.models.querysets.deletion_values import check_before_deletion
+from sharded_orm.models.sharding.rewritten_keys import set_arguments
 
 
 def check_set_values(field: Any) -> None:
-    """Let the deletion of a related row check what ``on_delete=SET(…)`` of ``field`` writes.
+    """Let the deletion of a related row check the instance that ``on_delete=SET(…)`` gives.
 
-    If ``field`` has another ``on_delete``, nothing changes.
+    Nothing changes if ``field`` has another ``on_delete``, or if the value is no instance, as in
+    ``SET(5)``.
 
     :param field: a foreign key of a sharded model.
     """
     relation = field.remote_field
     on_delete: Any = getattr(relation, "on_delete", None)
-    if (
-        getattr(on_delete, "__qualname__", None) == _SET_NAME
-        and on_delete.__module__ == SET.__module__
-    ):
-        relation.on_delete = _checked(on_delete)
+    if (arguments := set_arguments(on_delete)) is not None:
+        (value,) = arguments
+        if callable(value) or isinstance(value, Model):
+            relation.on_delete = _checked(on_delete)
 
 
 def _checked(on_delete: Any) -> Callable[..., None]:
@@ -45,17 +39,7 @@ def _checked(on_delete: Any) -> Callable[..., None]:
     # The attributes of the original function are those that migrations and Django's collector read.
     @wraps(on_delete, assigned=("__name__", "__doc__"))
     def set_on_delete(collector: Any, field: Any, sub_objs: Any, using: str) -> None:
-        numbers = {key: len(batches) for key, batches in collector.field_updates.items()}
         on_delete(collector, field, sub_objs, using)
-        if (options := shard_options(sub_objs.model)) is None:
-            return  # A model of a migration. Its shards are not known.
-        for (updated, value), batches in collector.field_updates.items():
-            is_new = len(batches) > numbers.get((updated, value), 0)
-            if is_new and updated is field and isinstance(value, Model):
-                refuse_rows_of_other_shards(options, [value], using)
-                # Django's queryset for the rows is not one of this library.
-                query = sub_objs.query.chain(ShardedQuery)
-                rows = ShardedQuerySet[Any](sub_objs.model, query=query).using(using)
-                rows.refuse_instances_of_other_key({field.name: value})
+        check_before_deletion(collector)
 
     return set_on_delete

@@ -308,6 +308,40 @@ def test_a_lookup_does_not_follow_deletions_of_the_database() -> None:
     assert "on_delete=DB_SET_NULL" in str(problem(changes, "parent"))
 
 
+@pytest.mark.skipif(not HAS_DATABASE_ON_DELETE, reason="of Django 6.1")
+@pytest.mark.parametrize("name", ["DB_SET_NULL", "DB_SET_DEFAULT"])
+def test_a_lookup_does_not_follow_changes_of_the_shard_key(name: str) -> None:
+    with isolate_apps("tests.finders"):
+
+        class Whole(ShardedModel):
+            user_id = models.BigIntegerField(unique=True)
+
+            class Meta:
+                app_label = "finders"
+
+            class ShardMeta:
+                group = "photos"
+                shard_key = "user_id"
+
+        class Part(ShardedModel):
+            whole = models.ForeignKey(
+                Whole, getattr(models, name), to_field="user_id", default=1, db_default=1
+            )
+            number = models.IntegerField()
+
+            class Meta:
+                app_label = "finders"
+
+            class ShardMeta:
+                group = "photos"
+                shard_key = "whole"
+
+        options = shard_options(Part)
+        assert options is not None
+        lookup = ModelLookup(Part, Part._meta.get_field("number"), False, options)
+        assert f"on_delete={name}" in str(lookup.problem)
+
+
 class _Lowered(models.CharField):
     def get_prep_value(self, value: Any) -> Any:
         return str(value).lower()

@@ -30,6 +30,7 @@ from sharded_orm.models import (
 )
 from sharded_orm.models.installation import check_installation
 from tests.photos.models import Photo
+from tests.versions import HAS_DATABASE_ON_DELETE
 
 
 def ids(*classes: Any) -> set[str]:
@@ -346,6 +347,68 @@ def test_policies_are_for_foreign_keys_from_shards_to_global_models() -> None:
     assert declare(not_nullable) == {"E007"}
     assert declare(inside) == {"E007"}
     assert declare(global_only) == {"E007"}
+
+
+def _on_delete_of_key(*policies: Any) -> dict[str, set[str]]:
+    def keyed(policy: Any) -> Callable[[], type[Any]]:
+        def body() -> type[Any]:
+            class Keyed(Base):
+                id = TicketField(primary_key=True)
+
+                class Meta:
+                    app_label = "photos_app"
+
+            class Part(Base):
+                id = TicketField(primary_key=True)
+                whole = models.ForeignKey(Keyed, policy, default=1, db_default=1)
+                other = models.ForeignKey(Keyed, policy, null=True, related_name="+")
+
+                class Meta:
+                    app_label = "photos_app"
+
+                class ShardMeta:
+                    group = "photos"
+                    shard_key = "whole"
+
+            return Part
+
+        return body
+
+    return {str(getattr(p, "__name__", p)): declare(keyed(p)) for p in policies}
+
+
+def test_no_deletion_writes_another_shard_key() -> None:
+    for policies, expected in (
+        ((models.CASCADE, models.PROTECT, models.RESTRICT, models.DO_NOTHING), set()),
+        ((models.SET_NULL, models.SET_DEFAULT, models.SET(5), models.SET(int)), {"E080"}),
+    ):
+        for policy in policies:
+            assert list(_on_delete_of_key(policy).values()) == [expected]
+
+
+@pytest.mark.skipif(not HAS_DATABASE_ON_DELETE, reason="of Django 6.1")
+def test_nor_does_one_of_the_database() -> None:
+    names = ("DB_CASCADE", "DB_SET_NULL", "DB_SET_DEFAULT")
+    found = _on_delete_of_key(*(getattr(models, name) for name in names))
+    assert {name for name, messages in found.items() if "E080" in messages} == {*names[1:]}
+
+
+def test_nor_does_a_policy() -> None:
+    def owned() -> type[Any]:
+        class Owned(Base):
+            id = TicketField(primary_key=True)
+            user = models.ForeignKey(User, on_delete.SET_NULL, db_constraint=False)
+
+            class Meta:
+                app_label = "photos_app"
+
+            class ShardMeta:
+                group = "photos"
+                shard_key = "user"
+
+        return Owned
+
+    assert declare(owned) == {"E080"}
 
 
 def test_many_to_many_across() -> None:
