@@ -27,5 +27,15 @@ class EditorMixin(BaseDatabaseSchemaEditor):
         return self
 
     def __exit__(self, exc_type: Any, exc_value: Any, traceback: Any) -> None:
+        # Do not count this editor any more. Django's method commits the transaction, and functions
+        # of transaction.on_commit() are no part of the migration.
         self.connection.open_editors -= 1
         super().__exit__(exc_type, exc_value, traceback)
+
+    def execute(self, sql: Any, params: Any = ()) -> None:
+        # __exit__() executes the statements of ``deferred_sql``, and they are part of the migration.
+        self.connection.open_editors += 1
+        try:
+            super().execute(sql, params)
+        finally:
+            self.connection.open_editors -= 1

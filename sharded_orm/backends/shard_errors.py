@@ -43,10 +43,13 @@ class ShardErrorWrapper(DatabaseErrorWrapper):
         except Error as exc:
             add_shard_note(exc, self._wrapper.shard)
             _add_note_of_locked_file(exc, self._wrapper)
-            if is_missing_table(exc) or is_missing_column(exc):
+            is_missing = is_missing_table(exc) or is_missing_column(exc)
+            # Inside a migration, the advice to migrate would be no help.
+            if is_missing and not self._wrapper.open_editors:
                 exc.add_note(
-                    "If the table or column is of a model, the shard lacks a migration: 'manage.py shards"
-                    " status' names such shards, and 'manage.py migrate_shards' migrates them."
+                    "If it is of a sharded model, the shard lacks a migration: 'manage.py shards status'"
+                    " names such shards, and 'manage.py migrate_shards' migrates them. The rows of other"
+                    " models are in the global database."
                 )
             if self._wrapper.in_two_phase:
                 note_orphans(exc, self._wrapper)

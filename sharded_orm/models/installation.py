@@ -23,8 +23,8 @@ def check_installation(
         return []
     return [
         checks.Error(
-            f"{APP!r} is not in INSTALLED_APPS: its tables and commands are missing, and nothing"
-            " follows writes.",
+            f"{APP!r} is not in INSTALLED_APPS: its tables, commands and other checks are missing, and"
+            " cache, mirrors and lookups are not kept up to date after writes.",
             hint=f"List {APP!r} first, before Django's own apps.",
             id="sharded_orm.E078",
         )

@@ -18,10 +18,7 @@ from django.db.backends.utils import CursorWrapper
 from sharded_orm import database_settings, runtime
 from sharded_orm.backends.features import features_of
 from sharded_orm.backends.group import relocation
-from sharded_orm.backends.group.moved_shards import (
-    PlaceWait,
-    sends_as_django,
-)
+from sharded_orm.backends.group.moved_shards import PlaceWait, sends_as_django
 from sharded_orm.backends.group.shard_connections import connection_of
 from sharded_orm.backends.group.test_databases import prepare_shards
 from sharded_orm.backends.missing_parts import is_missing_table

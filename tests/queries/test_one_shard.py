@@ -265,6 +265,26 @@ def test_an_error_for_want_of_a_table_or_column_names_the_migrations(
     _, remedy = caught.value.__notes__
     assert "manage.py shards status" in remedy
     assert "manage.py migrate_shards" in remedy
+    assert "The rows of other models are in the global database" in remedy
+
+
+@pytest.mark.parametrize("is_deferred", [False, True])
+@pytest.mark.django_db(databases=DATABASES, transaction=True)
+def test_an_error_of_a_migration_does_not_name_the_migrations(
+    placed: None, is_deferred: bool
+) -> None:
+    shard = runtime.shard("photos", 12)
+    sql = "UPDATE missing SET photo_id = 1"
+    # If a deferred statement fails, Django's schema editor leaves its transaction open.
+    with (
+        pytest.raises(DatabaseError) as caught,
+        connections[shard.alias].schema_editor(atomic=False) as editor,
+    ):
+        if is_deferred:
+            editor.deferred_sql.append(sql)
+        else:
+            editor.execute(sql)
+    assert caught.value.__notes__ == [f"This was on shard {shard.alias!r}, node {shard.node!r}."]
 
 
 def test_using_names_a_shard_and_wins(rows: list[Photo]) -> None:

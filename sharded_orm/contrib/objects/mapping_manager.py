@@ -189,7 +189,8 @@ class MappingManager(_Manager):  # type: ignore[misc]  # the base class is Any f
     def _after(self, newest_first: bool, entries: Any, near: int, *end: int) -> Any:
         """Return the positions and ids of entries, from the queryset ``entries``.
 
-        :param end: the end of the previous page: its sequence, its sequence again, and its target.
+        :param end: the place of the last entry of the previous page, as the values of the conditions
+            in their order: the sequence for filter(), and the sequence and the target for exclude().
             Nothing for the first page.
         """
         sides = self.model._sides

@@ -13,6 +13,7 @@ from django.core.management import BaseCommand, CommandError
 from django.core.management.base import no_translations
 from django.db import Error
 
+from sharded_orm import runtime
 from sharded_orm.exceptions import OperationHeld, ShardedOrmError
 from sharded_orm.management.changed_models import apps_without_migration
 from sharded_orm.management.error_text import error_text
@@ -253,7 +254,9 @@ class Command(BaseCommand):
             done = "1 shard is" if selected_all == 1 else f"{selected_all} shards are"
             self.stdout.write(self.style.SUCCESS(f"{done} migrated{already}."))
             # As Django's migrate does, look for forgotten migrations if there was nothing to do.
-            if current == selected_all and (labels := apps_without_migration()):
+            # Leave apps without tables on these shards to Django's command, which makes their tables.
+            aliases = [runtime.group(report.group).shard(0).alias for report in reports]
+            if current == selected_all and (labels := apps_without_migration(aliases)):
                 self.stdout.write(
                     self.style.NOTICE(
                         f"Models of {', '.join(map(repr, labels))} have changes that no migration has. Run"

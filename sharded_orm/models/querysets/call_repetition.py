@@ -52,16 +52,15 @@ def repeat_calls(
 ) -> Any:
     """Return ``build(queryset, *numbers)[:most]``.
 
-    Usually, ``build`` is called only for the first time with this name, and its calls are repeated
-    then.
+    ``build`` is called once for each name; later its calls are repeated.
 
     :param name: a name for the calls of ``build``. If two calls of this function have the same name
         and querysets of the same class and model, their ``build`` may differ only in the numbers.
     :param numbers: the values of all conditions of ``build``, in the order of its calls. If a call
         has several conditions, they are in the order of their names.
     :param most: the largest number of rows, at least 1.
-    :param build: builds a queryset from a queryset and numbers, by the methods ``exclude()``, ``filter()``,
-        ``order_by()`` and ``values_list()`` only.
+    :param build: builds a queryset from a queryset and numbers, by the methods ``exclude()``,
+        ``filter()``, ``order_by()`` and ``values_list()`` only.
     """
     recording: Recording | None = queryset._recorded()
     if (

@@ -24,6 +24,31 @@ like_sqlite = pytest.mark.long_on("mariadb", "postgresql")
 
 FIRST = "id user_id title"
 NOTED = "id user_id title note"
+PEOPLE = """
+from django.db import models
+
+class Person(models.Model):
+    name = models.CharField(max_length=50)
+"""
+FIRST_OF_PEOPLE = """
+from django.db import migrations, models
+
+class Migration(migrations.Migration):
+    operations = [migrations.CreateModel("Person", [
+        ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+    ])]
+"""
+MIGRATE = """
+from django.db.migrations.autodetector import MigrationAutodetector
+from sharded_orm.management.commands import migrate
+
+class NoChanges(MigrationAutodetector):
+    def changes(self, *args, **kwargs):
+        return {}
+
+class Command(migrate.Command):
+    autodetector = NoChanges
+"""
 
 
 def shards(*numbers: int) -> list[str]:
@@ -195,6 +220,57 @@ def test_changes_of_models_without_a_migration_are_told(migrated: Fleet) -> None
         " 'manage.py migrate_shards' again.\n"
     )
     assert migrated.manage("migrate_shards", "--verbosity", "0").out == ""
+
+
+def add_people(migrated: Fleet, place: int) -> None:
+    """Install an app with a global model that lacks a migration for its column.
+
+    :param place: the index of the app in INSTALLED_APPS.
+    """
+    settings = (migrated.folder / "settings.py").read_text()
+    migrated.write("settings.py", f'{settings}\nINSTALLED_APPS.insert({place}, "people")\n')
+    migrated.write("people/__init__.py", "")
+    migrated.write("people/migrations/__init__.py", "")
+    migrated.write("people/migrations/0001_first.py", FIRST_OF_PEOPLE)
+    migrated.write("people/models.py", PEOPLE)
+
+
+def change_orders(migrated: Fleet) -> None:
+    models = (migrated.folder / "shop" / "models.py").read_text()
+    migrated.write("shop/models.py", models.replace("max_length=50", "max_length=60"))
+
+
+@like_sqlite
+def test_changes_of_models_that_no_shard_has_are_not_told(migrated: Fleet) -> None:
+    add_people(migrated, 2)
+    migrated.manage("migrate_shards")
+    assert migrated.manage("migrate_shards").out == "8 shards are migrated, 8 of them before.\n"
+    change_orders(migrated)
+    assert "\nModels of 'shop' have changes" in migrated.manage("migrate_shards").out
+
+
+@like_sqlite
+def test_changes_of_models_on_shards_of_other_groups_are_not_told(
+    backend: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    with fleet_on(backend, request, tmp_path, shop=2, other=2) as fleet:
+        fleet.manage("migrate_shards", "--create")
+        change_orders(fleet)
+        assert "changes" not in fleet.manage("migrate_shards", "--group", "other").out
+        assert "Models of 'shop' have changes" in fleet.manage("migrate_shards").out
+
+
+@like_sqlite
+def test_the_command_migrate_of_the_project_finds_the_changes(migrated: Fleet) -> None:
+    """A project gives Django another autodetector by its own command ``migrate``."""
+    add_people(migrated, 0)
+    for folder in ("management", "management/commands"):
+        migrated.write(f"people/{folder}/__init__.py", "")
+    migrated.write("people/management/commands/migrate.py", MIGRATE)
+    change_orders(migrated)
+    command = "from django.core.management import call_command; call_command('migrate_shards')"
+    migrated.python_alone(command)
+    assert migrated.python_alone(command) == "8 shards are migrated, 8 of them before.\n"
 
 
 # ##### Failures #####

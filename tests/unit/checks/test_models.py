@@ -827,6 +827,7 @@ def test_the_app_is_not_installed() -> None:
     with override_settings(INSTALLED_APPS=installed):
         (message,) = check_installation()
     assert message.id == "sharded_orm.E078"
+    assert "cache, mirrors and lookups are not kept up to date" in message.msg
     assert message.hint
 
 
