@@ -119,7 +119,10 @@ def test_an_error_that_nobody_expects_does_not_end_the_following(published: Publ
 
 def test_a_push_of_what_is_there_says_that_it_publishes_nothing(published: PublishedSite) -> None:
     assert "No other process is connected." in published.push(document(1)).out
-    with published.process():
+    with published.process() as process:
+        wait_for(
+            lambda: published.reported_version(process.popen.pid) == 1, "version 1 is reported"
+        )
         done = published.push(document(1, "two"), "--comment", "kept")
         assert "Version 2 is published and in use here." in done.out
         assert "1 other process is connected, and uses it." in done.out
