@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from functools import partial
 from itertools import chain
 from typing import Any
 from uuid import UUID
@@ -18,7 +17,6 @@ from sharded_orm.contrib.objects.exceptions import (
 )
 from sharded_orm.contrib.objects.page import Cursor, Page
 from sharded_orm.models import ShardedManager, ShardedQuerySet
-from sharded_orm.models.querysets.call_repetition import repeat_calls
 from sharded_orm.models.sharding.key_errors import describe
 from sharded_orm.models.sharding.type_variables import M
 
@@ -165,47 +163,28 @@ class MappingManager(_Manager):  # type: ignore[misc]  # the base class is Any f
         The cache stores only flat lists of numbers. So the numbers of the pairs are stored one
         after the other, and made into pairs again after each read.
         """
+        column = self.model._sides.far_column
 
         def query_database() -> list[int]:
-            # The values of the conditions in _after().
-            numbers = (
-                (near,)
-                if cursor is None
-                else (near, cursor.sequence, cursor.sequence, cursor.target)
-            )
-            entries = repeat_calls(
-                self.uncached(),
-                ("entries", cursor is None, not newest_first),
-                numbers,
-                count,
-                partial(self._after, newest_first),
-            )
-            return list(chain.from_iterable(entries))
+            entries = self._after(near, cursor, newest_first).values_list("sequence", column)
+            return list(chain.from_iterable(entries[:count]))
 
         text = f"entries after {cursor}, {count}, {newest_first}"
         numbers = iter(self.get_queryset().numbers_of_key(near, text, query_database))
         return list(zip(numbers, numbers, strict=True))
 
-    def _after(self, newest_first: bool, entries: Any, near: int, *end: int) -> Any:
-        """Return the positions and ids of entries, from the queryset ``entries``.
-
-        :param end: the place of the last entry of the previous page, as the values of the conditions
-            in their order: the sequence for filter(), and the sequence and the target for exclude().
-            Nothing for the first page.
-        """
+    def _after(self, near: int, cursor: Cursor | None, newest_first: bool) -> Any:
         sides = self.model._sides
         column = sides.far_column
-        entries = entries.filter(**{sides.near_column: near})
+        entries = self.uncached().filter(**{sides.near_column: near})
         sign, reached, passed = ("-", "lte", "gte") if newest_first else ("", "gte", "lte")
-        if end:
-            least, sequence, target = end
+        if cursor is not None:
             # Use filter() and exclude(), not a Q object. A queryset with a Q object is compiled to
             # SQL each time. One without it is compiled only the first time.
-            entries = entries.filter(**{f"sequence__{reached}": least}).exclude(
-                **{"sequence": sequence, f"{column}__{passed}": target}
+            entries = entries.filter(**{f"sequence__{reached}": cursor.sequence}).exclude(
+                **{"sequence": cursor.sequence, f"{column}__{passed}": cursor.target}
             )
-        entries = entries.order_by(f"{sign}sequence", f"{sign}{column}")
-        return entries.values_list("sequence", column)
+        return entries.order_by(f"{sign}sequence", f"{sign}{column}")
 
     def _entries(self, source: Any) -> Any:
         sides = self.model._sides

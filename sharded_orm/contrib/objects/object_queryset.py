@@ -20,7 +20,6 @@ from sharded_orm.contrib.objects.fields import values_were_saved
 from sharded_orm.models import ShardedManager, ShardedQuerySet
 from sharded_orm.models.moves.repetition import follow_shard, part_of_write
 from sharded_orm.models.querysets.deletion_checks import may_be_refused, refuse_deletion
-from sharded_orm.models.sharding.rewritten_keys import refuse_rewritten_keys
 from sharded_orm.models.sharding.type_variables import M
 
 logger = logging.getLogger("sharded_orm.objects")
@@ -77,7 +76,6 @@ class ObjectQuerySet(ShardedQuerySet[M]):
         is_fast = Collector(using=self._options.group, origin=self).can_fast_delete
         if self._is_deletion_refused() or is_fast(self):
             return super().delete()
-        refuse_rewritten_keys(self.model)
         targets = self._targets(ordered=False)
         parts = [self] if targets is None else [self._for_target(target) for target in targets]
         if len(parts) > 1 and may_be_refused(self.model):
@@ -201,8 +199,8 @@ class ObjectManager(_Manager):  # type: ignore[misc]  # the base class is Any fo
         wanted = list(dict.fromkeys(self.model._object.check_ids(self.model.__name__, ids)))
         rows = self.with_deleted().in_bulk(wanted)
         batch: Batch = Batch()
-        row: Any
-        for pk, row in zip(wanted, map(rows.get, wanted), strict=True):
+        for pk in wanted:
+            row: Any = rows.get(pk)
             if row is None or not row.active:
                 continue
             if type(row.data) is not dict:

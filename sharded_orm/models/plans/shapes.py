@@ -17,7 +17,7 @@ Django:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from django.db.models import Q
@@ -85,7 +85,6 @@ class Shape:
         "ordering",
         "plans",
         "prepares",
-        "repeated",
         "repeats_key",
         "seen",
         "selection",
@@ -134,9 +133,6 @@ class Shape:
         #: The shapes (calls without their values) after one more call, such as filter(), keyed by
         #: the call. None means that Django handles the call.
         self.children: dict[tuple[Any, ...], Shape | None] = {}
-        #: Further calls that are repeated together, keyed by their name; see
-        #: :mod:`sharded_orm.models.querysets.call_repetition`.
-        self.repeated: dict[Hashable, Any] = {}
         #: The plan (compiled SQL) of each kind of read, keyed by kind. None means that Django
         #: handles reads of this kind.
         self.plans: dict[Any, Plan | None] = {}

@@ -320,8 +320,8 @@ def test_pages_behind_a_cursor_are_read_by_a_plan(board: Board, pins: list[Pin])
             cursor = Cursor(int(pin.note) // 2, pin.pk)
             page = BoardPins.objects.page(board, after=cursor, size=50, newest_first=newest_first)
             assert page.objects == wanted[number + 1 :]
-        numbers = (board.pk, cursor.sequence, cursor.sequence, cursor.target)
-        read = BoardPins.objects._after(newest_first, BoardPins.objects.uncached(), *numbers)[:1]
+        entries = BoardPins.objects._after(board.pk, cursor, newest_first)
+        read = entries.values_list("sequence", "target_id")[:1]
         assert read._recording.shape.plans["rows"] is not None
 
 
