@@ -53,7 +53,6 @@ MAX_PARAMETERS = 60_000
 # parameters.
 _TEXTS = 8
 _INTEGERS = frozenset({int})
-_new = tuple.__new__
 
 
 class Target(NamedTuple):
@@ -366,19 +365,14 @@ def plan_by_key(
         # Use the shard's number as its index. Then the text of the shard's SELECT is the same in
         # all plans, and can be taken from the cache of branch_ends().
         shards[number] = shard
-        # As Branch(…), without a call of a function in Python.
-        branch = _new(Branch, (number, shard, template, tuple(values)))
-        branches.setdefault(node, []).append(branch)
-    # All templates are of one query, so they read the same tables and columns.
-    if key_guard.guards(shard.group, branch.template.tables):
-        for of_node in branches.values():
-            if (cause := _text_key_failure(of_node)) is not None:
-                failures.add([branch.shard for branch in of_node], cause)
-        failures.check()
+        branches.setdefault(node, []).append(Branch(number, shard, template, tuple(values)))
+    for of_node in branches.values():
+        if (cause := _text_key_failure(of_node)) is not None:
+            failures.add([branch.shard for branch in of_node], cause)
+    failures.check()
     statements: list[ShardStatement] = []
-    outer = Outer(len(branch.template.columns))
     for node, of_node in branches.items():
-        statements += _statements(node, of_node, outer, BATCH)
+        statements += _statements(node, of_node, Outer(len(of_node[0].template.columns)), BATCH)
     # Rows that are read by keys are not merged, so nothing is compared.
     return ScatterPlan(tuple(statements), _NOT_COMPARED, statements[0].branches[0].template, shards)
 
@@ -475,7 +469,7 @@ def _statements(
         not in_transaction
         and most_tables == sys.maxsize
         and len(branches) <= batch_size
-        and sum([len(b.template.params) + len(b.pks or ()) for b in branches]) <= MAX_PARAMETERS
+        and sum([branch.parameter_count for branch in branches]) <= MAX_PARAMETERS
     ):
         yield ShardStatement(node, tuple(branches), None, True, outer)
         return

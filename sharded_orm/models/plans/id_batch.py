@@ -6,9 +6,8 @@ All shards of a node (a database server) are read by one compiled query.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Generator, Sequence
-from functools import lru_cache
+from contextlib import closing
 from typing import Any
 
 from django.db import models
@@ -52,10 +51,10 @@ def ids_by_shard(options: ShardOptions, ids: Sequence[Any]) -> dict[Shard, list[
         return None
     if kind.get_db_prep_value not in _SENT_UNCHANGED:
         return None
-    by_number: dict[int, list[int]] = defaultdict(list)
+    by_number: dict[int, list[int]] = {}
     for value, number in strategy.locate_many(ids).items():
         if number is not None:
-            by_number[number].append(value)
+            by_number.setdefault(number, []).append(value)
     if len(by_number) < 2:
         return None
     numbers = sorted(by_number)
@@ -82,15 +81,9 @@ def batch_rows(
         # than reading the batch.
         route = queryset.filter(pk__in=[pk for pks in ids.values() for pk in pks])._route()
         scattered.announce(model, route)
-    return scatter.fetch_parts_by_key(_query_of_rows(model), ids)
-
-
-@lru_cache(maxsize=1024)
-def _query_of_rows(model: Any) -> ShardedQuery:
-    """Return the query of all rows of ``model``, without an order. The caller must not change it."""
     query = ShardedQuery(model)
     query.clear_ordering(force=True)
-    return query
+    return scatter.fetch_parts_by_key(query, ids)
 
 
 def batch_instances(queryset: Any, ids: dict[Shard, list[int]]) -> list[Any]:
@@ -105,7 +98,8 @@ def batch_instances(queryset: Any, ids: dict[Shard, list[int]]) -> list[Any]:
     others: list[tuple[list[str], list[Row]]] = []
     refusal: ValueError | None = None
     parts = batch_rows(queryset, ids)
-    try:
+    # If an exception ends the loop, close the cursors of the nodes that still execute.
+    with closing(parts):
         for _, aliases, rows in parts:
             if not rows or refusal is not None:
                 continue
@@ -123,9 +117,6 @@ def batch_instances(queryset: Any, ids: dict[Shard, list[int]]) -> list[Any]:
                 # A stored value cannot be converted. Raise this error only after all nodes have
                 # answered: if a node has failed, its error must be raised instead.
                 refusal = error
-    finally:
-        # If an exception has ended the loop, close the cursors of the nodes that still execute.
-        parts.close()
     if refusal is not None:
         raise refusal
     # To make these instances, code of the project runs, such as a receiver of post_init. It must
