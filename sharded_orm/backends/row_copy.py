@@ -325,8 +325,8 @@ class RowCopy(RowAccess):
         return all(table.key in unique for unique in uniques)
 
     def _advance_counters(self, table: CapturedTable, number: int) -> None:
-        """Raise the counter that generates the ids of ``table`` above the ids that were just
-        published (inserted with their ids). Otherwise the next generated id could be one of them.
+        """Raise the counter that generates the ids of ``table``, so that it does not generate an id
+        of the rows that were just published (inserted with their ids).
 
         Does nothing here, because most databases raise the counter by themselves when a row with an
         id is inserted.

@@ -190,7 +190,8 @@ class Coordinator:
                 raise
             # The decision to commit may be stored. So when the caller rolls back, the branches (the
             # parts on the other shards) must stay prepared. A recovery ends them later.
-            # Report this first, because a second interruption may end the rest.
+            # Report this before anything else: after a second interruption, the code below does not
+            # run.
             self._report(_shards([decider, *branches]), True)
             if not decider.autocommit:
                 # An interruption has left the transaction open, because PostgreSQL's driver does

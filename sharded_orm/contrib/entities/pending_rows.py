@@ -94,9 +94,9 @@ def with_rows(
 
     :param rows: pairs (index, values of the entity's row in this index). The values are None if the
         entity has no row there.
-    :param is_late: whether the rows were written late. If True, the text gets a new, random end. A
-        cleaner that has read the text before then notices that rows were appended, and keeps the
-        mark of the entity.
+    :param is_late: whether the rows were written late. If True, the text of the
+        column gets a new, random end. So a cleaner that read the text earlier notices that rows
+        were appended, and keeps the mark of the entity.
     """
     lines = [[index.name, values_to_json(values)] for index, values in rows if values is not None]
     if is_late:

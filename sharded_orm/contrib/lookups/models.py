@@ -35,7 +35,8 @@ class LookupState(models.Model):
     )
     #: Whether the lookup was unique when its entries were built.
     unique: models.BooleanField[bool, bool] = models.BooleanField()
-    #: The label of the project's model that stores the entries; empty for the global database.
+    #: The label of the project's model whose table stores the entries. Empty if the entries are in
+    #: the global database.
     table: models.CharField[str, str] = ExactCharField(max_length=200)
 
     class Meta:

@@ -164,10 +164,11 @@ class _Apart:
         )
 
     def _is_about(self, column: Col) -> bool:
-        """Return whether ``column`` is the object id of a generic foreign key, for one model only.
+        """Return whether ``column`` is the object id of a generic foreign key whose content type
+        is the same in all rows that the query finds.
 
-        It is for one model only if the query has a condition on the content type, or if Django will
-        add one. Then rows with equal ids refer to the same row, and are on its shard.
+        It is the same if the query has a condition on the content type, or if Django will add one.
+        Then rows with equal object ids refer to the same row, and are on its shard.
         """
         model: Any = column.target.model
         for field in model._meta.private_fields:

@@ -105,8 +105,8 @@ def _refuse_unrelatable(field: Any, instance: Any, rows: Iterable[Any]) -> None:
 class Beside(RelatedRows):
     """The manager of ``album.photos``, whose related rows are on the shard of the album.
 
-    It refuses rows of other shards. Django compares only primary keys, so it could change a row on
-    the album's shard that has the same primary key.
+    It refuses rows of other shards. Django would find such a row by its primary key alone, and
+    could change another row, which has the same primary key on the album's shard.
     """
 
     def add(self, *objs: Any, bulk: bool = True) -> None:

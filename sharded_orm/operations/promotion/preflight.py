@@ -459,8 +459,8 @@ def _check_schemas(topology: Topology, plan: PromotionPlan, findings: Findings) 
     """Add problems if the application's account cannot see the moved shards on the new primary."""
     if findings.new is not None and findings.new.closed:
         # The application's account cannot log in on the new primary, so the check is not possible.
-        # The reason is an earlier promotion: it has forbidden log-ins on the old primary, and
-        # replication has copied this to the new one.
+        # The reason is an earlier attempt at this promotion: it has forbidden log-ins on the
+        # server that is still the primary, and replication has copied this to the other server.
         findings.warnings.append(
             f"{plan.new!r} is closed until it is the primary, so whether the application's account sees"
             " its shards there is not known"
