@@ -64,8 +64,9 @@ def CASCADE(
 
     def collect(alias: str) -> None:
         rows_there = rows.using(alias)
-        # Collect all rows that would be deleted together with these rows. A collector that deletes
-        # raises an error here if one of the rows is protected.
+        # Collect all rows that would be deleted together with these rows. Django's
+        # collector raises an error here if one of the rows is protected. That of the admin, which
+        # only lists the rows, raises none.
         on_shard = type(collector)(using=alias, origin=collector.origin)
         with uncached():
             on_shard.collect(

@@ -260,9 +260,9 @@ class RowCopy(RowAccess):
 
         If another process tries to publish the key later, it finds no fence, and fails.
 
-        :param former: the former number of the fence, if an earlier operation had left it, and the
-            move has given it its own number. The fence is then not deleted: it gets the number
-            ``former`` back, and stays closed. None (the default) deletes the fence.
+        :param former: the number that the fence had before the move took it over from an earlier
+            operation. The fence gets this number back, and stays closed. None (the default) if the
+            move has made the fence, which is then deleted.
         :return: False if the fence does not exist. Nothing was changed then.
         :raises MoveFailed: the fence is open. Nothing was changed.
         """
@@ -317,9 +317,9 @@ class RowCopy(RowAccess):
         """Whether a move may insert the rows of a key into ``table`` while queries for the key
         still use the source shard.
 
-        It must not if a unique index, other than the primary key, does not contain the shard key: a
-        row of another key may have the same value. Indexes with a condition or an expression do not
-        count.
+        False if the table has a unique index without the shard key, because a row of another key
+        may have the same value in it. The primary key is not considered, nor are indexes with a
+        condition or an expression.
         """
         uniques = (unique for unique in self._unique_columns(table.name) if unique != table.pks)
         return all(table.key in unique for unique in uniques)

@@ -85,8 +85,8 @@ class BatchReader:
             if all_same or self._have_same_guards([row], guard_of):
                 batch.rows[address.name] = seen.row
             else:
-                # Set ``until`` to 0, so that the next read does not expect the same guards again:
-                # it reads the entry together with the guards.
+                # Set ``until``, the time up to which reads ask for the guards only, to 0. So the
+                # next read asks for the entry together with its guards.
                 batch.format.decoded.known[address.name] = seen._replace(until=0.0)
                 changed.append((batch, address))
         if others:

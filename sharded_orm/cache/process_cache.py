@@ -223,9 +223,9 @@ class Decoded:
     LIMIT = 8 << 20
     #: An entry with more bytes is not remembered.
     LONGEST = 1 << 14
-    #: If the guards of an entry have more bytes together than this, they are not remembered with
-    #: the entry, because remembered guards count for LIMIT with each entry. Few guards are as long:
-    #: a guard with half as many bytes may already be compacted.
+    #: The guards of an entry are not remembered with it if they have more bytes than this together.
+    #: Entries may share guards, which count towards LIMIT once for each entry. So long guards would
+    #: use it up. Few are as long: a guard with half as many bytes may already be compacted.
     LONGEST_GUARDS = 1 << 12
 
     _all: ClassVar[WeakSet[Decoded]] = WeakSet()

@@ -128,8 +128,9 @@ class PostgreSQLReplicationServer(ReplicationServer):
     def _beginning(self) -> set[tuple[int, str]]:
         """Return the sessions that are just being opened, as pairs (process id, transaction).
 
-        Such a session may have seen its database still open, and then gets past the fence. Or the
-        server still refuses it.
+        It is not known yet whether the fence stops such a session. If the server looked at the
+        database before the fence closed it, the session gets past the fence. Otherwise the server
+        refuses the session.
         """
         rows = self._rows(queries.BEGINNING, self._databases)
         return {(row["pid"], row["transaction"]) for row in rows}

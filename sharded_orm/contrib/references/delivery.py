@@ -135,10 +135,11 @@ def states_on(alias: str) -> dict[str, Any]:
 def lock_states(alias: str) -> dict[str, Any]:
     """Lock the versions of the copies on a shard until the end of its transaction, and return them.
 
-    The caller holds the lock of the reference tables in the global database, and reads rows there
-    only after this call. The caller may lose its connection to the global database, and with it the
-    lock. Then another process gets the lock, and calls this function, too. It waits here until the
-    caller's transaction on the shard has ended. So the newer copies are written last.
+    This keeps a process from writing older copies over newer ones. The caller holds the lock of the
+    reference tables in the global database. If it loses its connection to this database, it loses
+    the lock as well. Then another process gets the lock, and calls this function, too: it waits
+    here until the first process's transaction on the shard has ended. Callers read the rows in the
+    global database only after this call, so the newer copies are written last.
 
     :raises django.db.OperationalError: other transactions hold locks on these rows. All later
         statements of the transaction may raise the error as well.

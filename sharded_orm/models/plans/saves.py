@@ -129,7 +129,7 @@ def save_row(
     """Update one row by a plan, and return whether a row matched.
 
     Return None, without sending anything, if Django must update the row. For example, Django does
-    the first save of a shape, and also the second, at which the plan is made.
+    the first two saves of the same fields of a model. The plan is made at the second one.
 
     :param options: the shard key and the group of the row's model.
     :param rows: all rows of the table on the row's shard.

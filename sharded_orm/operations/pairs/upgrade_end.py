@@ -190,8 +190,8 @@ class UpgradeEnd:
         tell(f"The rolling upgrade has ended: {outcome}")
 
     def _behind(self) -> UpgradeRound | None:
-        """Return the shards that must get the new schema on the survivor now; None if there are
-        none.
+        """Return the shards whose schema on the survivor (the server of the pair that is left) must
+        be upgraded now. Return None if there are no such shards.
         """
         current, step = _current(self._run.arguments, self._plan)
         if current is None or step > self._own_step(current):
