@@ -45,8 +45,8 @@ FEW_CHANGES = 50
 MOST_ROUNDS = 100
 #: The largest number of attempts to switch the key to the target before the move is given up.
 ATTEMPTS = 10
-#: A read of the journal of changes has a limit. To read all entries at once, pass this number: a
-#: journal never has so many entries.
+#: A read of the journal of changes takes a limit, the largest number of entries to return. To read
+#: all entries at once, pass this number, because a journal never has so many entries.
 ALL_CHANGES = 10**9
 #: The mover waits for two things before it creates triggers on a shard: for another process that
 #: creates or drops triggers there, and then for open transactions. This is the largest number of
