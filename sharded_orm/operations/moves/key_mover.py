@@ -426,9 +426,10 @@ class KeyMover:
         self._sessions.close()
         source, target = self._sessions.capture(move.source), self._sessions.capture(move.target)
         # Remove the fence of the source first, because the source owns the key and must accept
-        # writes soon. The process that has begun the move may only be paused, and may make a fence
-        # when it goes on. exclusively() takes the lock that a process needs to make a fence. So the
-        # paused process has made its fence before, or gets the lock later and notices the abort.
+        # writes soon. The process that has begun the move is perhaps only paused, and could make a
+        # fence when it goes on. exclusively() takes the lock that a process needs to make a fence.
+        # So the paused process has made its fence before, or gets the lock later and notices the
+        # abort.
         for capture in (source, target):
             with capture.exclusively(TRIGGER_PATIENCE):
                 capture.prepare()
