@@ -56,8 +56,8 @@ class Checkpoint:
     :param operation: index of the operation in its migration. If the step runs statements of a
         script, this is the index of the first operation that the script does not run.
     :param outline: the result of :meth:`Unit.outline`. A later process compares it, to find out
-        whether somebody has edited the migration after the interruption. It covers the operations
-        before ``operation``; for the kind ``PER_SHARD``, it also covers ``operation``.
+        whether somebody has edited the migration since this checkpoint was written. It covers the
+        operations before ``operation``; for the kind ``PER_SHARD``, it also covers ``operation``.
     :param script: key of the recorded script (a list of SQL statements) in the journal.
     :param index: position of the (first) statement in ``script``, or in a ``RunSQL`` operation.
     :param count: number of statements that the step runs.

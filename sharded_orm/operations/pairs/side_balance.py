@@ -62,7 +62,7 @@ class SideBalance:
 def plan_sides(group: str | None = None) -> list[SideBalance]:
     """Plan which shards change their active side, so that each server of a pair is active for half.
 
-    A server is active for half of the shards of each group, and for half of all shards. As few
+    After the change, this is so for the shards of each group, and for all shards together. As few
     shards as possible change. Shards in a pinned range stay as they are. Sends no query.
 
     :param group: the group whose shards are planned; by default all groups.
