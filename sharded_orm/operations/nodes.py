@@ -124,8 +124,8 @@ def ask_nodes(
                 (node, OperationalError(f"{MAX_ABANDONED} earlier questions have no answer yet"))
             )
             continue
-        # Do not use a thread pool: at its exit, the process waits for all threads of a pool, also
-        # for abandoned ones.
+        # Do not use a thread pool. A process that ends waits for all threads of its pools, and so
+        # it would wait for abandoned threads.
         threads[node] = threading.Thread(
             target=run, args=(node,), name=f"{kind} {node}", daemon=True
         )

@@ -1,9 +1,10 @@
 """Split a server: move some of its shards to another server (Pinterest, P10).
 
-On MariaDB, the shards move to a replica of the server, which has their rows already. There, a
-replica can take writes while it still replicates. On other databases, the rows are copied. In both
-cases, each shard is moved separately (:mod:`sharded_orm.operations.shard_moves`). If the move of a
-shard fails, the shard stays where it is, and the command can be run again.
+On MariaDB, the shards move to a replica of the server, which has their rows already. This is
+possible because a replica on MariaDB can take writes while it still replicates. On other databases,
+the rows are copied. In both cases, each shard is moved separately
+(:mod:`sharded_orm.operations.shard_moves`). If the move of a shard fails, the shard stays where it
+is, and the command can be run again.
 """
 
 from __future__ import annotations

@@ -167,8 +167,9 @@ class SourceJournal:
         """Return the primary key of the changed row, and its anchor before the change.
 
         The anchor (:attr:`SourceTable.anchor_field`) is the row's shard key, or the foreign key to
-        the parent row that has the shard key. If the change has moved the row to another shard, the
-        anchor before the change shows on which shard the imported copy of the row still is.
+        the parent row that has the shard key. A change of the anchor can mean that the row belongs
+        to another shard now. The anchor before the change then shows on which shard the imported
+        copy of the row still is.
         """
         size = len(table.pk_fields)
         values: list[Any] = [

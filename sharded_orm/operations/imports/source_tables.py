@@ -89,9 +89,9 @@ class SourceTable:
 
     @cached_property
     def key_link(self) -> Any:
-        """The foreign key to the parent row that has the shard key, if this table has none itself.
+        """The foreign key to the parent row that has the shard key.
 
-        None if the table has a column for the shard key.
+        None if this table itself has a column for the shard key.
         """
         if self.owner is not None or self.key_field.model is self.model:
             return self.owner

@@ -49,8 +49,8 @@ _INTEGERS = (
     "SmallIntegerField", "PositiveIntegerField", "PositiveBigIntegerField",
     "PositiveSmallIntegerField",
 )  # fmt: skip
-# Types whose values are copied as texts. JSON is one of them: if Python parsed it, NULL and JSON's
-# null would both become None, and numbers might be formatted differently.
+# Types whose values are copied as texts. JSON is copied as text, too, because a parser in Python
+# would turn both NULL and JSON's null into None, and might change the format of numbers.
 _TEXTS = (
     "CharField", "FileField", "FilePathField", "GenericIPAddressField", "IPAddressField",
     "JSONField", "SlugField", "TextField",
@@ -133,8 +133,8 @@ class StoredColumn:
 def _plain_json(text: str) -> str:
     """Return the JSON ``text`` in a form that is the same for equal values.
 
-    Compare these texts and not the parsed values: Python takes ``True`` and ``1`` for equal, but
-    in JSON they differ.
+    To find out whether two values are equal, compare these texts, not the parsed values. In Python,
+    ``True == 1`` is true, but in JSON ``true`` and ``1`` are different values.
     """
     return json.dumps(json.loads(text), sort_keys=True)
 

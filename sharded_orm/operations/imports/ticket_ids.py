@@ -14,7 +14,7 @@ from sharded_orm.operations.imports.source_tables import SourceTable
 
 
 def advance_tickets(tables: Sequence[SourceTable]) -> tuple[list[str], list[str]]:
-    """Make the ticket servers continue above the ids of the rows in ``tables``.
+    """Make the ticket servers give only ids that are greater than all ids of rows in ``tables``.
 
     Otherwise a new row could get the id of an imported row. Return two lists: sentences about what
     was done, and sentences about problems.

@@ -53,11 +53,11 @@ class Checkpoint:
         migration, finds the script with this id.
     :param serial: the number of marker names that this shard has used so far in the run.
     :param migration: app label and name; None for a step that belongs to no single migration.
-    :param operation: index of the operation in its migration. If the step runs recorded statements,
-        this is the index of the first operation that their script does not run.
-    :param outline: the result of :meth:`Unit.outline`, which shows whether somebody has edited the
-        migration since. It covers the operations before ``operation``; for the kind ``PER_SHARD``,
-        it also covers ``operation``.
+    :param operation: index of the operation in its migration. If the step runs statements of a
+        script, this is the index of the first operation that the script does not run.
+    :param outline: the result of :meth:`Unit.outline`. A later process compares it, to find out
+        whether somebody has edited the migration since this checkpoint was written. It covers the
+        operations before ``operation``; for the kind ``PER_SHARD``, it also covers ``operation``.
     :param script: key of the recorded script (a list of SQL statements) in the journal.
     :param index: position of the (first) statement in ``script``, or in a ``RunSQL`` operation.
     :param count: number of statements that the step runs.

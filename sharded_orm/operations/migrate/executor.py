@@ -152,8 +152,8 @@ class ScriptExecutor:
 
         If a migration runs in one transaction, and this transaction is open, do nothing.
 
-        :param unit: the migration that comes after the check: the shard continues it, or records it
-            as applied. None if there is none.
+        :param unit: the migration that the shard continues, or records as applied, after the check.
+            None if the check is not followed by such a step.
         :param before: the schema when ``script`` began; None if it was not read.
         :raises SchemaDiffers: the shard has another schema.
         """
@@ -211,8 +211,9 @@ class ScriptExecutor:
         """Run recorded statements of one migration.
 
         The statements are divided into stretches. Before each stretch, a checkpoint is written into
-        the journal. If a stretch is interrupted, the schema shows how many of its statements took
-        effect. If the whole migration is one transaction, no such checkpoints are needed.
+        the journal. If a stretch is interrupted, the shard shows how many of its statements took
+        effect. If the whole migration is one transaction, no such checkpoints are needed, because a
+        kill undoes all of its statements.
 
         :param key: the key of ``script`` in the journal.
         :param run: the id of the journal run that stores ``script``.
@@ -395,8 +396,8 @@ class ScriptExecutor:
                 self._run_statements(script, checkpoint.script, checkpoint.run, remaining)
             units += bool(last.records)
         if script.units and unit is None:
-            # An earlier process has executed the whole script, and the plan begins with the
-            # migration after it.
+            # An earlier process has executed the whole script. The plan begins with the first
+            # migration that is not in the script.
             return 0, 0
         if not script.units:
             self._compare(

@@ -131,8 +131,8 @@ def migrate(
     :raises LeaseLost: another process has taken over the journal's run.
     :raises JournalMissing: the global database is not migrated.
 
-    First finds out which shards are behind; for the cost, see :meth:`Migrator.applied_state`. If no
-    shard is behind, the call then sends only two queries to the journal, and writes nothing.
+    Cost: first that of :meth:`Migrator.applied_state`, which finds the shards that are behind. If
+    there are none, only two more queries are sent, to the journal, and nothing is written.
     """
     migrator = Migrator(selected.group, request.options, journal.Scripts())
     pending = PendingShards(migrator, selected, request)
@@ -180,7 +180,7 @@ def migrate(
 def _finish_broken_off(kind: str, subject: str) -> None:
     """Mark the last run as finished if its process was killed just after the last shard.
 
-    Then all shards are migrated, but the journal does not have the end of the run yet.
+    After such a kill, all shards are migrated, but in the journal the run has not ended.
     """
     last = journal.last_run(kind, subject)
     if last is None or last.state != "broken off":
@@ -234,7 +234,8 @@ class PendingShards:
     def report_failures(self, progress: Progress) -> None:
         """Report each shard on which the migration cannot begin.
 
-        The shard is unreachable, or nothing shows whether an interrupted operation took effect.
+        Such a shard is unreachable, or one of its operations was interrupted and nothing shows
+        whether this operation took effect.
         """
         for failure in self.report.failures:
             progress.failed(failure)
@@ -402,8 +403,8 @@ class MigrationStatus:
     behind: int
     missing: Sequence[Shard]
     unreachable: dict[str, str]
-    #: Numbers of the group's shards whose migration was begun and not completed, by the state of
-    #: the migration in the journal. For example, {"failed": 2}: it has failed on two shards.
+    #: Counts the group's shards whose migration was begun and not completed. Maps the state of the
+    #: migration in the journal to the number of shards; {"failed": 2} means two failed shards.
     left: dict[str, int]
     #: The shards of the group whose migration failed, or was interrupted so that nothing shows
     #: whether the last operation took effect.
@@ -421,7 +422,8 @@ class MigrationStatus:
     def ok(self) -> bool:
         """Whether all selected shards are up to date, and the journal has no unfinished migration.
 
-        An unfinished migration counts even if its shard is in the group but not selected.
+        An unfinished migration counts for each shard of the group, also for one that is not
+        selected.
         """
         return self.current == self.selected and not self.left
 

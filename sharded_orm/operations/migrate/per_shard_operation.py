@@ -145,10 +145,10 @@ class PerShardOperation:
     def _observe_statements(self, *, in_transaction: bool = False) -> Iterator[None]:
         """A context manager that notices DDL statements in its block.
 
-        If there is none, the schema need not be read again after the operation. On some databases,
-        such as MySQL, a DDL statement commits the transaction. There, before the first DDL
-        statement runs, a note is written into the journal: a rollback does not undo the whole
-        operation.
+        If the block runs no DDL statement, the schema need not be read again after the operation.
+        On some databases, such as MySQL, a DDL statement commits the transaction. So on these
+        databases, before the first DDL statement runs, the journal gets a note that a rollback does
+        not undo the whole operation.
         """
         connection = self._editor.connection
         session, sent = connection.connection, connection.statements_sent()

@@ -326,8 +326,8 @@ class MigrationPlan:
     def _render(state: ProjectState) -> ProjectState:
         state.clear_delayed_apps_cache()
         _ = state.apps
-        # The models of this state were rendered once for all threads. RunPython calls
-        # clear_delayed_apps_cache() in each thread, which would discard them. It does nothing if
-        # ``is_delayed`` is False.
+        # The models of this state were rendered once for all threads. In each thread, RunPython
+        # calls clear_delayed_apps_cache(), which would discard the models. With ``is_delayed`` set
+        # to False, clear_delayed_apps_cache() does nothing.
         state.is_delayed = False
         return state

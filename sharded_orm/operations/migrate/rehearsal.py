@@ -74,8 +74,8 @@ class Segment:
     def end(self) -> int:
         """The index, in the migration, of the first operation after this segment.
 
-        Call this only for a partial segment. The operation at this index, if there is one, runs on
-        each shard itself.
+        Call this only for a partial segment, which has operations of a single migration. The
+        operation at this index, if there is one, runs on each shard itself.
         """
         unit = self.plan.units[self.unit]
         return next(

@@ -15,9 +15,9 @@ from sharded_orm.operations.migrate.shard_session import ShardSession
 def build(session: ShardSession, script: RecordedScript, run: int, key: str) -> SchemaSnapshot:
     """Create all tables of an empty shard in their final form. Return the shard's schema.
 
-    The tables are the same as after all statements of ``script``, but none is created first and
-    altered later. The migrations of ``script`` are recorded as applied. After an interruption, call
-    the function again: it keeps existing tables.
+    The statements of ``script`` may create a table and alter it later. This function creates each
+    table as it is after the last statement. The migrations of ``script`` are recorded as applied.
+    After an interruption, call the function again: it keeps existing tables.
 
     :param run: the id of the journal run that stores ``script``.
     :param key: the key of ``script`` in the journal.

@@ -71,9 +71,9 @@ class RecoveryCheck:
     def raw(self, checkpoint: Checkpoint, label: str, sql: str, effect: Effect) -> bool:
         """Whether a statement of ``RunSQL`` took effect.
 
-        If the statement changes the schema, compare the present schema with the one before the
-        statement. It cannot be compared with the one that the statement leads to: this is not
-        known, because ``RunSQL`` is not run on an empty copy of the schema first.
+        If the statement changes the schema, compare the present schema with the schema before the
+        statement. The schema after the statement is not known, because ``RunSQL`` is not run on an
+        empty copy of the schema first.
 
         :param label: a description of the operation for people.
         :param effect: what the statement changes: rows or the schema.

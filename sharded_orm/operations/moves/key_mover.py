@@ -45,8 +45,8 @@ FEW_CHANGES = 50
 MOST_ROUNDS = 100
 #: The largest number of attempts to switch the key to the target before the move is given up.
 ATTEMPTS = 10
-#: A read of the journal of changes has a limit. To read all entries at once, pass this number: a
-#: journal never has so many entries.
+#: A read of the journal of changes takes a limit, the largest number of entries to return. To read
+#: all entries at once, pass this number, because a journal never has so many entries.
 ALL_CHANGES = 10**9
 #: The mover waits for two things before it creates triggers on a shard: for another process that
 #: creates or drops triggers there, and then for open transactions. This is the largest number of
@@ -426,9 +426,10 @@ class KeyMover:
         self._sessions.close()
         source, target = self._sessions.capture(move.source), self._sessions.capture(move.target)
         # Remove the fence of the source first, because the source owns the key and must accept
-        # writes soon. The process that has begun the move may only be paused, and may make a fence
-        # when it goes on. exclusively() takes the lock that a process needs to make a fence. So the
-        # paused process has made its fence before, or gets the lock later and notices the abort.
+        # writes soon. The process that has begun the move is perhaps only paused, and could make a
+        # fence when it goes on. exclusively() takes the lock that a process needs to make a fence.
+        # So the paused process has made its fence before, or gets the lock later and notices the
+        # abort.
         for capture in (source, target):
             with capture.exclusively(TRIGGER_PATIENCE):
                 capture.prepare()

@@ -27,9 +27,9 @@ from sharded_orm.operations.moves.shard_sessions import ShardSessions
 from sharded_orm.operations.relations import batched
 from sharded_orm.operations.runs.journal import one_line
 
-#: The time for which a fence stays if the database cannot list its open sessions. For so long, the
-#: old shard refuses writes to the moved key, because a session that was open during the move may
-#: still write there.
+#: A fence must stay on the old shard while a session that was open during the move may still write
+#: to the moved key there. If the database cannot list its open sessions, the fence stays for this
+#: time instead.
 FENCE_KEPT: Final = timedelta(days=1)
 _LOOK_UPS = 500
 
@@ -54,9 +54,9 @@ def remove_leftovers(group: str, shards: Iterable[int], *, kill: bool = False) -
 
     A fence makes an old shard refuse writes to a moved key, as long as a session that was open
     during the move may write there. An interrupted move may have left copies of rows, fences and
-    triggers. If the move has ended since, they are removed from ``shards``; the triggers only if no
-    fence needs them. Can be repeated. If something cannot be removed, no error is raised, because
-    leftovers do not disturb the application. The report then has a note.
+    triggers on ``shards``. If the move has ended since the interruption, these are removed, but the
+    triggers only if no fence needs them. Can be repeated. If something cannot be removed, the
+    report has a note. No error is raised, because leftovers do not disturb the application.
 
     :param shards: the numbers of shards on which moves have worked.
     :param kill: whether to end sessions of paused processes that hold a lock there.
@@ -112,8 +112,8 @@ def _clean_node(
 ) -> int:
     """Remove old rows and fences from one node. Return how many fences have to stay.
 
-    Old rows are removed if they were kept for long enough; fences, if no session needs them any
-    more.
+    Old rows are removed if they were kept for long enough. A fence is removed unless
+    :func:`_needed_fences` returns its move.
 
     :param rows: the records of the moves from shards of the node.
     """

@@ -42,8 +42,8 @@ logger = logging.getLogger("sharded_orm.operations")
 
 KIND: Final = "move keys"
 #: During a lease (``PLACEMENT_LEASE``), a process may remember the shard of a key. A move waits
-#: until the lease ends on all processes, and for this number of seconds more: the clocks of two
-#: machines run at slightly different speeds.
+#: until the lease ends on all processes, and for this number of seconds more, because the clocks of
+#: two machines run at slightly different speeds.
 MARGIN: Final = 1.0
 #: A move has to wait until no process remembers the old shard of the key. During this wait, it
 #: copies changed rows and checks whether it was aborted, at this interval in seconds.
@@ -133,9 +133,9 @@ def repair(group: str, *, options: MoveOptions | None = None) -> MoveReport:
 def abort(group: str, keys: Iterable[Any] = ()) -> MoveReport:
     """Abort moves whose keys are still owned by their old shards. The keys stay where they are.
 
-    The copied rows are removed by this call. If another process works on the move, that process
-    removes them: it looks at the record of the move before each batch of rows. If the new shard
-    owns a key already, its move is not changed.
+    This call removes the copied rows. But if another process works on the move, that process
+    removes them, because it looks at the record of the move before each batch of rows. If the new
+    shard owns a key already, the move of this key is not changed.
 
     :param keys: shard keys, as values or as text; by default all keys with an unfinished move.
     :raises OperationHeld: another operation is under way on the group, so the copied rows cannot be
@@ -329,8 +329,8 @@ class _Run:
             if not mover.undo(move, f"broken off in the phase {move.phase!r}"):
                 mover.settle(move)
         except MoveFailed:
-            # Ignore the error if the move is complete now: the process that has begun the move was
-            # perhaps only paused, and has completed it.
+            # The process that has begun the move was perhaps only paused, and has completed the
+            # move meanwhile. Ignore the error in this case.
             if not move.was_settled():
                 raise
         with self._lock:
@@ -353,8 +353,8 @@ class _Run:
         """Call ``work`` for each move, in several threads. Return the moves for which ``work``
         raised no error.
 
-        :param on_error: called for each other move. By default, it completes the move if the target
-            owns the key already; otherwise it undoes the move.
+        :param on_error: called for each move for which ``work`` raised an error. By default, it
+            completes the move if the target owns the key already; otherwise it undoes the move.
         """
         queue, succeeded = deque(moves), list[MoveRecord]()
 

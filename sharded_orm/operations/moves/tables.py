@@ -48,8 +48,8 @@ def _link(reference: Any) -> KeyLink:
 def _gets_fresh_ids(model: type[Model]) -> bool:
     """Return whether moved rows of ``model`` get new ids on the target.
 
-    They do in an automatic many-to-many table whose ids the database makes, because no other row
-    refers to such an id. On the target, another row may have the old id already.
+    On the target, another row may have the old id already. In an automatic many-to-many table whose
+    ids the database makes, a row can get a new id, because no other row refers to the old one.
     """
     is_referred_to = any(
         field.auto_created and not field.concrete

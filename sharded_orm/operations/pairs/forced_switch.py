@@ -50,11 +50,12 @@ def check_forced(
 ) -> UnsentWrites | None:
     """Check that the active side of ``plan`` can be given up. Changes nothing.
 
-    Return what may be lost; None if the plan has no shards.
+    Return what may be lost. Return None if the plan has no shards and ``upgraded`` is None.
 
-    :param upgraded: the names of the given-up side and of the other side, if the pair is in a
-        rolling upgrade, which ends with this switch. Then the plan may be without shards, and the
-        other side may have received changes that it has not executed yet. None otherwise.
+    :param upgraded: None if the pair is in no rolling upgrade. Otherwise the switch ends the
+        upgrade, and these are the names of the given-up side and of the other side. During an
+        upgrade, the plan can be without shards, and the other side can have received changes that
+        it has not executed yet.
 
     :raises SwitchRefused: the side cannot be given up, or need not be. Every reason is listed.
     :raises TopologyReadOnly: commands cannot change the topology.
@@ -227,8 +228,8 @@ class ForcedSwitch:
     kill.
 
     If the server of the old side can be reached, the old side is made to refuse writes. The
-    replication from the old side to the other side is ended. Otherwise old writes would arrive when
-    the server comes back, and change rows that were written since.
+    replication from the old side to the other side is ended. Otherwise, when the old server comes
+    back, its last writes would arrive on the other side, and overwrite newer rows there.
 
     :param survivor: the operator's session on the server of the other side.
     :param new: the fence of the shard on the other side, which makes that side refuse or take
@@ -259,7 +260,7 @@ class ForcedSwitch:
         self.is_followed = False
 
     def run(self) -> None:
-        """Make the surviving side the active one. When this returns, it takes writes.
+        """Make the surviving side the active one. When this method returns, that side takes writes.
 
         :raises SwitchFailed: the surviving side does not execute the changes that it has received.
         :raises BranchesPrepared: a transaction in two phases has arrived on the surviving side in

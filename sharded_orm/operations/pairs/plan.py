@@ -81,7 +81,7 @@ def find_plan(
     :param numbers: the numbers of the shards; None if ``all_from`` is given.
     :param to_side: the node that becomes active. By default, the passive side of each shard does.
     :param all_from: the name of a node, to change all shards of the group that are active on this
-        node. If ``to_side`` is given as well, only those of them change that are passive there.
+        node. If ``to_side`` is given as well, only shards whose passive side is ``to_side`` change.
     :param force: whether the active side is given up, because its server is down.
     :raises SwitchRefused: the topology does not allow this. Every reason is listed.
     :raises UnknownShard: there is no such group.

@@ -183,8 +183,8 @@ class _Rejoin:
     def open_in_upgrade(self, *, is_held: bool) -> RejoinReport:
         """Make the server take writes during a rolling upgrade.
 
-        During an upgrade, a side can be given up only if this ends the upgrade. So this side was
-        not given up.
+        If this side had been given up, that would have ended the upgrade. So it was not given up,
+        and keeps its rows.
 
         :param is_held: whether a process works on the upgrade. That process controls the
             replication, and may have stopped it for a comparison. So the replication is not started
@@ -197,8 +197,9 @@ class _Rejoin:
         for link in self._side.links() if not is_held else ():
             self._side.go_on(link)
         self._run.check()
-        # The fences of this side are right and need no change: the upgrade has checked them at its
-        # start. If it has stopped all writes since then, it has also closed the active sides.
+        # The fences of this side need no change, because the upgrade has checked them at its start.
+        # If the upgrade has stopped writes since then, it has done so by fences, and these stay
+        # closed when the server takes writes again.
         self._side.unfence()
         self._tell(f"{self._side.name} is open; its rolling upgrade is not finished")
         return self.report
@@ -256,8 +257,8 @@ class _Rejoin:
             )
 
     def _prepared_problems(self) -> Iterator[str]:
-        # The sides cannot be compared while a transaction is prepared: the comparison does not see
-        # its changes, and a later commit changes rows that were compared already.
+        # The sides cannot be compared while a transaction is prepared, because the comparison does
+        # not see its changes, and a later commit changes rows that were compared already.
         for branch in self._side.prepared_branches():
             if branch.schema in self._schemas:
                 yield (

@@ -36,8 +36,8 @@ _POLL: Final = 0.05
 def check(first: str, second: str, *, keeps_for_later: str = "") -> list[str]:
     """Return sentences about everything that is wrong with a pair; an empty list if nothing is.
 
-    :param keeps_for_later: the node that receives changes but does not execute them, during a
-        rolling upgrade. Then the two sides may have different columns.
+    :param keeps_for_later: during a rolling upgrade, the node that receives changes but does not
+        execute them. The two sides may then have different columns. "" if there is no such node.
 
     Cost: about ten round trips to each server, one query per server for the columns of all tables,
     and a login with the application's account.
@@ -115,8 +115,8 @@ def epoch_problems(servers: PairServers) -> Iterator[str]:
 def newer_epoch_problems(side: MySQLPairSide, shards: Iterable[Shard]) -> Iterator[str]:
     """Yield a problem if ``side`` has a later epoch than the topology. One query.
 
-    This means that somebody has published an old topology again, from before a switch that gave up
-    a side. In the old topology, the given-up side may still be the active one.
+    This means that a side was given up, and somebody has then published an older topology again. In
+    that older topology, the given-up side may still be the active one.
     """
     shards = list(shards)
     newer = _newer_schemas(side, shards)
@@ -175,8 +175,8 @@ def await_events(
 ) -> None:
     """Wait until ``replica`` replicates and has executed the present changes of ``source``.
 
-    Only changes count that ``source`` itself has written until now, and not changes that it has
-    received from another server.
+    These are the changes that ``source`` itself has written until now. Changes that it has received
+    from another server do not count.
 
     :param check: called before each second of the wait. It raises an error if the wait must end.
     :raises PairRefused: replication fails, or the wait takes more than ``seconds``.

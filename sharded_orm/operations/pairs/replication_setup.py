@@ -31,8 +31,8 @@ def set_up(
 
     The second node must be empty, or a copy of the first node, such as a replica. On a copy,
     ``gtid_slave_pos`` must be the position in the log of the first node up to which the copy has
-    all changes. If one of the nodes already replicates from the other, this is left as it is. After
-    an interruption, call this again.
+    all changes. If one of the nodes already replicates from the other, this replication stays as it
+    is, and only the opposite one is started. After an interruption, call this again.
 
     :param timeout: seconds in which each server must execute the changes of the other that it does
         not have yet.
@@ -85,7 +85,8 @@ def _unrelated(servers: PairServers, replica: MySQLPairSide, source: MySQLPairSi
 def follow(replica: MySQLPairSide, source: MySQLPairSide) -> None:
     """Make ``replica`` start to replicate from ``source``.
 
-    It logs in with the account ``REPLICATION`` in the settings of the node ``source``.
+    ``replica`` logs in to ``source`` with the account ``REPLICATION``, which is in the settings of
+    the node ``source``.
     """
     account = account_of(source)
     assert account is not None, "_unrelated() has checked this"

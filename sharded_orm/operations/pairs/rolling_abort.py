@@ -58,8 +58,8 @@ def abort(
     Shards whose round is finished keep the new schema. After any interruption, call this again.
 
     :param tell: called with a line for the operator before each step.
-    :raises AbortRefused: there is no such upgrade, or it is too late to abort it: it must be
-        finished. Nothing was changed.
+    :raises AbortRefused: there is no such upgrade, or the upgrade must be finished, because it is
+        too late for an abort. Nothing was changed.
     :raises PairRefused: a side cannot get the old schema back, or the sides differ.
     :raises OperationHeld: another process works on the shards.
     """
@@ -154,15 +154,15 @@ class _Abort:
         for replica, source in ((self._new, self._old), (self._old, self._new)):
             steps.catch_up(replica, source)
         steps.compare(self.round, self._old, self._new, same_schema=True)
-        # Let the shards take writes again. The upgrade may have stopped the writes, or an earlier
-        # abort that was interrupted.
+        # Let the shards take writes again. The writes may have been stopped by the upgrade, or by
+        # an earlier abort that was interrupted.
         steps.open(self.round.shards())
 
     def _forget_steps(self) -> None:
-        """Mark the migrations of the new side in the journal as done.
+        """In the journal, mark the unfinished migrations of the new side as done.
 
-        The side has the old schema again. So if a migration was interrupted, nobody must continue
-        it.
+        The side has the old schema again. So no process must continue a migration that was
+        interrupted there.
         """
         request = MigrationRequest(self.steps.plan.options, side=self._new.name)
         for group in self.round.numbers:
@@ -208,10 +208,11 @@ class _Abort:
         self._publish(changes)
 
     def _rule_out(self, changes: list[SideChange]) -> bool:
-        """Return whether it is sure that ``changes`` are not published, now or later.
+        """Make sure that ``changes`` are not published later. Return False if they are published
+        already.
 
-        It is not sure by itself: an earlier process may have published them before it was killed,
-        or may only be paused and publish them later. So prevent a later publication.
+        An earlier process may have published them before it was killed. Or it is only paused, and
+        would publish them later.
         """
         if self.steps.run.arguments.get("left_side") is None:
             return True

@@ -308,10 +308,10 @@ def _changed_column(piece: Piece, label: str) -> str:
 
 
 def _changed_again(piece: Piece, label: str) -> str:
-    """The rule for AlterField if an earlier operation of the same upgrade has added the column.
+    """The rule for AlterField of a column that the same upgrade has added to an older table.
 
-    The table itself is older. Its column may have a default that the upgrade must keep; see
-    :func:`_keeps_default`.
+    A change of the column's definition is refused. The statement for it would drop the column's
+    default in the database, which the upgrade may have to keep; see :func:`_keeps_default`.
     """
     operation: Any = piece.operation
     old: Any = piece.from_state.models[label, operation.model_name_lower].fields[operation.name]

@@ -64,9 +64,9 @@ def return_schema(
         because a column was dropped. True copies all its rows from ``model``. During the copy, no
         row may be written on either side. False raises :exc:`PairRefused` for such a table.
     :param check: called before each shard. It raises an error if this process must not continue.
-    :param confirm: called before each change of a table. It raises the same error. Unlike
-        ``check``, it is reliable even if this process was paused for long and another process has
-        given the table its new schema meanwhile.
+    :param confirm: called before each change of a table. It raises the same error as ``check``.
+        Unlike ``check``, it is reliable even if this process was paused for long and another
+        process has given the table its new schema meanwhile.
     :raises PairRefused: a table cannot get its old definition, or still differs afterwards.
 
     Costs an ``ALTER TABLE`` for each changed table, and the time to copy rows.

@@ -62,8 +62,8 @@ class SideBalance:
 def plan_sides(group: str | None = None) -> list[SideBalance]:
     """Plan which shards change their active side, so that each server of a pair is active for half.
 
-    This means half of the shards of each group, and half of all shards. As few shards as possible
-    change, and none of a pinned range. Sends no query.
+    After the change, this is so for the shards of each group, and for all shards together. As few
+    shards as possible change. Shards in a pinned range stay as they are. Sends no query.
 
     :param group: the group whose shards are planned; by default all groups.
     :raises UnknownShard: there is no such group.

@@ -130,9 +130,9 @@ class SideRows:
                     yield RowDifference(schema, name, own.get(pk), theirs.get(pk))
 
     def repair(self) -> None:
-        """Give the side that is repaired the survivor's rows in place of the rows that differ.
+        """Make the rows that differ equal to those of the survivor. One transaction per table.
 
-        Rows that the survivor does not have are deleted. One transaction per table.
+        A row that the survivor does not have is deleted on the side that is repaired.
         """
         for (schema, name), different in self._different.items():
             self._check()

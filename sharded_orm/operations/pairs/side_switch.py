@@ -52,8 +52,8 @@ _SLICE: Final = 1.0
 class SideSwitch:
     """Switches one shard to the other side of its pair. To be used by one thread.
 
-    :param servers: the operator's sessions. Its ``first`` is the server of the old side, its
-        ``second`` that of the new side.
+    :param servers: the operator's sessions. ``servers.first`` is the server of the old side, and
+        ``servers.second`` is the server of the new side.
     :param old: the fence of the shard on the old side, which can make this side refuse writes.
     :param new: the fence of the shard on the new side.
     :param check: called before each step. It raises an error if this process must not continue.
@@ -81,7 +81,7 @@ class SideSwitch:
         self.is_followed = False
 
     def run(self) -> None:
-        """Switch the shard. When this returns, the new side takes writes.
+        """Switch the shard. When this method returns, the new side takes writes.
 
         :raises SwitchFailed: the new side did not catch up, or somebody has created a table during
             the switch, on which the old side does not refuse writes.

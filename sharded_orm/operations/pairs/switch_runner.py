@@ -66,8 +66,8 @@ def switch_sides(
     :param numbers: the numbers of the shards; None if ``all_from`` is given.
     :param to_side: the node that becomes active; by default the passive side of each shard.
     :param all_from: a node; all shards of the group that are active on it are switched.
-    :param confirm: called before a side whose server is down is given up (``options.force``), with
-        what may be lost. If it returns False, the switch is refused.
+    :param confirm: called with the writes that may be lost, before a side whose server is down is
+        given up (``options.force``). If it returns False, the switch is refused.
     :param tell: called with a line for the operator.
     :raises SwitchRefused: the sides cannot be changed. Every reason is listed, and nothing was
         changed.
@@ -150,7 +150,8 @@ def _checked_plan(
     Writes can be lost only if a side is given up (``options.force``). Otherwise None is returned
     for them.
 
-    :param upgraded: the given-up side and the other side, if this happens during a rolling upgrade.
+    :param upgraded: the given-up side and the other side, if the switch ends a rolling upgrade of
+        the pair; otherwise None.
     """
     if options.force and all_from is None:
         raise SwitchRefused(
@@ -261,8 +262,8 @@ class _SwitchWork:
     def begin(self, *, repairs: bool = False, within_upgrade: bool = False) -> None:
         """End the switch that an earlier process has left unfinished.
 
-        :param repairs: whether the caller begins no other switch. Then it may run although an
-            operation of another kind was interrupted, such as a migration.
+        :param repairs: whether the caller begins no other switch. If so, an interrupted operation
+            of another kind, such as a migration, is no reason to refuse.
         :param within_upgrade: whether the caller ends a rolling upgrade, and holds its run.
         """
         within = "rolling" if self._options.is_upgrade or within_upgrade else None
@@ -413,8 +414,8 @@ class _SwitchWork:
             if change.epoch is not None:
                 # The old side may be back since it was given up.
                 self._given_up.close(change)
-        # Only one side must take writes: the new side if the switch is completed, the old side if
-        # it is undone. By now, the other side refuses writes, or its server is down.
+        # Make one side take writes: the new side if the switch is completed, the old side if it is
+        # undone. The opposite side refuses writes by now, or its server is down.
         side = change.target if is_published else change.source
         try:
             with open_fence(change.on(side), record.confirm) as fence:

@@ -1,17 +1,17 @@
 """End a rolling upgrade of a pair that has lost one side for ever (``shards switch --force``).
 
 The other side, the survivor, executes the changes that it has received, and then takes writes. Some
-of these changes may be rows of the new schema, which do not fit into the old one. So a shard is
-migrated on the survivor before that, in two cases: the lost side may have sent rows of the new
-schema, or the migration of the shard on the survivor has begun. The journal shows which shards
-these are. The lost side may have other tables than the survivor. So it can come back only as a new
-copy of the survivor.
+of these changes may be rows of the new schema, which do not fit into the old one. So before the
+survivor executes the changes, a shard is migrated there in two cases: the lost side may have sent
+rows of the new schema, or the migration of the shard on the survivor has begun. The journal shows
+which shards these are. The lost side may have other tables than the survivor. So it can come back
+only as a new copy of the survivor.
 
-A side can also be lost while an operator aborts an upgrade. An abort gives the tables of one side
-their old definition again; the other side has the old schema already. If the first side is lost,
-the survivor has the old schema. If the side with the old schema is lost, the survivor has the new
-schema. But if the abort has begun to change tables of the survivor, only the lost side knows how
-they were, and the upgrade cannot end without it.
+A side can also be lost while an operator aborts an upgrade. An abort gives the old schema back to
+the tables of one side. If this side is lost, the survivor is the side with the old schema. If the
+side with the old schema is lost, the survivor keeps the new schema. But if the abort has begun to
+change tables of the survivor, only the lost side knows how they were before the upgrade. Then the
+upgrade cannot end without the lost side.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ def upgraded_sides(node: str) -> tuple[str, str] | None:
 def problems_of_end(lost: str) -> Iterator[str]:
     """Yield the reason why an unfinished upgrade cannot end without the side ``lost``.
 
-    Yield nothing if it can, or if no upgrade of this pair is unfinished. One or two queries.
+    Yield nothing if the upgrade can end, or if no upgrade of this pair is unfinished. One or two
+    queries.
     """
     run = unfinished_run()
     if run is None or lost not in run.arguments["pair"]:
@@ -128,11 +129,11 @@ class UpgradeEnd:
             self._store_epochs(self._shards_of(group))
 
     def migrate_survivor(self, stopping: Stopping, tell: Tell) -> None:
-        """Migrate shards on the survivor that need the new schema there before it takes writes.
+        """Migrate the shards that need the new schema on the survivor before it takes writes.
 
-        These are the shards of which it may have received rows of the new schema, and those whose
-        migration there has begun. Before that, record in the journal which shards will have the new
-        schema there.
+        The survivor may have received rows of the new schema of these shards, or their migration
+        there has begun. Before the migration, record in the journal which shards will have the new
+        schema on the survivor.
 
         :raises PairRefused: a shard was not migrated.
         :raises OperationStopped: ``stopping`` was set.
@@ -150,10 +151,10 @@ class UpgradeEnd:
         """End the replication from the lost side, and then the upgrade.
 
         :param group: the group whose shards were given up.
-        :param needs_epoch: whether this method must begin a new epoch of the shards, by which the
-            lost side is recognized if it comes back: it then has an older epoch. This is necessary
-            if no shard of the group was active on the lost side, because then no switch has begun
-            a new epoch.
+        :param needs_epoch: whether this method must begin a new epoch of the shards. If the lost
+            side comes back, it is recognized because it has an older epoch. A switch begins a new
+            epoch as well, but if no shard of the group was active on the lost side, there was no
+            switch.
         """
         with open_side(self.survivor) as side:
             end_replication(side, patience, self._run.check, "The upgrade was not ended")

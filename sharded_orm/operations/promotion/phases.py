@@ -23,7 +23,7 @@ undoing      Both servers get their former roles back.
 ============ ==================================================================================
 
 A PostgreSQL server that was promoted can become a replica again only as a new copy of the primary.
-So it is promoted after the publication: until then, an undo leaves it as it was.
+So it is promoted only after the publication, when the promotion cannot be undone any more.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class ForwardPhases:
             )
 
     def _catch_up(self) -> str:
-        """Make the old primary refuse writes, then wait until the replica has executed its log.
+        """Make the old primary refuse writes, then wait for the replica to execute all earlier ones.
 
         Return the last position in the old primary's log. In a forced promotion, the old primary is
         dead. Then only wait until the replica has executed what it has received, and return the
@@ -136,8 +136,8 @@ class ForwardPhases:
         )
         position = self._fence(old).logged
         # Refuse to continue if the old primary has a transaction that is prepared for a two-phase
-        # commit: later it might be committed on only one of the two servers. Check this after the
-        # fence, because from then on no other transaction can be prepared.
+        # commit, because it might be committed later on only one of the two servers. Check this
+        # after the fence, because from then on no other transaction can be prepared.
         for problem in preflight.branch_problems(self._plan, old):
             raise PromotionFailed(f"{problem[0].upper()}{problem[1:]}.")
         deadline = time.monotonic() + self._timeout

@@ -119,7 +119,8 @@ def examine(plan: PromotionPlan, *, force: bool, timeout: float) -> Findings:
     """Check on both servers everything that a promotion relies on. Return the results.
 
     :param force: whether the promotion does without the old primary. Then this server must be dead.
-    :param timeout: the promotion is refused if the replica is more seconds behind the old primary.
+    :param timeout: the largest number of seconds that the replica may be behind the old primary.
+        The promotion is refused if the replica is further behind.
 
     Cost: about ten round trips to each of the two servers. Without ``force``, also a login to each
     server of the same product that is a primary or is in ``DATABASES``.
@@ -420,7 +421,8 @@ def branch_problems(plan: PromotionPlan, old: ReplicationServer) -> Iterator[str
 def _is_like(server: ReplicationServer, settings: Mapping[str, Any]) -> bool:
     """Return whether ``settings`` are those of a server of the same product as ``server``.
 
-    If not, for example PostgreSQL and MariaDB, they cannot be the same server.
+    Settings of a different product, such as PostgreSQL instead of MariaDB, cannot be those of
+    ``server`` itself.
     """
     return can_be_promoted(settings) and isinstance(server, server_class(settings))
 

@@ -34,9 +34,10 @@ def was_switched(
 ) -> bool:
     """Query the source of the topology whether the new document of ``plan`` is published.
 
-    If the source does not answer, the query is repeated, for :data:`LOOK_UP` seconds at most. A
-    query is not sent if it would end later than that, should it take as long as the query before.
-    After the first failed query, the operator is told which writes are refused meanwhile.
+    If the source does not answer, the query is repeated, for :data:`LOOK_UP` seconds at most. To
+    keep this limit, each query is expected to take as long as the query before, and is not sent if
+    it would end too late. After the first failed query, the operator is told which writes are
+    refused meanwhile.
 
     :param forced: whether the promotion does without the old primary; used in messages.
     :param check: called before each query; raises an error if this process must not continue.

@@ -100,10 +100,11 @@ class PromotionRecord:
             raise publication.unsettled_error(self.plan, exc, forced=self.options.force) from exc
 
     def note_published(self) -> None:
-        """Record that the new topology is published, by a process that could not record it itself.
+        """Record that the new topology is published, if this was not recorded at once.
 
-        The exact time is not known. So the journal stores two times between which the publication
-        happened: the time when that process was about to publish, and the time now.
+        For example, the answer to the publication got lost, or the process was killed. The exact
+        time is not known. So the journal stores two times between which the publication happened:
+        the time when a process was about to publish, and the time now.
         """
         if self.plan.server_class.is_promoted_for_good:
             self.note_promoting()

@@ -30,8 +30,8 @@ def to_undo(node: str) -> str:
 def refused_phrase(plan: PromotionPlan, *, forced: bool) -> str:
     """Return a phrase that says which writes are refused during the promotion, and why.
 
-    For example: "'db1' is read only: writes to photos 0-511 are refused". The caller appends until
-    when.
+    For example: "'db1' is read only: writes to photos 0-511 are refused". The caller appends how
+    long this lasts, such as "until that is settled".
     """
     ranges = ", ".join(map(str, plan.moves))
     why = "is given up" if forced else plan.server_class.texts.is_fenced

@@ -16,8 +16,8 @@ from sharded_orm.operations.runs import lease as leases
 from sharded_orm.operations.runs.global_database import require_journal
 from sharded_orm.operations.runs.journal import JournalRun
 
-#: The journal stores with each run what the operation works on, its subject: usually the name of a
-#: group. This is the subject of an operation that works on all groups.
+#: Each run in the journal has a *subject*, which says what the operation works on. Usually, this is
+#: the name of a group. An operation that works on all groups has this constant as its subject.
 EVERYTHING: Final = "primaries"
 #: Maps the kind of an operation to the command that ends an interrupted run, for messages. The
 #: names in braces are replaced by the run's subject and arguments.

@@ -248,9 +248,9 @@ class Farm:
 
     def _lead(self, run: journal.JournalRun) -> FarmReport | None:
         if self._run_id not in (None, run.id):
-            # ``run`` is not the run in which this process took part: that one was finished a moment
-            # ago, so hold_run() has returned another run. If hold_run() has just created the other
-            # run, delete it. If another process has created it, leave it alone.
+            # The run in which this process took part was finished a moment ago. So hold_run() has
+            # returned another run, ``run``. If hold_run() has just created this run, delete it. If
+            # another process has created it, leave it alone.
             if not run.resumed:
                 run.lease.own_row().delete()
             return None

@@ -76,7 +76,7 @@ def require_journal() -> Iterator[None]:
             tables = connections[DEFAULT_DB_ALIAS].introspection.table_names()
         except Error:
             # It is not known whether the tables exist. Behave as if they did, so that the caller
-            # receives the first error.
+            # receives the error of the block and not this one.
             tables = [OperationScript._meta.db_table]
         if OperationScript._meta.db_table in tables:
             explain(exc)

@@ -1,6 +1,6 @@
 """Leases, by which a worker keeps other workers from doing the same work.
 
-They only save work: two workers would do no harm.
+They only avoid useless work, because two workers that do the same work do no harm.
 """
 
 from __future__ import annotations

@@ -218,7 +218,7 @@ def has_living_workers(kind: str, subject: str, arguments: Mapping[str, Any]) ->
     """Return whether any process takes part in the operation, with the same ``arguments``.
 
     Such a process is inside a block of :func:`join`, even if it has no work unit at the moment. A
-    killed process may count until it has given no sign of life for some time.
+    killed process can still be counted, until it has given no sign of life for some time.
     """
     rows = leases.workers(kind, subject)
     return any(row.arguments == arguments and leases.is_held(row) for row in rows)

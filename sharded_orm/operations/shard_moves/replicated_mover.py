@@ -19,9 +19,9 @@ from sharded_orm.operations.shard_moves.table_comparison import TableComparison
 class ReplicatedShardMover(ShardMover):
     """Moves one shard to a replica of its server. Used by one thread.
 
-    The mover compares the rows on both servers while the site writes. Two rows may differ only
-    because the site has just changed one of them. So rows that differ are compared again when the
-    tables are renamed and nobody can change them.
+    The mover compares the rows on both servers while the site writes. The site may have changed a
+    row on the source just before, so that the row on the target is still the old one. So rows that
+    differ are compared again when the tables are renamed and nobody can change them.
     """
 
     _pair: Pair

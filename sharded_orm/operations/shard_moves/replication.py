@@ -79,8 +79,8 @@ def neighbour_problems(source: str, target: str) -> Iterator[str]:
     """Yield a sentence if one of the two nodes replicates from the other.
 
     Between such nodes, the rows of a shard cannot be copied. The shard's schema has the same name
-    on both servers. So replication would repeat the statements that the move sends to one server in
-    the schema on the other server.
+    on both servers. So when the move sends a statement to the schema on one server, replication
+    would repeat the statement in the schema on the other server.
     """
     if not can_be_promoted(runtime.topology().nodes[source]):
         return

@@ -145,8 +145,8 @@ class _Work:
     def begin(self, *, repairs: bool = False, discard: bool = False, kill: bool = False) -> None:
         """End the move that an earlier process has left unfinished, and drop expired old tables.
 
-        :param repairs: whether the caller only ends a move, and begins none. Then it may run
-            although an operation of another kind was interrupted, such as a migration.
+        :param repairs: whether the caller only ends a move, and begins none. If so, an interrupted
+            operation of another kind, such as a migration, is no reason to refuse.
         :param discard, kill: as in :func:`repair`.
         """
         refuse_conflicts(self._run, only_held=repairs)

@@ -85,9 +85,8 @@ class ShardMover:
         self._check = check
         self._tag = f"{record.number:x}"
         self._tables: dict[str, CapturedTable] = {}
-        #: Maps the real name of each table to an object that has the table's present name on the
-        #: source, that is, its other name while it is hidden. ``_there`` does the same for the
-        #: target.
+        #: Maps the real name of each table to an object with the name that the table has on the
+        #: source now. A hidden table has a different name. ``_there`` does the same for the target.
         self._here: dict[str, CapturedTable] = {}
         self._there: dict[str, CapturedTable] = {}
         #: Maps the name of each table to the primary keys of rows that the new node has refused.
@@ -96,8 +95,8 @@ class ShardMover:
         self._refusal_error = ""
         self._comparison: TableComparison
         self._silent: list[str] = []
-        # Values that identify the tables on the source and their columns, at the beginning of the
-        # move. At the switch, they are compared with the values then. If they differ, somebody has
+        # Values that identify the tables on the source and their columns. They are read at the
+        # beginning of the move, and again at the switch. If the two results differ, somebody has
         # sent ALTER TABLE or TRUNCATE, which no trigger records, and the move fails.
         self._identities: frozenset[str] = frozenset()
         self._layout: Mapping[str, tuple[str, ...]] = {}

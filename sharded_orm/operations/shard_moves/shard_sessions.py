@@ -23,7 +23,8 @@ class SchemaSessions:
     Each session is opened at its first use, and closed at the end of the ``with`` block. All
     sessions except :attr:`wrapper` log in with the node's account ``OPERATOR``, if there is one.
 
-    :param shard: the shard with the node to connect to, which need not be its node in the topology.
+    :param shard: the shard, with the node to which the sessions connect. In the topology, the shard
+        can be on another node.
     :param confirm: called before each change of the tables. It raises an error if this process must
         not change them, for example because another process has taken over the run.
     """
@@ -38,7 +39,7 @@ class SchemaSessions:
     def wrapper(self) -> Any:
         """A connection object with the application's account.
 
-        It is a separate one: Django's ``connections`` may connect to the shard on another node.
+        Django's connection to the shard is not used, because it may lead to another node.
         """
         settings = database_settings.shard_settings(self.shard)
         del settings["SHARD"]
