@@ -21,8 +21,8 @@ _METHODS = (
     "cursor", "_cursor", "create_cursor", "make_cursor", "_prepare_cursor", "ensure_connection",
     "validate_thread_sharing", "close_if_health_check_failed", "validate_no_broken_transaction", "queries_logged",
 )  # fmt: skip
-# The methods in _METHODS that ShardConnectionMixin overrides. The mixin's methods call Django's, so
-# Django's must be looked at separately: another package may have replaced them.
+# The methods in _METHODS that ShardConnectionMixin overrides. The mixin's methods call Django's
+# methods of the same names. Another package may have replaced these, so they are examined, too.
 _INHERITED = ("_cursor", "queries_logged")
 # A cache of are_djangos(). It maps each class of connection objects to a tuple: the methods that
 # were examined, followed by the result (True or False). The result is valid as long as the class

@@ -371,8 +371,9 @@ class ShardCursor(CursorWrapper):
         return self.cursor.close() if _are_looked_up("close") else self._djangos("close")()
 
     def _djangos(self, name: str) -> Any:
-        """Return what ``cursor.name`` would be without this class: a method that another package
-        has added to Django's cursors, or else the result of ``__getattr__``.
+        """Return the method ``name`` that Django's cursor would use if this class did not override
+        it. This is a method that another package has added to Django's cursors, or else the result
+        of ``__getattr__``.
         """
         method = getattr(super(), name, None)
         return self.__getattr__(name) if method is None else method
@@ -444,11 +445,11 @@ def sends_as_django(cursor_class: Any) -> bool:
 
 
 def _are_looked_up(name: str) -> bool:
-    """Whether Django's cursor has no method ``name`` of its own, and so calls that of the driver's
-    cursor.
+    """Whether Django's cursor looks up the method ``name`` in the driver's cursor, because it has
+    no such method itself.
 
-    False if another package has changed that, for example to trace statements: it has added a
-    method ``name``, or replaced ``__getattr__``. Then the code of that package must be called.
+    False if another package has changed that, for example to trace statements. Such a package adds
+    a method ``name`` to Django's cursor, or replaces ``__getattr__``. Then its code must be called.
     """
     return (
         _ARE_KNOWN

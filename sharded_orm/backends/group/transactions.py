@@ -24,8 +24,8 @@ from sharded_orm.exceptions import PartialCommitError
 
 logger = logging.getLogger("sharded_orm.backends.group")
 
-# A function that was registered with on_commit, in the form in which Django keeps it: a tuple of
-# the ids of the savepoints around the call, the function, and the argument ``robust``.
+# A function that was registered with on_commit, as Django keeps it in ``run_on_commit``: a tuple
+# (ids of the savepoints that were open at the registration, function, argument ``robust``).
 Hook = tuple[set[Any], Callable[[], object], bool]
 
 
@@ -50,9 +50,9 @@ class GroupTransactions(BaseDatabaseWrapper):
 
     levels: list[Level]
     participants: dict[str, GroupMember]
-    #: Whether the program has named a savepoint that does not exist, on a database where a failed
-    #: statement ends its transaction. Such a transaction can only be rolled back, or rolled back to
-    #: a savepoint.
+    #: True after the program has named a savepoint that does not exist, if the shards are on
+    #: PostgreSQL. There, a failed statement ends its transaction. So the program can then only roll
+    #: back the transaction, or roll back to an existing savepoint.
     _missed_savepoint: bool
     _broken: set[str]
     _in_transaction: set[str]
@@ -182,7 +182,8 @@ class GroupTransactions(BaseDatabaseWrapper):
             self._begin()
             return
         if self.participants or self._missed_savepoint:
-            # As on one database of this kind, this commits the open transaction or is refused.
+            # Do what one database of this kind does if autocommit is switched on in an open
+            # transaction: MariaDB commits the transaction, and PostgreSQL's driver refuses.
             if not features_of(self).autocommit_commits:
                 raise ProgrammingError(
                     f"Autocommit of {self.alias!r} cannot be switched on, because a transaction is"
@@ -201,7 +202,8 @@ class GroupTransactions(BaseDatabaseWrapper):
 
     def _savepoint_rollback(self, sid: str) -> None:
         if self.needs_rollback:
-            # A missed savepoint is no reason to refuse: the rollback is its remedy.
+            # Refuse the rollback only if needs_rollback is set. If only _missed_savepoint is set,
+            # the program repairs the transaction by this rollback, so let it through.
             self.validate_no_broken_transaction()
         depth = self._depth_of(sid)
         self._missed_savepoint = False
@@ -237,7 +239,8 @@ class GroupTransactions(BaseDatabaseWrapper):
         for depth, level in enumerate(self.levels):
             if level.sid == sid:
                 return depth
-        # One database would receive the statement, so its error has the same consequence.
+        # The group sends no statement here. But on a single PostgreSQL database, the statement with
+        # the unknown savepoint would end the transaction. So remember that this one is unusable.
         self._missed_savepoint = features_of(self).errors_end_transactions
         raise OperationalError(f"Savepoint {sid!r} of {self.alias!r} does not exist.")
 
@@ -263,8 +266,8 @@ class GroupTransactions(BaseDatabaseWrapper):
     # ##### Outermost level #####
 
     def _commit(self) -> None:
-        # Raise an error here too: autocommit may be off by hand, and Atomic does not know of a missing
-        # savepoint.
+        # Atomic does not commit if needs_rollback is set, but does not know of a missing savepoint.
+        # And if autocommit was switched off by hand, there is no Atomic. So check both here.
         self.validate_no_broken_transaction()
         committed: set[str] = set()
         participants = list(self.participants.values())

@@ -322,8 +322,8 @@ class DatabaseWrapper(
     def sent_with_commit(self) -> Iterator[None]:
         if (
             self.connection is None
-            # A statement can be sent together with the COMMIT only if the COMMIT follows next. It
-            # does not inside a savepoint, or if autocommit was switched off by hand.
+            # A statement can be sent together with the COMMIT only if the end of this atomic block
+            # commits. Inside a savepoint it does not, nor if autocommit was switched off by hand.
             or len(self._atomic_blocks) > 1
             or not self.commit_on_exit
             # If several shards commit one after the other, the server must refuse a wrong statement

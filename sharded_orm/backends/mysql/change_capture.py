@@ -35,9 +35,9 @@ from sharded_orm.mysql_flavor import MySQLFlavor
 # Seconds to wait before reading the server's list of transactions again. InnoDB answers from a copy
 # of the list. It makes a new copy only if no session has read the list for 0.1 seconds.
 _TRANSACTIONS_KEPT = 0.12
-# The list of transactions is read at most this many times, until the server has made a new copy of
-# it. If other sessions read the list all the time, the server never makes one, so more attempts
-# would not help.
+# How many times to read the list of transactions, at most, until the server has made a new copy of
+# it. If other sessions read the list all the time, the server never makes a new copy, so more
+# attempts would not help.
 _READS = 6
 # Seconds to wait for a lock on a table. A backup, for example, may hold such a lock for a long
 # time.
@@ -149,9 +149,9 @@ class MySQLChangeCapture(ChangeCapture):
             " WHERE user NOT IN ('system user', 'event_scheduler')"
             " AND command NOT IN ('Daemon', 'Binlog Dump', 'Binlog Dump GTID')"
         )
-        # Add the present time to the result. The server's list of transactions may be out of date,
-        # and lack the newest ones. So sessions_left() counts a transaction if it is in the list or
-        # if it began up to this time.
+        # Return the present time, too. The server's list of transactions may be out of date, and
+        # lack the newest ones. So later, sessions_left() takes a transaction as one of those that
+        # are open now if it is in this list, or if it began before this time.
         ((at,),) = self._rows(
             "SELECT CAST(CONVERT_TZ(NOW(), @@SESSION.time_zone, 'SYSTEM') AS CHAR)"
         )

@@ -34,9 +34,9 @@ from sharded_orm.backends.write_hooks.route_check import check_route
 RETRY_WITHIN = 1.0
 _OUT_OF_SYNC = 2014
 
-# Results of statement_kind.reason() for statements that may insert rows without showing the new id
-# in their last result. For example, a stored procedure (CALL) may insert a row, and then end with a
-# SELECT.
+# Statements that may have inserted a row even if the cursor has no ``lastrowid`` after them. For
+# example, a stored procedure (CALL) may insert a row, and then end with a SELECT. Each item is a
+# result of statement_kind.reason().
 _MAY_INSERT = (SEVERAL_STATEMENTS, "CALL", "EXECUTE")
 _WRITE, _IMPLICIT = StatementKind.WRITE, StatementKind.IMPLICIT
 _AFFINE, _STATE = StatementKind.AFFINE, StatementKind.STATE
@@ -205,7 +205,7 @@ class LeaseMixin(BaseCursor):
                 # They were off in the lost session only, so nothing needs to be sent.
                 connection.record_checks(off=False)
                 return self._empty_result(query)
-            # The session is lost, so begin_statement() raises the error for this.
+            # The session is lost, or the connection is closed. begin_statement() raises the error.
             connection.begin_statement()
         if kind is _IMPLICIT or kind is _STATE:
             connection.announce_implicit_commit()
@@ -235,7 +235,7 @@ class LeaseMixin(BaseCursor):
             if kind is _WRITE:
                 check_route()
             if kind is _AFFINE and previous_statement.is_show(query):
-                # Send nothing before SHOW WARNINGS: any other statement clears the warnings.
+                # Send no prefix, such as USE, before SHOW WARNINGS: it would clear the warnings.
                 prefix = []
             elif kind is _AFFINE and previous_statement.must_forget(connection, session, query):
                 prefix = [FORGET_INSERT_ID, *prefix]

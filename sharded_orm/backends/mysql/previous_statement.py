@@ -62,9 +62,9 @@ def must_forget(connection: VirtualConnection, session: NodeSession, query: Any)
     runs, so that ``LAST_INSERT_ID()`` does not return that id.
 
     :param session: the session that ``connection`` holds.
-    :raises SessionStateRefused: ``connection`` has inserted a row, but its id is not in
-        ``session``: it was inserted on another session, or another alias has inserted a row on this
-        one since.
+    :raises SessionStateRefused: ``connection`` has inserted a row, but ``session`` does not have
+        the id of this row. Either the row was inserted on another session, or another alias has
+        inserted a row on ``session`` since.
     """
     if not reads_insert_id(query) or session.inserter is connection:
         return False

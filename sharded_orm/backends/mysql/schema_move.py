@@ -1,7 +1,8 @@
-"""The steps of a schema's move to another node that run on one server of MariaDB or MySQL.
+"""Move a schema to another node: the steps that run on a single MariaDB or MySQL server.
 
-They create the tables of the schema on the new node, and hide tables: rename them, so that other
-processes do not find them. Later, hidden tables get their usual names again.
+On the new node, they create the tables of the schema. They also hide tables, which means that they
+rename them, so that other processes do not find them. Later, they give hidden tables their usual
+names again.
 """
 
 from __future__ import annotations
@@ -280,8 +281,8 @@ class MySQLSchemaMove(SchemaMove):
 
 
 def _may_rename_again(error: OperationalError) -> bool:
-    """Whether RENAME TABLE can be tried again: ``error`` says that a lock or a deadlock stopped it
-    before it had renamed a table.
+    """Whether RENAME TABLE can be tried again after ``error``, because a lock or a deadlock has
+    stopped it.
     """
     number, text = error.args[0], str(error.args[-1])
     return (

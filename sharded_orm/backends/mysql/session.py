@@ -61,16 +61,17 @@ class NodeSession:
 
     def __init__(self, raw: Connection, *, split: bool = False) -> None:
         self.raw = raw
-        #: Name of the current schema; None if it is unknown. While a packet is sent, this is None
-        #: until the whole packet has succeeded. Before that, it is not certain that USE was
-        #: executed. If another session drops the schema and creates it again, the name is still
+        #: Name of the current schema; None if it is unknown. It is None while a packet is sent,
+        #: until the whole packet has succeeded, because it is not certain before that whether USE
+        #: was executed. If another session drops the schema and creates it again, the name stays
         #: right, but this session goes on using the old character set for new tables.
         self.schema: str | None = None
         #: Whether each statement is sent in a packet of its own, because the project's OPTIONS have
         #: switched multi-statements off.
         self.split = split
-        #: Whether the first result of the last statement has been read completely; False from
-        #: before a statement is sent. Further results may be unread even if it is True.
+        #: Whether the first result of the last statement has been read completely. It is set to
+        #: False just before a statement is sent. Even if it is True, further results of the
+        #: statement may be unread.
         self.stored = True
         #: Whether a cursor still has to read results from this session, so that no other statement
         #: can run. Used only while a virtual connection (the ``connection`` of a Django alias)
@@ -178,11 +179,11 @@ class NodeSession:
             self.stored = True
 
     def run_each(self, *statements: bytes) -> list[int]:
-        """Run statements in one packet, and drop their rows. Return a list with the id that each
-        statement has inserted; 0 for none.
+        """Run statements in one packet, and drop their rows. Return a list with one id for each
+        statement: the id of the row that it has inserted, or 0 if it has inserted none.
 
         If a statement fails, the server executes none of the later ones. The driver's error then
-        has the attribute ``prefix_done``: how many statements have succeeded.
+        has the attribute ``prefix_done``, the number of statements that have succeeded.
         """
         ids: list[int] = []
         self.stored = False

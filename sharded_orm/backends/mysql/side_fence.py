@@ -4,8 +4,9 @@ side.
 All triggers of a schema call the same SQL function, which returns whether writes are refused. So a
 single ``CREATE OR REPLACE FUNCTION`` closes or opens all tables of the schema at the same moment.
 
-This statement first waits until all open transactions that have written have ended, because each of
-them has called the function, and keeps a metadata lock on it. New writes wait behind the statement.
+In each transaction that writes, a trigger calls the function, and the transaction then keeps a
+metadata lock on the function until it ends. So ``CREATE OR REPLACE FUNCTION`` first waits for the
+end of all transactions that have written. New writes wait behind the statement.
 """
 
 from __future__ import annotations
@@ -198,8 +199,9 @@ class MySQLSideFence(SideFence):
 
     @contextmanager
     def switching(self) -> Iterator[None]:
-        # If another process holds the lock, such as a paused one, go on without it. The lock is not
-        # needed for safety: it only makes refused writes wait until the change is over.
+        # If another process still holds the lock after _SWITCH_PATIENCE, for example because it was
+        # paused, go on without the lock. It is not needed for safety: it only makes refused writes
+        # wait until the change is over.
         with held(self._rows, SWITCH, _SWITCH_PATIENCE):
             yield
 

@@ -133,9 +133,10 @@ class MySQLSideRows(MySQLRowCopy):
         )
 
     def has_values(self, schema: str, table: str, columns: Sequence[str]) -> bool:
-        """Whether any row has a value other than the column's default in one of ``columns``.
+        """Whether any row has a value other than the column's default in one of ``columns``. If
+        ``columns`` is empty, return whether the table has any row.
 
-        If ``columns`` is empty: whether the table has any row. Reads the whole table.
+        Reads the whole table in the worst case.
         """
         name = f"{self._quote(schema)}.{self._quote(table)}"
         tests = [f"NOT {quoted} <=> DEFAULT({quoted})" for quoted in map(self._quote, columns)]

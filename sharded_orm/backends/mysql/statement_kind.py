@@ -122,8 +122,8 @@ _HARMLESS_WORDS = """
     LAG LEAD FIRST_VALUE LAST_VALUE NTH_VALUE ANY_VALUE CURRENT_TIMESTAMP TIME_TO_SEC YEARWEEK REGEXP_LIKE VALUE
 """
 _HARMLESS = frozenset(_HARMLESS_WORDS.split())
-# Matches the word at the end of a text, which may be the name of a function. Of a quoted name, it
-# matches only the closing quote, or the "?" that has replaced the name.
+# Matches the word at the end of a text, which may be the name of a function. If the text ends with
+# a quoted name, this matches only the closing quote, or the "?" that has replaced the whole name.
 _LAST_WORD = re.compile(r"(?:[\w$]+|[?`\"])\Z")
 _COMMENTS = ("--", "/*", "#")
 # No word of _HARMLESS is as long as this.
@@ -200,8 +200,8 @@ def reason(sql: str | bytes | bytearray) -> str:
     text = sql if isinstance(sql, str) else bytes(sql).decode("latin-1")
     bare = _bare(text)
     if bare is None:
-        # It cannot be found out where literals and comments end. So the text may contain several
-        # statements, and the reason for them is returned.
+        # Nobody can tell where the literals and comments end. So the text may contain several
+        # statements, which is reason enough to pin the session.
         return SEVERAL_STATEMENTS
     upper = bare.upper()
     if function := _PIN_FUNCTION.search(upper):
