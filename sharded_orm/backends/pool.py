@@ -323,8 +323,8 @@ class BoundedPool(SessionPool[S]):
         # The permits in use. Each leased session refers to a permit. (Sessions that were leased
         # before dispose() do not count. They are closed at their release.) A new session is opened
         # only if none is idle, so there are never more open sessions than permits. A permit leaves
-        # this set when nothing refers to it any more. So no permit is lost if a signal handler
-        # raises an error just after a session was leased.
+        # this set when nothing refers to it any more. So even if a signal handler raises an error
+        # just after a session was leased, the permit becomes free.
         self._permits: weakref.WeakSet[_Permit] = weakref.WeakSet()
         # Guards _permits, because several threads may add to it. The release of a session notifies
         # the threads that wait for a permit. If a permit leaves the set without a release, waiting

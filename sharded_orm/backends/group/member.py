@@ -194,9 +194,9 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
 
     def connect(self) -> None:
         if self.shard is not None and self.connection is not None:
-            # The connection exists already: before Django's ensure_connection() called this method,
-            # it read in_atomic_block. Reading it has made the shard join its group's transaction,
-            # and joining has connected. So nothing is left to do.
+            # The connection exists already. Django's ensure_connection() has read in_atomic_block
+            # before this call. That has made the shard join its group's transaction, for which the
+            # shard has connected. So nothing is left to do.
             return
         self._conclude_writes()
         group = self.group_wrapper

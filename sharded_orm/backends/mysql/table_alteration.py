@@ -43,9 +43,8 @@ def alteration(table: str, present: str, wanted: str) -> str | None:
 
 
 def demands(definition: str, other: str) -> list[str]:
-    """Compare two tables. Return what may make the first table refuse rows that the other one
-    accepts: the names of its constraints, unique keys and NOT NULL columns that the other one
-    lacks.
+    """Return the names of what may make one table refuse rows that another table accepts. These are
+    the constraints, unique keys and NOT NULL columns that only the first table has.
 
     :param definition: definition of the first table, as ``SHOW CREATE TABLE`` shows it.
     :param other: definition of the other table, in the same form.

@@ -57,10 +57,11 @@ class LockedChanges:
         self._locks.attempt(deadline, change, partial(self._run, f"SELECT 1 FROM {quoted} LIMIT 0"))
 
     def _together(self, statements: Sequence[str]) -> None:
-        """Send statements in one request; or one by one, if multi-statements are switched off.
+        """Send all statements in one request. If multi-statements are switched off, send them one
+        by one.
 
-        In one request, the lock is both taken and released. So it does not stay if this process is
-        paused or killed in between.
+        The first statement locks the table, and the last one unlocks it. In one request, the server
+        reaches the last one even if this process is paused or killed, so the lock does not stay.
         """
         if not self._connection.settings_dict["OPTIONS"].get("multi_statements", True):
             for statement in statements:

@@ -58,8 +58,8 @@ class BranchLease:
         """Prepare the XA branch (the part of a two-phase transaction on this shard): make the
         server store it for a later commit or rollback. One round trip.
 
-        :raises MySQLdb.Error: the branch is not prepared. But if the session is lost, it may be
-            prepared.
+        :raises MySQLdb.Error: the branch is not prepared. But if the error is the loss of the
+            session, the server may have prepared the branch shortly before.
         """
         transaction: Any = self.transaction
         if self.mode >= SessionMode.LOST or not transaction.is_open:

@@ -389,8 +389,9 @@ class DatabaseWrapper(ServerConnectionMixin[PostgreSQLPool], stock.DatabaseWrapp
     def statements_sent(self) -> int | None:
         if self.connection is None:
             return 0
-        # If the search path was set for good, the project may have got the driver's own connection.
-        # Statements that it sends by that connection are not counted, so the number is unknown.
+        # has_own_path is True if, for example, the project has used the driver's own connection.
+        # Statements that it sends directly by that connection are not counted, so the number is
+        # unknown.
         return None if self.connection.has_own_path else self.connection.statements
 
     def change_capture(self, account: Mapping[str, Any] | None = None) -> PostgreSQLChangeCapture:

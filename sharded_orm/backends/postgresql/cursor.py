@@ -354,7 +354,7 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
         session = connection.session
         is_own = connection.autocommitted and not (session is not None and session.in_transaction)
         if connection.mode >= SessionMode.LOST:
-            # This call only raises the error, which says that the session is lost.
+            # The session is lost, or the connection is closed. begin_statement() raises the error.
             connection.begin_statement(_WRITE)
         is_leased = is_own and session is None
         if is_own:

@@ -128,8 +128,9 @@ class PostgreSQLReplicationServer(ReplicationServer):
     def _beginning(self) -> set[tuple[int, str]]:
         """Return the sessions that are just being opened, as pairs (process id, transaction).
 
-        Such a session may have seen its database still open, and then gets past the fence. Or the
-        server still refuses it.
+        A fence must wait for such a session. The session may have checked that its database is open
+        before the fence closed the database, and can then still write. If it has not made this
+        check yet, the server refuses it.
         """
         rows = self._rows(queries.BEGINNING, self._databases)
         return {(row["pid"], row["transaction"]) for row in rows}

@@ -18,9 +18,8 @@ from sharded_orm.backends.row_copy import COPY, DELETED, SIDE_PREFIX, RowCopy
 
 # Seconds to wait for another session that changes the rows of the same move.
 _PATIENCE: Final = 50
-# If at most this many numbers of a sequence are to be skipped, they are taken with nextval(),
-# otherwise setval() is called. Other sessions surely take fewer numbers than this until setval()
-# has run.
+# To skip at most this many numbers of a sequence, call nextval() for each. To skip more, call
+# setval(), which is safe only if other sessions take fewer numbers than it skips before it runs.
 _TAKEN: Final = 1000
 _RELATION: Final = "%s::pg_catalog.regclass"
 
@@ -230,7 +229,7 @@ class PostgreSQLRowCopy(RowCopy):
 
     def _key_condition(self, column: str) -> str:
         # The first comparison can use an index. But the column's collation may treat two different
-        # keys as equal, so the second one ignores it.
+        # keys as equal. So the second comparison uses the collation "C", which compares bytes.
         return f'({column} = %s AND {column}::text COLLATE "C" = %s)'
 
     def _key_params(self, key: Any) -> list[Any]:

@@ -1,7 +1,8 @@
-"""Work on one server, while a schema moves to another node of PostgreSQL.
+"""Move a schema to another node: the steps that run on a single PostgreSQL server.
 
-It creates the tables of the schema, or hides them: renames them, so that other processes do not
-find them. Later it gives hidden tables their usual names again.
+On the new node, they create the tables of the schema. They also hide tables, which means that they
+rename them, so that other processes do not find them. Later, they give hidden tables their usual
+names again.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ _PATIENCE: Final = 30.0
 # Seconds to wait until the server has stopped an automatic vacuum of a table. The server does so
 # after deadlock_timeout, usually one second.
 _VACUUM_PATIENCE: Final = 5.0
-#: The name of a table that lists what new tables lack until they get their usual names: foreign
-#: keys, and automatic vacuum.
+#: The name of a table in the schema. New tables have no foreign keys and no automatic vacuum until
+#: they get their usual names. This table lists what must be added to them then.
 _ADDITIONS: Final = f"{OWN_PREFIX}additions"
 
 

@@ -74,7 +74,8 @@ _WRITES = frozenset([
 ])  # fmt: skip
 
 # The words of _WRITES that begin a statement which may take numbers of a sequence by nextval(). For
-# example, INSERT does so for an id. An UPDATE whose trigger does so is not found.
+# example, INSERT takes a number for an id. UPDATE is not listed, so numbers that its triggers take
+# go unnoticed.
 _INSERTS = frozenset(["COPY", "INSERT", "MERGE", "WITH"])
 _CONTROL = frozenset(
     ["ABORT", "BEGIN", "COMMIT", "END", "RELEASE", "ROLLBACK", "SAVEPOINT", "START"]
@@ -193,7 +194,8 @@ _HARMLESS_WORDS = """
     TIMESTAMP TIME INTERVAL BIT TEXT INTEGER BIGINT
 """
 _HARMLESS = frozenset(_HARMLESS_WORDS.split())
-# Matches the name of a function at the end of a text. A quote ends a quoted name.
+# Matches the name of a function at the end of a text. If the text ends with a quoted name, this
+# matches only the closing quote, or the "?" that has replaced the whole name.
 _LAST_WORD = re.compile(r"(?:[\w$]+|[?\"])\Z")
 _COMMENTS = ("--", "/*")
 # No word of _HARMLESS is as long as this.
