@@ -15,7 +15,9 @@ from sharded_orm.backends.snapshot import OWN_PREFIX
 
 
 class CatalogCursor(Protocol):
-    """What this package needs of a cursor: either Django's cursor or a cursor of a node."""
+    """The methods of a cursor that this package calls. Both Django's cursor and the cursor of a
+    node have them.
+    """
 
     def execute(self, sql: str, params: Any = None, /) -> Any: ...
 

@@ -73,9 +73,8 @@ _WRITES = frozenset([
     "TRUNCATE", "UPDATE", "WITH",
 ])  # fmt: skip
 
-# The words of _WRITES that begin a statement which may take numbers of a sequence by nextval(). For
-# example, INSERT takes a number for an id. UPDATE is not listed, so numbers that its triggers take
-# go unnoticed.
+# The words of _WRITES that begin a statement which may take a number of a sequence by nextval(), as
+# INSERT does for an id. UPDATE is not listed, so a number that its trigger takes goes unnoticed.
 _INSERTS = frozenset(["COPY", "INSERT", "MERGE", "WITH"])
 _CONTROL = frozenset(
     ["ABORT", "BEGIN", "COMMIT", "END", "RELEASE", "ROLLBACK", "SAVEPOINT", "START"]

@@ -154,9 +154,9 @@ def take_away(index: Index, row: IndexRow) -> bool:
     Another writer may have reserved the values for the entity just now. It will notice that the row
     is missing, and reserve them again.
 
-    :returns: True if the entity does not have the values. False if it has them, or if this cannot
-        be decided now, because the body of the entity is damaged, or because the caller has an open
-        transaction, which may be rolled back, on the shard of the entity or of the row.
+    :returns: True if the entity does not have the values. False if it has them, or if nobody can
+        tell now. This is so if the body of the entity is damaged, or if the caller has a
+        transaction open on the shard of the entity or of the row, which may be rolled back.
     """
     return _repeated(index.store.group, partial(_take_away, index, row))
 
@@ -166,10 +166,10 @@ def _take_away(index: Index, row: IndexRow) -> bool:
     if _commits_apart(alias_of_entity, alias):
         return False
     if not _locks_rows(alias) and _commits_apart(alias, alias_of_entity):
-        # Keep the row, because the caller has a transaction open on the shard of the row, which is
-        # not the entity's shard, and the removal would be committed only with it. This database has
-        # no row locks. So until that commit, a writer that verifies its reservation would still
-        # find the row, and the row would vanish afterwards.
+        # Keep the row. The caller has a transaction open on the row's shard, which is not the
+        # entity's shard, and the removal would be committed only with that transaction. Before the
+        # commit, a writer that verifies its reservation would still find the row, because this
+        # database has no row locks that make the writer wait. Then the row would vanish.
         return False
     with unbound(), index.store.locked_values(row.entity_id, row.key) as state:
         if isinstance(state, EntityDamaged):

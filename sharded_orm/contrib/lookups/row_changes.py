@@ -97,9 +97,9 @@ class RowFollower:
         if any(getattr(obj, pk) is None for obj in query.objs):
             return True
         # If a lookup is not unique, send the INSERT first, in a transaction. Another transaction
-        # may be deleting an earlier row with the same primary key and value, which has the same
-        # entry. The INSERT waits for its end. Without this wait, the other transaction could
-        # remove the entry of the new row.
+        # may be deleting an earlier row with the same primary key and value. Both rows have the
+        # same entry, which the other transaction removes at its end. The INSERT waits for that end,
+        # so the entry of the new row is written afterwards.
         return any(
             lookup.problem is not None
             or not is_known_to_be_served(lookup)

@@ -56,8 +56,8 @@ class ChangesToClose:
     To close an entry means to record in it that its transaction has ended.
     """
 
-    #: The time of the last attempt to close the entries, in monotonic seconds. Before the first
-    #: attempt, the time when the first change was added.
+    #: The moment of the last attempt to close the entries, as ``time.monotonic()``. Before the
+    #: first attempt, the moment at which the first statement was added.
     since: float
     tokens: dict[str, None] = field(default_factory=dict)
     failures: int = 0
@@ -66,10 +66,10 @@ class ChangesToClose:
 class EndedChanges:
     """Statements whose transactions have ended, and whose lookup entries must be closed.
 
-    To close an entry means to record in it that its transaction has ended. This is done later, by
-    one SQL statement for the entries of many statements. It does no harm if the process dies before
-    that. Other processes see that its database sessions have ended, and know that its transactions
-    have ended with them. Thread-safe.
+    To close an entry means to record in it that its transaction has ended. A process does this some
+    seconds later, by one SQL statement for the entries of many transactions. If the process dies
+    before that, its entries stay open. This does no harm: other processes find out that its
+    database sessions have ended, and with them its transactions. Thread-safe.
     """
 
     def __init__(self) -> None:
@@ -240,17 +240,17 @@ class EntryChange(StatementChange):
         After a commit, these are the entries of the values that rows have lost. After a rollback,
         they are the entries of the values that rows would have got.
 
-        :param stands: whether the statement is committed; otherwise it was rolled back.
+        :param stands: True if the statement was committed; False if it was rolled back.
         """
         if stands:
             return [self.old] if self.has_old else []
         return [self.fresh] if self.has_fresh else []
 
     def rest(self, stands: bool) -> list[str]:
-        """Return the tokens of the entries that stay after the transaction, because rows may need
-        them.
+        """Return the tokens of the entries that :meth:`surplus` does not return. These entries stay
+        after the transaction, because rows may need them.
 
-        :param stands: whether the statement is committed; otherwise it was rolled back.
+        :param stands: True if the statement was committed; False if it was rolled back.
         """
         tokens = [self.taken] if self.has_taken else []
         if stands and self.has_fresh:
@@ -428,14 +428,14 @@ def _needless(
 ) -> Mapping[tuple[EntryTable, str], list[Place]]:
     """Find entries that no row needs, but that share their token with entries that must stay.
 
-    Usually all entries with the same token are needed or not needed together, and are removed by
-    the token. This is not possible if a transaction has written an entry several times. For
-    example, one statement inserts a row, a second one deletes it together with older rows, and the
-    transaction is rolled back. All these entries have the token of the second statement now. The
-    entry of the inserted row must be removed, but those of the older rows must stay.
+    Usually all entries with the same token are needed, or none of them, so they are removed by the
+    token. This is not possible if a transaction has written an entry several times. For example,
+    one statement inserts a row, a second one deletes it together with older rows, and then the
+    transaction is rolled back. The entries of all these rows have the token of the second statement
+    now. The entry of the inserted row must be removed, but those of the older rows must stay.
 
-    :param ends: pairs (change, whether it is committed) of all changes of the transaction, in their
-        order.
+    :param ends: pairs (change, True if it was committed) for all changes of the transaction, in the
+        order in which they were made.
     :returns: maps (table, token) to the places of the entries to be removed.
     """
     writes: defaultdict[Place, list[tuple[EntryChange, bool, str]]] = defaultdict(list)

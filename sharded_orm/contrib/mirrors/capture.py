@@ -272,8 +272,8 @@ class SourceWrite:
         """Run the statement for the rows that were read, and for no other rows.
 
         The primary keys of these rows are added to the conditions. Otherwise the statement might
-        also change a row that matches the conditions only since another transaction has changed it,
-        after the rows were read.
+        also change other rows: after the rows were read, another transaction may have changed a
+        row, so that it matches the conditions now.
         """
         if not pks:
             return 0

@@ -194,12 +194,12 @@ def read_source(
 ) -> dict[Any, tuple[Any, tuple[Any, ...]]]:
     """Return a dict that maps primary keys to pairs (shard key in the mirror, values).
 
-    The values are in the order of :attr:`Mirror.names`. The dict lacks rows that the mirror is not
-    to have, such as deleted rows and rows that do not match ``condition``.
+    The values are in the order of :attr:`Mirror.names`. The dict lacks rows that the mirror must
+    not have, such as deleted rows and rows that do not match ``condition``.
 
-    If the mirror has no ``condition``, and all rows are new and have remembered the values of their
-    INSERT, these values are returned without a query. The values are never older than the version
-    of the row.
+    No query is sent if the mirror has no ``condition``, and if all rows are new and their
+    ``inserted`` has the values of their INSERT. Then these values are returned. The values are
+    never older than the version of the row.
     """
     source = mirror.source
     if mirror.condition is None and all(row.inserted is not None for row in rows):

@@ -309,8 +309,9 @@ def _may_be_newer(mirror: Mirror, entry: OutboxEntry, version: StoredVersion | N
         None,
         text_of(mirror.source.key, entry.written.key),
     ):
-        # The stored version comes from another shard key of the source, whose outbox has other ids.
-        # The two versions cannot be compared, so the entry may be newer.
+        # No version is stored, or it was made from an outbox id while the source's row had another
+        # shard key. That key may be on another shard, whose outbox counts its ids by itself. So the
+        # two versions cannot be compared, and the entry may be newer.
         return True
     return entry.version > version.number
 

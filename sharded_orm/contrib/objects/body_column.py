@@ -50,8 +50,8 @@ class BodyColumn(models.JSONField):
         return super().from_db_value(value, expression, connection)
 
     def pre_save(self, model_instance: Any, add: bool) -> Any:
-        # save() has prepared the body already. But a receiver of ``pre_save`` may have changed it
-        # after that, so then it is prepared again.
+        # If save() was called, it has prepared the body already. But a receiver of ``pre_save`` may
+        # have changed the body after that. So if there are receivers, prepare it again.
         prepared = "_prepared" in model_instance.__dict__
         if not prepared or signals.pre_save.has_listeners(type(model_instance)):
             prepare_body(model_instance, add)
