@@ -64,8 +64,8 @@ def CASCADE(
 
     def collect(alias: str) -> None:
         rows_there = rows.using(alias)
-        # Collect all rows that would be deleted together with these rows. A collector that deletes
-        # raises an error here if one of the rows is protected.
+        # Collect all rows that would be deleted together with these rows. If one of the rows is
+        # protected, the collector of delete() raises an error here, but NestedObjects does not.
         on_shard = type(collector)(using=alias, origin=collector.origin)
         with uncached():
             on_shard.collect(
@@ -134,8 +134,9 @@ POLICIES = (CASCADE, PROTECT, SET_NULL)
 class _DependentRows(ShardedQuerySet[Any]):
     """Rows on shards that refer to global rows.
 
-    If they are deleted, the argument ``origin`` of the signals is what deletes the global rows, as
-    in one database.
+    If these rows are deleted, Django's signals have an argument ``origin``. As in one database, it
+    is the object whose ``delete()`` the program has called, that is, an instance or queryset of the
+    global rows.
     """
 
     #: The instance or queryset whose ``delete()`` was called.
@@ -153,12 +154,11 @@ class _DependentRows(ShardedQuerySet[Any]):
 
 
 def _dependent_rows(field: ForeignKey[Any, Any], sub_objs: QuerySet[Any]) -> _DependentRows:
-    """Return a query of the rows on shards whose foreign key ``field`` refers to global rows.
+    """Return a query of the rows on shards that refer, by the foreign key ``field``, to the global
+    rows that Django is about to delete.
 
-    These are the global rows that Django is about to delete.
-
-    :param sub_objs: Django's query for the same rows on shards. It would look for them in the
-        database of the global rows.
+    :param sub_objs: Django's query for the same rows. Sent as it is, it would look for them in the
+        global database.
     """
     if shard_options(sub_objs.model) is None:
         raise CrossShardRelation(

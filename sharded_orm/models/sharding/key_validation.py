@@ -70,8 +70,8 @@ def install_key_validation(model: type[Model]) -> None:
     for field in model._meta.local_fields:
         if name in (field.name, field.attname):
             key: Any = field
-            # Set the attributes only now. What is set after a field was made is not seen by
-            # deconstruct(), and so not written to migrations.
+            # Set the attributes here, and do not pass them as arguments when the field is made.
+            # deconstruct() would return arguments, and migrations would contain them.
             if "validators" in vars(key):
                 # This field has its own list of validators already, as a CharField does. Copies of
                 # the field in other models share this list. So create a new list and do not append

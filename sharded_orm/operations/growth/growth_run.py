@@ -219,8 +219,9 @@ class GrowthRun:
         """Wait until all processes use the lower bounds of the new shards. Then look again for keys
         above these bounds.
 
-        Until all use the bounds, a process may write rows with such keys to the older shard, after
-        the first check. If so, sentences about these keys are added to the report's problems.
+        A process that does not use the bounds yet may write a row with such a key to the older
+        shard, even after :meth:`_refuse_keys_above` has found none. For such keys, sentences are
+        added to the report's problems.
         """
         self._wait_until_used()
         self.report.problems += [

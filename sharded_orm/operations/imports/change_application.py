@@ -172,11 +172,11 @@ class ChangeApplication:
 def _gone(
     table: SourceTable, changed: Mapping[Any, set[Any]], rows: Mapping[Any, SourceRow]
 ) -> dict[Any, set[Any]]:
-    """Return the old anchors of changed rows that are not their anchors now, keyed by primary key.
+    """Return the anchors that changed rows had before and do not have now, keyed by primary key.
 
-    An anchor (:attr:`SourceTable.anchor_field`) is the shard key of a row, or the foreign key to
-    the parent row that has the shard key. If a row has lost an anchor, its old copy may have to be
-    deleted from the shard to which that anchor leads.
+    The anchor of a row (:attr:`SourceTable.anchor_field`) is its shard key, or the foreign key to
+    the parent row that has the shard key. If the anchor of a row has changed, the row may have to
+    be deleted from the shard to which the old anchor leads.
 
     :param changed: the anchors that each row had before its changes, keyed by primary key.
     :param rows: the rows as they are on the source now, keyed by primary key.

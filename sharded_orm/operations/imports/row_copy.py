@@ -95,9 +95,10 @@ class _CopyJob(Job):
         conflicts: list[str] = []
         written: list[str] = []
         # Usually, the cache is invalidated only for shards to which this call has written. But a
-        # worker that was killed may have inserted rows of this unit (a range of rows) and not
-        # invalidated the cache. So invalidate it always, except if this cannot have happened: in
-        # the second and later rounds, if no other worker has begun the unit.
+        # worker that was killed may have inserted rows of this unit (a range of rows), without
+        # invalidating the cache. Then invalidate it for the shards of all rows of the unit. Only in
+        # the second and later rounds, if no worker has begun the unit before, it is certain that
+        # this is not needed.
         is_certain = unit.content["round"] > 1 and not unit.is_repeated
         try:
             for alias, rows_there in sorted(rows_by_alias(table, rows).items()):

@@ -36,8 +36,8 @@ class Stored:
     :param updated: rows of the shard that were overwritten with the values of the source.
     :param differing: rows that the shard had already, with other values than on the source. They
         were left as they are.
-    :param waiting: references of rows to other rows that the shard does not have yet.
-    :param examples: sentences about some of the differing rows and of these references.
+    :param waiting: references to rows that the shard does not have yet.
+    :param examples: sentences about some rows of ``differing`` and references of ``waiting``.
     """
 
     copied: int = 0
