@@ -38,9 +38,10 @@ _PROCEDURE: Final = re.compile(r"\s*(?:CALL|DO)\b", re.IGNORECASE)
 # While a statement waits for the move of its shard, the topology (the map of shards to nodes) is
 # loaded again after this many seconds.
 _INTERVAL: Final = 0.02
-# A pair of servers changes its active side within some milliseconds. A refused write waits until
-# the change is over, but at most for this many seconds, because the process that makes the change
-# may have been paused. Then the topology is loaded.
+# If the passive side of a pair of servers refuses a write, the pair may just be changing its active
+# side, which takes some milliseconds. The write waits for the end of the change, but at most for
+# this many seconds, because the process that makes the change may have been paused. After that, the
+# topology is loaded.
 _SWITCH_WAIT: Final = 0.25
 # A write that the passive side of a pair refuses is tried again and again, with growing pauses. A
 # pause is _PART of the time since the first attempt, but at least _SHORTEST seconds.

@@ -328,12 +328,11 @@ class GroupTransactions(BaseDatabaseWrapper):
 
     def _refuse_failed(self, participants: list[GroupMember]) -> None:
         """Raise an error if the transaction of one shard is lost, because a statement in it has
-        failed, while other shards would commit.
+        failed. Otherwise, the other shards would commit.
 
-        This happens if the program catches the error of the statement and goes on. The server has
-        already rolled back the shard's transaction, or will answer its COMMIT by a rollback,
-        without an error. In one database, all writes of the block would be lost. So no shard may
-        commit.
+        The program has caught the error of the statement, and gone on. The server has already
+        rolled back the shard's transaction, or will answer its COMMIT by a rollback, without an
+        error. In one database, all writes of the block would be lost. So no shard must commit here.
         """
         writers = [w for w in participants if w.commits_with_group and not w.reads_as_autocommit()]
         failed = [w.alias for w in writers if w.has_failed]

@@ -149,9 +149,9 @@ class MySQLChangeCapture(ChangeCapture):
             " WHERE user NOT IN ('system user', 'event_scheduler')"
             " AND command NOT IN ('Daemon', 'Binlog Dump', 'Binlog Dump GTID')"
         )
-        # Return the present time, too. The server's list of transactions may be out of date, and
-        # lack the newest ones. So later, sessions_left() takes a transaction as one of those that
-        # are open now if it is in this list, or if it began before this time.
+        # Return the present time, too. Later, sessions_left() must recognize all transactions that
+        # are open now. The server's list of transactions may be out of date, and lack the newest
+        # ones. These are recognized by the time: they began before it.
         ((at,),) = self._rows(
             "SELECT CAST(CONVERT_TZ(NOW(), @@SESSION.time_zone, 'SYSTEM') AS CHAR)"
         )

@@ -31,9 +31,9 @@ class CommitPacket:
     transaction runs another statement before the COMMIT, such as a SELECT, the waiting statements
     are sent before it.
 
-    Invariant: while statements wait, their session stays leased. So if their key or shard moves
-    meanwhile, the fence of the move (triggers that refuse writes) affects them in the same way as
-    statements that were sent already.
+    Invariant: while statements wait, their session stays leased. Their key or shard may move
+    meanwhile. The fence of the move (triggers that refuse writes) then treats the waiting
+    statements like those of the transaction that were sent already.
     """
 
     if not TYPE_CHECKING:  # The subclass has slots for these attributes.

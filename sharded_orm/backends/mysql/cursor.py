@@ -30,7 +30,7 @@ from sharded_orm.backends.session_mode import SessionMode
 from sharded_orm.backends.write_hooks.route_check import check_route
 
 # If the session of a read is lost within this many seconds, the read is repeated. A read that has
-# run for longer is not: somebody may have killed it because it was slow.
+# run for longer is not repeated, because somebody may have killed it for its slowness.
 RETRY_WITHIN = 1.0
 _OUT_OF_SYNC = 2014
 
@@ -76,8 +76,8 @@ class LeaseMixin(BaseCursor):
     # The session that is running a statement of this cursor, or that has results which this cursor
     # has not read. Otherwise None.
     _session: NodeSession | None = None
-    # The weak reference to this cursor in connection.open_cursors. It is there while the cursor has
-    # unread results on a session of its own, that is, one that the connection does not hold.
+    # The weak reference to this cursor in connection.open_cursors. None unless the cursor has
+    # unread results on a session that it has leased for itself, not on that of the connection.
     _registration: weakref.ref[Any] | None = None
     # The kind of the statements that executemany() runs, so that each need not be classified. None
     # outside of executemany().

@@ -58,8 +58,9 @@ class _OneStatement(LeasedCursor):
         return super()._run_free(*args)
 
     def _run_held(self, *args: Any) -> Any:
-        # In autocommit, execute() calls this method instead of _run_free() if it takes the
-        # statement for one that leaves state in the session, for example because of a name in it.
+        # execute() may call this method even in autocommit, where it usually calls _run_free(). It
+        # does so if the statement seems to leave state in the session, for example because a name
+        # in the statement looks like that of a function.
         self._raise_kept()
         return super()._run_held(*args)
 

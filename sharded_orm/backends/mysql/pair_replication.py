@@ -80,10 +80,10 @@ class MySQLPairReplication(MySQLReplicationServer):
     def take_as_received(self, last: str, schema: str) -> None:
         """Mark the other server's transactions up to ``last`` as received, without executing them.
 
-        Used if this server must never execute these transactions, but the other server is to
-        replicate from this one later. The other server refuses that unless the log of this server
-        contains the GTID ``last``. So this method logs an empty transaction with this GTID. The
-        replication on this server must be stopped meanwhile. Can safely be called again.
+        Used if this server must never execute these transactions, but the other server will
+        replicate from this one later. This works only if the log of this server contains the GTID
+        ``last``. So this method logs an empty transaction with this GTID. The replication on this
+        server must be stopped meanwhile. Can safely be called again.
 
         :param last: the GTID of the last transaction that must not be executed.
         :param schema: a schema of the pair, in which the empty transaction is logged.

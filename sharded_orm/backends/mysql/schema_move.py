@@ -228,11 +228,11 @@ class MySQLSchemaMove(SchemaMove):
         pairs = ", ".join(
             f"{self._quote(name)} TO {self._quote(other)}" for name, other in names.items()
         )
-        # Let each RENAME TABLE wait for table locks as briefly as possible, because other
-        # statements queue behind it, and because it may deadlock with transactions that use several
-        # of the tables. (Do not use NOWAIT: it is replicated, and a replica would then not wait
-        # either.) Do not limit the waits for row locks of InnoDB: the server needs them to undo a
-        # RENAME TABLE that fails half way.
+        # Let each RENAME TABLE wait for table locks as briefly as possible. Other statements queue
+        # behind it, and it may deadlock with transactions that use several of the tables. Do not
+        # use NOWAIT instead, because it is replicated, and a replica would then not wait either. Do
+        # not limit the waits for row locks of InnoDB, because the server must be able to wait for
+        # these locks when it undoes a RENAME TABLE that has failed half way.
         self._rows(f"SET SESSION lock_wait_timeout = {self._flavor.least_lock_wait:d}")
         try:
             while True:

@@ -300,8 +300,8 @@ def check_parameters(params: Mapping[str, Any]) -> None:
     """Check that the driver accepts ``params``. Does not connect to any server.
 
     The driver has no list of its arguments, but it checks them before it connects. So this function
-    lets it connect to a file that is no socket: the driver then fails in any case, and its error
-    shows if the arguments were right.
+    makes the driver connect to a file that is no socket. This always fails. If the error is that of
+    a failed connection, the arguments were right.
 
     :param params: arguments of ``MySQLdb.connect``.
     :raises ImproperlyConfigured: the driver refuses them.

@@ -112,10 +112,10 @@ class MySQLSideFence(SideFence):
             "SELECT table_name FROM information_schema.tables WHERE table_schema = DATABASE()"
             " AND table_type = 'BASE TABLE' AND engine <> 'InnoDB'"
         )
-        # If a foreign key with CASCADE changes rows, InnoDB calls no triggers for these rows.
-        # Within the schema that is no problem, because the trigger of the first table refuses the
-        # change before it cascades. But if a foreign key leads to a table of another schema, a
-        # change there could change rows here, although the fence is closed.
+        # If a foreign key with CASCADE changes rows, InnoDB calls no triggers for these rows. This
+        # is no problem if both tables are in this schema, because the fence refuses the change of
+        # the first table, so nothing cascades. But if the foreign key leads to a table of another
+        # schema, a change there could change rows here, although the fence is closed.
         keys = self._rows(
             "SELECT table_name, CONCAT(unique_constraint_schema, '.', referenced_table_name)"
             " FROM information_schema.referential_constraints WHERE constraint_schema = DATABASE()"

@@ -3,8 +3,9 @@
 All shards of a node share its sessions. A statement that may leave state in its session, such as
 ``SET``, *pins* the session: one alias keeps it until the alias's connection is closed.
 
-The functions need only the text of a statement, without its parameters, because literals do not
-change its kind. They cannot know what stored functions, triggers and the server's settings do.
+The functions need only the text of a statement, without its parameters, because the kind of a
+statement does not depend on values. The functions do not know what stored functions, triggers and
+the server's settings do.
 """
 
 from __future__ import annotations
