@@ -67,8 +67,7 @@ class OperationsMixin(BaseDatabaseOperations):
         raise NotImplementedError
 
     def execute_sql_flush(self, sql_list: Any) -> None:
-        # Tell the cache about the flush here, because nobody else does: the compilers of the ORM
-        # tell it about other statements, but the DELETE or TRUNCATE statements in sql_list do not
-        # come from them.
+        # Tell the cache about the flush here. The compilers of the ORM tell it about their
+        # statements, but the DELETE or TRUNCATE statements in sql_list do not come from a compiler.
         with observer.table_flush(self.connection):
             super().execute_sql_flush(sql_list)

@@ -240,12 +240,13 @@ class SessionPool(Generic[S]):
         """Record that a connection object does not use this pool any more, because the topology has
         changed.
 
-        The first call for a change closes the pool's sessions as :meth:`dispose` does, so that no
-        session stays open to a node that nobody uses. Other connection objects can still use this
-        pool: it opens new sessions for them. Each call also forgets an earlier failure of the node.
+        The first call for a change of the topology closes the pool's sessions as :meth:`dispose`
+        does, so that no session stays open to a node that nobody uses. Other connection objects can
+        still use this pool, which opens new sessions for them. Each call also forgets an earlier
+        failure of the node.
 
-        :param occasion: number of the change. All connection objects that leave because of the same
-            change pass the same number.
+        :param occasion: number of the change of the topology. All connection objects that leave
+            because of the same change pass the same number.
         """
         if occasion != self._last_occasion:
             self._last_occasion = occasion

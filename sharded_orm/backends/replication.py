@@ -149,9 +149,9 @@ class ReplicationServer(ABC):
     #: product, which cannot be promoted, see :attr:`ReplicationStatus.can_be_promoted`.
     product: ClassVar[str]
     default_port: ClassVar[int]
-    #: True if a promoted server cannot become a replica again, except as a new copy of all data.
-    #: The promotion then publishes the new topology first, and promotes the server as its last
-    #: step, because all steps before that one can be undone.
+    #: True if a promoted server cannot become a replica again without a new copy of all data. Then
+    #: a promotion publishes the new topology first, and promotes the server as its last step,
+    #: because this is the only step that cannot be undone.
     is_promoted_for_good: ClassVar[bool] = False
     #: Whether a replica of this kind accepts writes of applications while it replicates. A split
     #: needs such a replica, because the replica takes over the primary's shards one by one.

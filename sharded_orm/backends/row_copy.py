@@ -277,8 +277,8 @@ class RowCopy(RowAccess):
         return True
 
     def taken(self, table: CapturedTable, rows: Sequence[Row]) -> list[str]:
-        """Return the conflicts that ``rows`` would have in ``table``: primary keys and unique
-        values that other rows already have there.
+        """Return the conflicts that would prevent the insertion of ``rows`` into ``table``. In a
+        conflict, another row of the table already has a primary key or unique value of ``rows``.
 
         :param rows: the rows that :meth:`read` has returned on the source shard.
         :return: at most ten texts, one for each conflict, such as ``app_photo (slug) of row 17``:

@@ -23,9 +23,9 @@ def alteration(table: str, present: str, wanted: str) -> str | None:
     """Return the ``ALTER TABLE`` that changes a table from the definition ``present`` to
     ``wanted``.
 
-    Return None if no such statement is safe, because it would lose values, or because the new
-    columns would need values that nobody knows. For example, ``wanted`` has a column that the
-    present table lacks, or the type of a column differs.
+    Return None if such a statement is not safe. For example, it would lose values if the type of a
+    column differs. Or ``wanted`` has a column that the present table lacks, and nobody knows which
+    values this column should get.
 
     :param table: the quoted name of the table.
     :param present: the table's definition now, as ``SHOW CREATE TABLE`` shows it.

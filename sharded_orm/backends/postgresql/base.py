@@ -213,8 +213,8 @@ class DatabaseWrapper(ServerConnectionMixin[PostgreSQLPool], stock.DatabaseWrapp
         super()._close()
 
     def close_pool(self) -> None:
-        """Close this process's sessions with the alias's database: idle ones now, others at their
-        release.
+        """Close this process's sessions with the alias's database. Idle sessions are closed now,
+        and leased ones when they are released.
 
         Django calls this method before it drops or copies a test database, which the server refuses
         while a session is open.
@@ -454,8 +454,8 @@ class DatabaseWrapper(ServerConnectionMixin[PostgreSQLPool], stock.DatabaseWrapp
 
     @property
     def has_failed(self) -> bool:
-        # If the transaction has failed only because the schema does not exist (is_unguarded),
-        # return False: the server has executed no statement of the program, so nothing can be lost.
+        # If is_unguarded is True, the transaction has failed only because the schema does not
+        # exist. The server has executed no statement of the program, so nothing is lost.
         connection = self.connection
         return (
             connection is not None

@@ -39,8 +39,8 @@ _QUOTED_TEXT = re.compile(
 _ID_FUNCTION = "sharded_orm_next_id_"
 _SHARD_NUMBER = re.compile(r"(?<=\n  shard CONSTANT bigint := )\d+(?=;\n)")
 
-# Rows of the catalog that are pieces of a table's definition: maps the section of the row to the
-# attribute of _Table that collects such pieces.
+# For rows of the catalog that are pieces of a table's definition. Maps the section of such a row to
+# the attribute of _Table that collects these pieces.
 _PIECES = {
     "table": "options",
     "column": "columns",
@@ -52,7 +52,9 @@ _TRIGGER_STATES = {"D": "DISABLE", "R": "ENABLE REPLICA", "A": "ENABLE ALWAYS"}
 
 @dataclass
 class _Table:
-    """The pieces of one table's definition, each as a pair (text to sort by, SQL)."""
+    """The pieces of one table's definition. Each piece is a pair (text by which the pieces are
+    sorted, SQL).
+    """
 
     options: list[tuple[str, str]] = field(default_factory=list)
     columns: list[tuple[str, str]] = field(default_factory=list)

@@ -118,18 +118,18 @@ class PostgreSQLRowCopy(RowCopy):
         rows = f"SELECT ctid FROM {side} WHERE {self._quote(COPY)} = %s LIMIT {DELETED:d}"
         return self._count_changed(f"DELETE FROM {side} WHERE ctid = ANY(ARRAY({rows}))", number)
 
-    # ##### Real tables #####
+    # ##### The tables of the models #####
 
     def cascading(self, tables: Iterable[CapturedTable]) -> set[str]:
-        # On PostgreSQL, triggers also see the changes that CASCADE makes. So no table needs special
-        # care.
+        # On PostgreSQL, a change by CASCADE calls the triggers like any other change, so a move
+        # notices all changes.
         return set()
 
     def may_publish_early(self, table: CapturedTable) -> bool:
-        # Rows can be published before the copy is complete only if no foreign key of the table
-        # stands in the way. If a row changes after that, it is deleted and inserted again. At the
+        # If a row changes after it was published early, it is deleted and inserted again. At the
         # deletion, a foreign key with an action such as CASCADE would change other rows, and a
-        # foreign key that is not deferrable would raise an error.
+        # foreign key that is not deferrable would raise an error. So return False if the table has
+        # such a foreign key, or if one leads to it.
         ((has_actions,),) = self._rows(
             "SELECT EXISTS (SELECT 1 FROM pg_catalog.pg_constraint WHERE contype = 'f'"
             f" AND {_RELATION} IN (conrelid, confrelid)"
@@ -200,9 +200,9 @@ class PostgreSQLRowCopy(RowCopy):
         if largest < last:
             return
         missing = -((last - largest) // increment)
-        # setval() must not be called for a small step. If other sessions take more than ``missing``
-        # numbers before it is executed, it sets the sequence back, and the sequence returns numbers
-        # twice. So for a small step, take the missing numbers one by one.
+        # If other sessions take more than ``missing`` numbers before setval() is executed, setval()
+        # sets the sequence back, and the sequence returns numbers twice. So do not call setval() if
+        # ``missing`` is small, but take the missing numbers one by one.
         if missing > _TAKEN:
             last += missing * increment
             self._rows(f"SELECT pg_catalog.setval({_RELATION}, %s)", sequence, last)

@@ -194,8 +194,8 @@ class PostgreSQLSchemaMove(SchemaMove):
     def show(self, patience: float) -> None:
         with self._exclusively(patience):
             if NAMES not in self._table_names():
-                # Without this table of names, no table is hidden: an earlier call has already given
-                # the tables their usual names and their foreign keys.
+                # The table of hidden names does not exist, so no table is hidden. An earlier call
+                # has already given the tables their usual names and their foreign keys.
                 return
             self._refuse_names_in_use(self.hidden())
             with self._locks.transaction(patience):

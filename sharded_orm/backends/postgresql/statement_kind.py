@@ -1,8 +1,8 @@
 """Classify SQL statements by what they do to the session that runs them. Pure functions.
 
 All schemas of a node share its sessions. The search path of a schema is set for one transaction, in
-the same packet as the statement. Two sorts of statements need other treatment, and this module
-finds them: those that the server refuses in a packet with others, and those that leave state in the
+the same packet as the statement. This module finds two sorts of statements for which this does not
+work: those that the server refuses in a packet with others, and those that leave state in the
 session.
 """
 
