@@ -125,9 +125,9 @@ class DatabaseWrapper(ServerConnectionMixin[PostgreSQLPool], stock.DatabaseWrapp
     def get_connection_params(self) -> dict[str, Any]:
         options = self.settings_dict["OPTIONS"]
         for name, remedy in _REFUSED_OPTIONS.items():
-            # Compare with None and False rather than test for a true value, because 0 must be
-            # refused, too: with prepare_threshold=0, the driver prepares a statement when it is
-            # first executed.
+            # Compare with None and False rather than test for a true value, because
+            # prepare_threshold=0 must be refused, too. It makes the driver prepare a statement when
+            # it is first executed.
             if options.get(name) is not None and options[name] is not False:
                 raise ImproperlyConfigured(
                     f"Alias {self.alias!r}: OPTIONS[{name!r}] cannot be used with"

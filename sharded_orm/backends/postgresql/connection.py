@@ -70,9 +70,9 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
     :param named_cursor_class: the class of cursors with a name.
     """
 
-    #: The driver's cursors read this attribute of their connection. None means that no pipeline is
-    #: active. This class never has one, because a cursor sends its statement in the leased session,
-    #: not by this object.
+    #: The driver's cursors read this attribute of their connection. None means that the driver's
+    #: pipeline mode is not active. It never is, because a cursor sends its statement in the leased
+    #: session, not by this object.
     _pipeline = None
 
     #: The driver's cursors lock their connection with this. No real lock is needed, because a

@@ -142,9 +142,9 @@ def _confirm(index: Index, row: IndexRow) -> bool:
     rows = same_rows(index, row.values, row.entity_id)
     if _locks_rows(_alias_of_row(index, row)):
         return bool(rows.update(version=F("version")))
-    # Only read the row on SQLite, which has no row locks. A lock would be on the whole shard, and
-    # two writers would run into a deadlock if each had a transaction on the shard that the other
-    # one needs.
+    # SQLite has no row locks, and a write would lock the whole shard. Two writers would run into a
+    # deadlock if each had a transaction on the shard that the other one needs. So only read the row
+    # there.
     return bool(rows.exists())
 
 
@@ -183,9 +183,9 @@ def _take_away(index: Index, row: IndexRow) -> bool:
 def _repeated(group: str, work: Callable[[], R]) -> R:
     """Return the result of ``work``. Call ``work`` again if its transaction was rolled back.
 
-    For example, a transaction is rolled back after a deadlock (on MariaDB, if two writers reserve
-    one value), or because another process moves its key or shard. If the caller is in a transaction
-    on ``group``, the error is raised instead.
+    A transaction is rolled back after a deadlock, for example on MariaDB if two writers reserve the
+    same value, or because another process moves its key or shard. If the caller is in a transaction
+    on ``group``, ``work`` is not called again, and the error is raised.
 
     :param work: the function to call. A second call must do no harm, even if a part of the first
         one was committed.

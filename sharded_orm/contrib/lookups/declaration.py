@@ -243,8 +243,8 @@ def plain_value(lookup_field: Any, value: Any) -> Any:
 def declared(model: Any) -> list[Lookup]:
     """Return the :class:`Lookup` objects in the model's ``ShardMeta.lookups``.
 
-    They may be wrong. For example, the system checks report a lookup of a field that does not
-    exist, but this function returns it.
+    They are returned as they are declared, even if a declaration is wrong. For example, a lookup of
+    a field that does not exist is returned. (The system checks report it.)
     """
     names = getattr(getattr(model, "ShardMeta", None), "lookups", None) or ()
     return [Lookup(each) if isinstance(each, str) else each for each in names]

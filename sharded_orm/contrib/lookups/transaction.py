@@ -1,12 +1,13 @@
 """Keeps track of the entries of lookups that one transaction on a shard has written.
 
-Entries are committed at once, before the transaction itself. So at its end, some entries must be
-removed. After a rollback, these are the entries of the new values. After a commit, they are those
-of the values that rows have lost.
+Entries are committed at once, before the transaction itself. So some entries must be removed when
+the transaction ends. After a rollback, these are the entries of the new values. After a commit,
+they are the entries of the values that rows have lost.
 
-Each statement that writes rows is one :class:`EntryChange`. It has three tokens (random names),
-which it writes into entries to find them again: one for its new entries, one for existing entries
-that it took over, and one for the entries of values that its rows lose.
+For each statement that writes rows, there is one :class:`EntryChange`. It has three tokens, which
+are random names. It writes one of them into each entry, to find the entry again. There is one token
+for its new entries, one for existing entries that it took over, and one for the entries of values
+that its rows lose.
 """
 
 from __future__ import annotations
@@ -324,9 +325,10 @@ class TransactionEntries(StatementWatcher[EntryChange]):
     def _failed(self, change: EntryChange, exc: BaseException) -> None:
         """Decide what to do with the entries of a statement in autocommit that has failed.
 
-        If the rows were not written, remove the entries of the new values. If the statement has
-        ended, but it is not known whether it has written the rows, close the entries (record that
-        their transaction has ended). If it may still be running, leave the entries as they are.
+        - If the rows were not written, remove the entries of the new values.
+        - If the statement has ended, but nobody knows whether it has written the rows, close the
+          entries, which means to record in them that their transaction has ended.
+        - If the statement may still be running, leave the entries as they are.
 
         :param exc: the error of the statement.
         """
@@ -447,8 +449,8 @@ def _needless(
             writes[place].append((change, stands, token))
     for place, of_place in writes.items():
         change, stands, token = of_place[0]
-        # If the first statement that wrote the entry did not insert it, the entry existed before
-        # the transaction. Then an older row may need it.
+        # True if the first statement that wrote the entry did not insert it. Then the entry existed
+        # before the transaction, and an older row may need it.
         is_needed = token != change.fresh
         for change, stands, token in of_place:
             if stands:

@@ -189,9 +189,9 @@ class SourceWrite:
         """Lock and return the stored rows with the primary keys ``pks``.
 
         Used after an INSERT with ignore_conflicts, because the database does not report which rows
-        it has inserted. Some of the returned rows may be from another transaction, which does no
-        harm, because rows may be delivered twice. A row is missing if it was in conflict in another
-        column than the primary key.
+        it has inserted. Another transaction may have inserted some of the returned rows. They are
+        then delivered twice, which does no harm. A row is missing if it was not inserted because of
+        a conflict in another column than the primary key.
         """
         source = self._source
         mirror_keys = self._fields(source.mirror_keys)
@@ -356,8 +356,8 @@ def _plain(field: Any, value: Any) -> Any:
     """Return the form of ``value`` that a query returns after it was written to ``field``, such as
     7 for "7".
 
-    Return None if only the database knows it, for example because ``value`` is an expression. If a
-    shard key of a mirror is not known for this reason, the delivery reads the row.
+    Return None if only the database knows this form, for example because ``value`` is an
+    expression. If this is the value of a mirror's shard key, the delivery reads the row.
     """
     if value is None or hasattr(value, "resolve_expression"):
         return None

@@ -39,8 +39,8 @@ from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.sharding import row_placement
 from sharded_orm.models.sharding.bound_key import unbound
 
-# A row counts as different only if it differs in this many comparisons, and its source does not
-# change in between.
+# A row counts as different only if it differs in this many comparisons, and if the source's row
+# does not change between the first and the last one.
 _LOOKS = 3
 
 
@@ -241,7 +241,7 @@ def _look(
 def _source_keys(mirror: Mirror, suspects: Sequence[Suspect]) -> dict[Any, Any]:
     """Return a dict that maps primary keys to the shard keys of the source's rows.
 
-    It also has rows that the mirror does not copy, because they do not match its condition.
+    It also has source rows that the mirror does not copy because they do not match its condition.
     """
     source = mirror.source
     with unbound():

@@ -46,7 +46,7 @@ class BodyColumn(models.JSONField):
             if end == len(value):
                 return body
         except (TypeError, ValueError, StopIteration):
-            pass  # Let Django decide about None, and about a text with spaces or that is damaged.
+            pass  # Let Django handle None, a text with spaces around the JSON, or a damaged text.
         return super().from_db_value(value, expression, connection)
 
     def pre_save(self, model_instance: Any, add: bool) -> Any:
