@@ -43,10 +43,10 @@ def CASCADE(
 ) -> None:
     """Delete the rows on each shard first, in one transaction per shard, and then the global row.
 
-    If the second step fails, or the process dies before it, no row on a shard refers to a missing
-    row, and the deletion can be repeated. If a row on a shard prevents the deletion, because it is
-    protected or restricted, an error is raised before anything is deleted. The error contains such
-    rows from all shards.
+    If the deletion of the global row fails, or the process dies before it, no row on a shard refers
+    to a missing row, and the deletion can be repeated. If a row on a shard prevents the deletion,
+    because it is protected or restricted, an error is raised before anything is deleted. The error
+    contains such rows from all shards.
 
     Cost: ``delete()`` of a queryset on each shard. If rows that refer to the deleted rows must be
     deleted, too, all these rows are read twice: for the check and for the deletion.

@@ -37,8 +37,8 @@ class RowsOfKeys:
     def condition(self, table: str, alias: str) -> Expression | None:
         """Return a condition that is true for the rows of ``table`` with one of this object's keys.
 
-        Return None if the table cannot have such rows, because the type of its keys does not fit,
-        or because it contains copies of global rows.
+        Return None if the table cannot have such rows. For example, its keys are of another type
+        than this object's keys, or it contains copies of global rows.
 
         :param alias: the name of the table in the statement.
         :raises UnknownKeyOfRows: no model of the group has this table.

@@ -147,8 +147,8 @@ class GrowthRun:
                 f"Group {new.group!r} has {count} shards by now, so range {new} does not follow:"
                 " somebody else has changed the topology. Repeat the command."
             )
-        # The entry "open": False means that no new keys are placed on the range yet. Leave it out if
-        # the group divides keys by ranges: then the bounds alone decide on which shard a key is.
+        # With "open": False, no new keys are placed on the range yet. Leave "open" out if the group
+        # divides keys by ranges, because the bounds alone decide then on which shard a key is.
         ranges += new.entries(is_open=self.kind is KeyRouting.RANGES)
         add_bounds(entry, new, self.kind)
         return Document.from_content(content)

@@ -43,10 +43,9 @@ def compare_rows(
 ) -> ImportReport:
     """Compare all rows of the request's tables with those on the shards, and return the report.
 
-    Changes nothing. The report's problems name the differences: missing rows, different values,
-    rows that the source does not have, and rows on a shard to which their key does not belong. If
-    somebody writes to the source or the shards during the comparison, a row that has just changed
-    may be reported although it is correct.
+    Changes nothing. The report's problems name the differences: rows that are missing on their
+    shard, rows with different values, rows that the source does not have, and rows on a wrong
+    shard. A row that somebody writes during the comparison may be reported although it is correct.
 
     Several processes may make the same call at once; they share the work.
 

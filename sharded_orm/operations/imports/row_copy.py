@@ -75,8 +75,8 @@ class _CopyJob(Job):
         last = table.from_json(unit.content["last"])
         stored, read = Stored(), 0
         while True:
-            # Read the range in batches. It may have more rows now than when it was planned, because
-            # new rows may have been inserted into it, and the last range has no upper limit.
+            # Read the range in batches, because it may have more rows now than when it was planned.
+            # New rows may have been inserted into it. And the last range has no upper limit.
             rows = table.read(table.between(after, last)[: self._request.rows])
             read += len(rows)
             self._store(table, rows, stored, unit, stopping)

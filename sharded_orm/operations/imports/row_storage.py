@@ -181,9 +181,9 @@ class ShardTable:
         their shard key from them.
 
         The anchor of a row (:attr:`SourceTable.anchor_field`) is its shard key, or the foreign key
-        to the parent row that has the shard key. A row is deleted only if its present anchor on
-        this shard is among the given ones. Otherwise it may belong to this shard by its present
-        anchor.
+        to the parent row that has the shard key. A row is deleted only if its anchor on this shard
+        is one of the given old anchors. If it has another anchor here, it may have been stored
+        again since, and belong to this shard.
 
         :param anchors: maps the primary key of each row to delete to the anchors that the row had
             before.
