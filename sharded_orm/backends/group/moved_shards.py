@@ -1,10 +1,10 @@
 """Repeats a statement on another node if the shard moves to that node while the statement is sent.
 
 During such a move, the shard's tables on the old node are renamed. Then the new topology is
-published, and the tables on the new node get their real names
-(:mod:`sharded_orm.backends.schema_move`). A process that does not know the new topology yet finds
-no table, so its statement has done nothing. In autocommit, the statement waits and runs again on
-the new node. In a transaction, the whole transaction fails.
+published, and the tables on the new node get their usual names
+(:mod:`sharded_orm.backends.schema_move`). A process that does not know the new topology yet sends a
+statement to the old node, where it finds no table, and so does nothing. In autocommit, the
+statement waits and runs again on the new node. In a transaction, the whole transaction fails.
 
 With a pair of servers, a write may reach the passive side, which refuses it
 (:mod:`sharded_orm.backends.side_fence`). Such a write is repeated in the same way, until this side

@@ -151,8 +151,8 @@ def must_stay(wrapper: GroupMember) -> bool:
 
 
 def disconnect(wrapper: GroupMember) -> None:
-    """Close the connection of ``wrapper``. If it has unread results, keep it open for them, but
-    make ``wrapper`` forget it.
+    """Close the connection of ``wrapper``. If cursors still have results to read, keep the
+    connection open for them, but make ``wrapper`` forget it.
 
     A forgotten connection is closed when its cursors have been closed or dropped.
     """

@@ -72,8 +72,8 @@ class GroupTransactions(BaseDatabaseWrapper):
         # Aliases of the shards in the group's transaction that must be rolled back. If there are
         # any, the whole transaction must be rolled back.
         self._broken = set()
-        # Aliases of the shards that have an open transaction: a part of the group's transaction, or
-        # one that was begun on the shard alone.
+        # Aliases of the shards that have an open transaction. It is a part of the group's
+        # transaction, or was begun on the shard alone.
         self._in_transaction = set()
         # If a commit fails on one shard after others have committed, this keeps the on_commit
         # functions of the committed shards. They run when autocommit is switched on again.
@@ -309,12 +309,12 @@ class GroupTransactions(BaseDatabaseWrapper):
         readers = [wrapper for wrapper in participants if wrapper.reads_as_autocommit()]
         writers = [wrapper for wrapper in participants if wrapper not in readers]
         # If the server has closed the session of a shard, its commit will fail. So let such a shard
-        # commit before the others: then nothing is stored on any shard.
+        # commit before the others, so that nothing is stored on any shard.
         writers.sort(key=lambda wrapper: not wrapper.seems_lost)
         for wrapper in [wrapper for wrapper in writers if wrapper.commits_with_group][1:]:
-            # Check constraints on all writers but the first one before any of them commits. A
-            # violation then prevents all commits. The first writer needs no check: if its commit
-            # fails, nothing was committed before.
+            # Check deferred constraints before any of the writers commits, so that a violation
+            # prevents all commits. The first writer needs no check, because nothing is committed
+            # before its commit.
             wrapper.check_deferred_constraints()
         for wrapper in readers:
             # Commit the shards that were only read first. An error in one of these commits is

@@ -270,8 +270,9 @@ class DatabaseWrapper(
         return MySQLSideFence(self._stock_wrapper({**settings, "OPTIONS": options}), confirm)
 
     def wait_for_side_switch(self, seconds: float) -> None:
-        # The query must run on the server that has refused the statement. If the connection to it
-        # is closed, do nothing: a new connection may lead to the other server of the pair.
+        # The query must run on the server that has refused the statement. If the connection to this
+        # server is closed, do nothing, because a new connection may lead to the other server of the
+        # pair.
         if self.connection is None:
             return
         query = move_locks.query_until_free(SWITCH, seconds)

@@ -266,8 +266,8 @@ class MySQLChangeCapture(ChangeCapture):
     def tables_with_silent_changes(self, tables: Sequence[CapturedTable]) -> list[str]:
         if not tables:
             return []
-        # Return the tables with a foreign key of CASCADE or SET NULL. InnoDB fires no triggers for
-        # the rows that such a foreign key changes, so these changes would not be captured.
+        # Return the tables whose rows a foreign key with CASCADE or SET NULL may change. InnoDB
+        # fires no triggers for these changes, so they would not be captured.
         marks = ", ".join(["%s"] * len(tables))
         rows = self._rows(
             "SELECT DISTINCT table_name FROM information_schema.referential_constraints WHERE"

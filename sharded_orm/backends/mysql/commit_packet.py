@@ -140,8 +140,8 @@ class CommitPacket:
     def _record_failure(self, exc: BaseException, prefix: list[bytes]) -> None:
         if is_lost(exc):
             # The server may have committed the transaction before the session was lost, or may do
-            # so later. So count the transaction as open: only then does _lose() record that work
-            # may be lost.
+            # so later. Count the transaction as open, so that _lose() records that work may be
+            # lost.
             self.transaction.is_open = True
             self._lose(exc)
             return

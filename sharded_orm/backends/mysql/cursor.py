@@ -280,9 +280,9 @@ class LeaseMixin(BaseCursor):
             elif mode is _FREE:
                 connection.settle()
         # If the connection still holds the session, and results are unread, mark the session as
-        # busy. If the session is in the pool again, do not touch it: another thread may use it by
-        # now. A session in the pool has no unread results, because return_session() closes such
-        # sessions.
+        # busy. If the session was returned to the pool, do not touch it, because another thread may
+        # use it by now. Nothing is unread then, because return_session() closes a session with
+        # unread results.
         if connection.session is session and (session.more_results() or self._result is not None):
             self._session = session
             session.busy = True

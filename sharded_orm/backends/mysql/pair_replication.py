@@ -241,9 +241,9 @@ class MySQLPairReplication(MySQLReplicationServer):
         no more.
 
         Used if the other server is dead. The file with the received changes (the relay log) may
-        then be their only copy. The server deletes this file if a stopped connection with GTID is
-        started, or gets another delay, unless the statement names the file and the position in it.
-        So this method names them. Can safely be called again.
+        then be their only copy. When a stopped connection with GTID is started, or gets another
+        delay, the server deletes this file, unless the statement names the file and the position in
+        it. So this method names both. Can safely be called again.
         """
         if link.executes and link.delay != HELD:
             return

@@ -254,8 +254,8 @@ class MySQLPairSide(MySQLPairReplication):
         """Return a dict that maps each schema to the number of its epoch, as this server has stored
         it. One query.
 
-        A new epoch begins each time that the active side is dead, and the operator makes the
-        passive side the active one. Schemas whose epoch is 0 are left out.
+        A new epoch begins each time that the operator makes the passive side the active one because
+        the former active side is dead. Schemas whose epoch is 0 are left out.
         """
         if not schemas:
             return {}

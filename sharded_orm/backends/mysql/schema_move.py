@@ -28,8 +28,7 @@ from sharded_orm.mysql_flavor import MySQLFlavor
 _BETWEEN: Final = 0.002
 # Seconds to wait for another session that creates, hides or renames tables of the schema.
 _PATIENCE: Final = 30.0
-# Types of primary keys for which a trigger can record a changed row: it writes the key as text into
-# the journal.
+# Types of primary keys that a trigger can write as text into the journal, to record a changed row.
 _RECORDABLE: Final = frozenset(
     {"tinyint", "smallint", "mediumint", "int", "bigint", "decimal", "char", "varchar", "tinytext",
      "text", "mediumtext", "longtext", "uuid", "inet4", "inet6", "date", "datetime", "time",

@@ -29,8 +29,8 @@ _BUSY = 0.001
 #: Sent before a query of LAST_INSERT_ID() if the alias has inserted no row. Otherwise the query
 #: might return the id of a row that another alias has inserted on the same session.
 FORGET_INSERT_ID = b"SET last_insert_id=0"
-# Error codes after which the server closes the session: the server shuts down, the network failed,
-# or the session was killed or was idle for too long.
+# Error codes after which the server closes the session. For example, the server shuts down, the
+# network has failed, or the session was killed or was idle for too long.
 _FATAL = frozenset([1053, *range(1152, 1162), *(flavor.session_ended for flavor in FLAVORS)])
 
 
@@ -88,8 +88,8 @@ class NodeSession:
         #: The virtual connection (the ``connection`` of a Django alias) that used this session last.
         self.last_user: object = None
         #: The virtual connection (the ``connection`` of a Django alias) that was the last to insert
-        #: a row with an id on this session. LAST_INSERT_ID() here is meant for this connection
-        #: only. (An insert with an explicit id sets this attribute, too, although it leaves
+        #: a row with an id on this session. Only this connection may query LAST_INSERT_ID() here.
+        #: (An insert with an explicit id sets this attribute, too, although it leaves
         #: LAST_INSERT_ID() as it is.)
         self.inserter: object = None
         self.poll = _poller(raw.fileno())
@@ -306,8 +306,8 @@ def check_parameters(params: Mapping[str, Any]) -> None:
     :param params: arguments of ``MySQLdb.connect``.
     :raises ImproperlyConfigured: the driver refuses them.
     """
-    # Leave out options that make the driver read a file: the file might name another protocol, and
-    # the driver would then connect to a server instead of using the socket.
+    # Leave out options that make the driver read a file. The file might name another protocol than
+    # the socket, and the driver would then connect to a server.
     own = {k: v for k, v in params.items() if not k.startswith("read_default_")}
     try:
         connect({**own, "host": "localhost", "unix_socket": os.devnull}).close()

@@ -59,7 +59,8 @@ class MySQLSideFence(SideFence):
         self._locks = LockWaits(self._rows, MySQLFlavor.of(connection), _PATIENCE)
         self._changes = LockedChanges(connection, self._rows, self._locks)
         self._rows("SET NAMES utf8mb4")
-        # Never write to the binary log: the other server of the pair must not get this fence.
+        # Never write to the binary log, because the other server of the pair must not get this
+        # fence.
         self._rows("SET SESSION sql_log_bin = 0")
         self._rows(f"SET SESSION lock_wait_timeout = {_PATIENCE:d}")
 
@@ -172,8 +173,8 @@ class MySQLSideFence(SideFence):
             self._create_triggers(deadline)
 
     def _create_triggers(self, deadline: float) -> None:
-        # Create the function before the triggers: while it is missing, they would refuse all
-        # writes.
+        # Create the function before the triggers. If they called a function that does not exist
+        # yet, all writes would fail.
         self._rows(f"CREATE FUNCTION IF NOT EXISTS {self._function(is_closed=False)}")
         triggers = self._triggers()
         for table in self.open_tables():
@@ -240,8 +241,8 @@ class MySQLSideFence(SideFence):
         return f"{self._quote(FUNCTION)}() RETURNS INT NO SQL RETURN {is_closed:d}"
 
     def _trigger(self, table: str, event: str) -> str:
-        # Use a random name. A name made from the table's name could be in use: a table keeps its
-        # triggers when it is renamed.
+        # Use a random name. A name made from the table's name could be in use, because a table
+        # keeps its triggers when it is renamed.
         name = f"{TRIGGER_PREFIX}{secrets.token_hex(8)}_{event.lower()}"
         return (
             f"CREATE TRIGGER {self._quote(name)} BEFORE {event} ON {self._quote(table)} FOR EACH ROW"

@@ -20,9 +20,10 @@ class MySQLSideRows(MySQLRowCopy):
 
     @contextmanager
     def snapshot(self) -> Iterator[str]:
-        """Context manager: in its block, :meth:`digest` reads all rows as they were at one moment.
+        """Return a context manager in whose block :meth:`digest` reads all rows as they were at one
+        moment.
 
-        It yields the position of this moment in the server's binary log.
+        It yields the position in the server's binary log at this moment.
         """
         self._rows("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         self._rows("START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")

@@ -221,8 +221,8 @@ def _bare(sql: str) -> str | None:
     Return None if it cannot be known where literals or comments end.
     """
     if "\\" in sql or "/*!" in sql or "/*M!" in sql:
-        # It cannot be found out which parts of such a text are code: the effect of a backslash
-        # depends on the SQL mode, and executable comments (``/*! … */``) contain code.
+        # Nobody can tell which parts of such a text are code. The effect of a backslash depends on
+        # the SQL mode, and executable comments (``/*! … */``) contain code.
         return None
     bare = _LITERALS_AND_COMMENTS.sub(lambda match: " " if match[1] else "?", sql)
     return None if any(mark in bare for mark in ("'", '"', "`", "/*")) else bare.strip()
