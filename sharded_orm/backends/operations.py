@@ -50,8 +50,8 @@ class OperationsMixin(BaseDatabaseOperations):
         """Raise the counters of tables (AUTO_INCREMENT or the like), so that the next ids are not
         too low.
 
-        A counter that is already higher stays as it is: a lower value would generate the ids of
-        deleted rows again. At most two queries per table. The tables must exist.
+        A counter that is already higher stays as it is. With a lower value, it would generate the
+        ids of deleted rows again. At most two queries per table. The tables must exist.
 
         :param cursor: a cursor in the schema of the tables.
         :param firsts: maps the name of each table to the lowest id that its counter may generate.

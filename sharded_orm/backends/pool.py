@@ -21,8 +21,8 @@ from sharded_orm.exceptions import PoolTimeout
 
 logger = logging.getLogger("sharded_orm.backends")
 
-# close_expired() leaves an idle session open for this many seconds after it has expired, if another
-# thread used it last. That thread may still be in the same request, and use the session again.
+# If another thread used an idle session last, close_expired() leaves the session open for this many
+# seconds after it has expired. That thread may still be in its request, and use the session again.
 GRACE = 1.0
 DEFAULT_TIMEOUT = 30.0
 # Seconds after a failed attempt to open a session, until SessionPool.failure() makes another one.
@@ -95,8 +95,8 @@ class SessionPool(Generic[S]):
         self.name = name
         self.max_age = max_age
         self.stats = PoolStats()
-        #: Remembers whether the last attempt to open a session has failed, for :meth:`failure`. It
-        #: does not stop lease(): if no session is idle, lease() tries to open one in any case.
+        #: Remembers whether the last attempt to open a session has failed, for :meth:`failure`. If
+        #: no session is idle, lease() tries to open one even after a failure.
         self.breaker = CircuitBreaker(BACKOFF)
         self._open_session = open_session
         # The idle sessions. Each open session is either in this list or leased. Changes of the list

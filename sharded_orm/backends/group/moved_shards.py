@@ -314,8 +314,8 @@ class ShardCursor(CursorWrapper):
             try:
                 if ignored:  # Django passes further arguments, and execute() does not.
                     return super()._execute(sql, params, *ignored)  # type: ignore[misc]  # missing in Django's type stubs
-                # Do the same as CursorWrapper._execute(), but faster: without its context manager
-                # for errors. If there is an error, the code below converts it.
+                # Do the same as CursorWrapper._execute(), but without its context manager for
+                # errors, which is faster. If there is an error, the code below converts it.
                 db.validate_no_broken_transaction()
                 cursor = self.cursor
                 try:

@@ -145,7 +145,7 @@ class CommitPacket:
             self.transaction.is_open = True
             self._lose(exc)
             return
-        # The server has refused a statement, and executed none of the later ones. Record those
-        # statements of the prefix, such as BEGIN, that it had executed before.
+        # The server has refused a statement, and executed none of the later ones. Record which
+        # statements of the prefix, such as BEGIN, it had executed before.
         self.record_prefix(prefix, min(len(prefix), getattr(exc, "prefix_done", 0)))
         self.transaction.record_error(exc, in_autocommit=False)

@@ -40,8 +40,8 @@ from sharded_orm.exceptions import SessionStateRefused
 if TYPE_CHECKING:
     from sharded_orm.backends.postgresql.session import PostgreSQLNodeSession
 
-# If a read loses its session within this many seconds, it is repeated. A read that has run for
-# longer is not repeated, because somebody may have killed it for its slowness.
+# If the session of a read is lost within this many seconds, the read is repeated. A read that has
+# run for longer is not repeated, because somebody may have killed it for its slowness.
 RETRY_WITHIN = 1.0
 
 _WRITE, _INSERT = PostgreSQLKind.WRITE, PostgreSQLKind.INSERT

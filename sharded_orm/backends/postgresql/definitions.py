@@ -72,9 +72,9 @@ class _Table:
 def compose(rows: Iterable[CatalogRow]) -> SchemaSnapshot:
     """Return the snapshot of a schema, made from ``rows`` of the catalog about this schema.
 
-    Schemas with equal objects have equal snapshots. So what differs between shards is replaced: the
-    name of the schema in a function by a placeholder, and the number of the shard in the function
-    that generates timestamped ids by NULL.
+    Schemas with equal objects have equal snapshots. So two things that differ between shards are
+    replaced. The name of the schema in a function becomes a placeholder. The number of the shard in
+    the function that generates timestamped ids becomes NULL.
     """
     tables: dict[str, _Table] = {}
     definitions: dict[str, str] = {}

@@ -346,8 +346,8 @@ class PostgreSQLReplicationServer(ReplicationServer):
 
     def copy_problems(self, source: Self) -> Iterator[str]:
         # The fence has changed the catalog's rows of the closed databases. Only a copy of the
-        # source has the same versions of these rows. The position in the log proves less: a server
-        # that is no copy may have reached it, too.
+        # source has the same versions of these rows. To compare the positions in the log would not
+        # be enough, because a server that is no copy may have reached the same position.
         if self._versions() != source._fence:
             yield f"{self.name!r} is at the position of {source.name!r} and has not closed its databases"
 

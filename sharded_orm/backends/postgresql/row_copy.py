@@ -68,9 +68,9 @@ class PostgreSQLRowCopy(RowCopy):
         with alone, self._transaction():
             if not self._rows(fence, number):
                 raise self._not_closed(number)
-            # Because of this setting, the triggers accept the changes of this transaction. All
-            # other writes of the key are refused at once, because the fence is closed, so no writer
-            # waits for this transaction.
+            # Because of this setting, the triggers accept the changes of this transaction. No
+            # writer waits for this transaction, because the fence is closed, and so all other
+            # writes of the key are refused at once.
             self._rows("SELECT pg_catalog.set_config(%s, '1', true)", PASSES)
             yield
 

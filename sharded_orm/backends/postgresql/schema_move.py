@@ -129,8 +129,8 @@ class PostgreSQLSchemaMove(SchemaMove):
             names = [table.name for table in tables if table.name not in hidden]
             with self._locks.transaction(max(patience, _VACUUM_PATIENCE)):
                 began = self._lock(names, patience)
-                # Rename the sequences without waiting (lock_timeout of one millisecond): if another
-                # session uses one of them, fail.
+                # Rename the sequences without waiting (lock_timeout is one millisecond). If another
+                # session uses one of them, this fails.
                 self._rows("SET LOCAL lock_timeout = 1")
                 sequences = [name for name, kind in self._visible_relations() if kind == "S"]
                 self._hide([*((n, "r") for n in names), *((n, "S") for n in sequences)], tag)
@@ -140,8 +140,8 @@ class PostgreSQLSchemaMove(SchemaMove):
         """Lock tables in this transaction, so that no other session can use them.
 
         No other session has to wait for this. If a table is in use, the attempt fails at once, and
-        is repeated later. Only an automatic vacuum does not give way to such attempts. So this
-        method first waits for a weaker lock, which makes the vacuum stop.
+        is repeated later. Such an attempt does not make an automatic vacuum stop. So this method
+        first waits for a weaker lock, which does.
 
         :param patience: seconds for which attempts are repeated.
         :return: when the successful attempt began, as ``time.monotonic()``.

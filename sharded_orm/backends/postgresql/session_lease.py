@@ -211,7 +211,7 @@ class SessionLease(SessionHold["PostgreSQLNodeSession"]):
         """Context manager that yields a session for one statement that the server refuses in a
         transaction, such as ``VACUUM``.
 
-        The search path cannot be set for a transaction here, so it is set for the session, and
+        Usually, the search path is set for one transaction. Here, it is set for the session, and is
         reset after the statement. So this costs three packets instead of one.
 
         :raises SessionStateRefused: clients reach the server through a connection pooler.

@@ -58,9 +58,9 @@ _SAVEPOINTS = {
     SavepointStatement.RELEASE: PostgreSQLKind.RELEASE,
 }
 
-# The kinds of statements of at most this many characters are cached. For longer ones, such as
-# queries over many shards and bulk inserts, only the last few kinds are kept, because their texts
-# would fill the memory.
+# The kinds of statements of at most this many characters are cached. Longer statements, such as
+# queries over many shards and bulk inserts, would fill the memory, so only the last few of them are
+# cached.
 _CACHED_LENGTH = 2000
 _CACHE_SIZE = 2048
 _LONG_LENGTH = 300_000
@@ -170,8 +170,8 @@ _BODY_STATE = re.compile(
 _BODY_SET = re.compile(r"\bSET\s+(?!LOCAL\b|CONSTRAINTS\b|NULL\b|DEFAULT\b)")
 _BODY_UPDATE = re.compile(r"\b(?:UPDATE|DO\s+UPDATE)\b[^;]*?\bSET\b", re.DOTALL)
 _BODY_CONTROL = re.compile(r"\b(?:COMMIT|ROLLBACK|CALL)\b")
-# Words that may stand before a parenthesis in a statement that changes nothing: words of SQL, and
-# functions of the server. Any other word there may be a stored function, which may write.
+# Words of SQL and functions of the server that may stand before a parenthesis, and change nothing.
+# Any other word before a parenthesis may be the name of a stored function, which may write.
 _HARMLESS_WORDS = """
     SELECT FROM WHERE AND OR NOT IN EXISTS AS ON ANY ALL SOME VALUES USING OVER FILTER UNION EXCEPT INTERSECT
     BY THEN ELSE WHEN CASE LIMIT OFFSET LIKE ILIKE BETWEEN IS JOIN DISTINCT HAVING LATERAL WITHIN GROUP ARRAY
