@@ -73,9 +73,9 @@ def _lines(text: str) -> Iterator[Any]:
 def ends_with(ends: Iterable[str]) -> In:
     """Return the condition that the column ``pending`` ends with one of ``ends``.
 
-    With it, a cleaner removes the marks only of entities to which no late rows were appended since
-    it has read them. Only the ends are compared, because the whole texts may be too long for one
-    statement.
+    With this condition, a cleaner removes the mark of an entity only if no late rows were appended
+    since it has read the entity. Only the ends of the texts are compared, because the whole texts
+    may be too long for one statement.
 
     :param ends: ends of texts, as in :attr:`PendingRows.end`.
     """

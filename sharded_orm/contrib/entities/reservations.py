@@ -1,6 +1,6 @@
 """Unique indexes: no two entities have the same values, even if they are on different shards.
 
-A unique index has at most one row with given values, and the row names the entity that has these
+A unique index has at most one row for the same values. The row names the entity that has these
 values. So the row must exist before the entity is committed, and as long as the entity has the
 values. A writer first inserts the row, as a reservation. Then it writes the entity, and verifies in
 the same transaction that the row still exists.

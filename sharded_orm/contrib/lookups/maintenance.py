@@ -77,7 +77,7 @@ class LookupStatus:
 
 
 def selected(names: Sequence[str]) -> list[ModelLookup]:
-    """Return the declared lookups with these names; all declared lookups if ``names`` is empty.
+    """Return the declared lookups that ``names`` lists. If ``names`` is empty, return all of them.
 
     :raises LookupRefused: there is no such lookup, or its model cannot have it.
     """

@@ -38,8 +38,8 @@ logger = logging.getLogger("sharded_orm.lookups")
 #: after the entry was written.
 QUARANTINE = 600.0
 #: After a commit, the entries must be closed, which means to record in them that their transaction
-#: has ended. A process waits for this number of seconds, and closes the entries of many
-#: transactions together, when it writes entries the next time.
+#: has ended. To close the entries of many transactions together, a process waits for this number of
+#: seconds. It closes them when it writes entries the next time after that.
 CLOSE_AFTER = 5.0
 #: If a database does not answer, the entries there cannot be closed. For each table of entries, a
 #: process then remembers at most this many statements whose entries it still has to close. It gives
@@ -80,11 +80,11 @@ class EndedChanges:
     def add(self, tokens: Iterable[tuple[EntryTable, str]]) -> None:
         """Add statements whose transactions have ended. Close entries if it is time.
 
-        It is time if a table has many entries to close, or if some have waited for
-        :data:`CLOSE_AFTER` seconds. To close an entry means to record in it that its transaction
-        has ended. Costs one statement per table. If a database does not answer, the next attempt is
-        made later, after a pause that doubles with each failure. After :data:`CLOSE_ATTEMPTS`
-        failures the entries stay as they are.
+        To close an entry means to record in it that its transaction has ended. The entries of a
+        table are closed if there are many, or if some have waited for :data:`CLOSE_AFTER` seconds.
+        Costs one statement per table. If a database does not answer, the next attempt is made
+        after a pause that doubles with each failure. After :data:`CLOSE_ATTEMPTS` failures the
+        entries stay as they are.
 
         :param tokens: pairs (table, token of a statement).
         """
@@ -397,8 +397,8 @@ class TransactionEntries(StatementWatcher[EntryChange]):
 
     def ended(self, committed: bool | None) -> None:
         if committed is None or (self._may_be_committed and not committed):
-            # It is not known whether the rows are committed. So keep all entries. Entries without
-            # rows do no harm, but rows without entries would not be found.
+            # Nobody knows whether the rows are committed. So keep all entries. An entry without a
+            # row does no harm, but a row without its entry would not be found.
             return
         if not self._is_committed_at_once:
             # Nothing needs to be removed, because the entries were written in the transaction of a

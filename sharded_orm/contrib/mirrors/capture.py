@@ -289,10 +289,10 @@ class SourceWrite:
         return changed
 
     def _executed(self, execute: Callable[[], Any]) -> Any:
-        # The change is incomplete until its rows are in the outbox. A statement may take effect
-        # although an error is raised, because the handler of a signal of the operating system can
-        # raise at any point. A transaction with an incomplete change is never committed, so no
-        # change is committed without its outbox rows.
+        # Mark the change as incomplete until its rows are in the outbox. A transaction with an
+        # incomplete change is never committed, so no change is committed without its outbox rows.
+        # (The handler of a signal of the operating system can raise an error at any point, even
+        # after the statement has taken effect.)
         self._change.is_complete = False
         with _rolled_back_on_error(self._connection):
             return execute()

@@ -173,8 +173,8 @@ class TransactionChanges(StatementWatcher[SourceChange]):
 
     def may_commit(self) -> None:
         # The next statement may commit the transaction implicitly, as DDL does on MariaDB. So
-        # record the rows first. If they were committed without a row in the outbox, no relay would
-        # find them.
+        # record the changed rows first. If they were committed and not recorded in the outbox, no
+        # relay would find them.
         self._record()
 
     def savepoint(self, sid: str) -> None:

@@ -111,9 +111,9 @@ def body_of(instance: Any) -> dict[str, Any]:
 def _check_size(instance: Any, body: dict[str, Any], limit: int) -> None:
     try:
         text = json.dumps(body, allow_nan=False)
-        # PostgreSQL cannot store single surrogates and NUL, so refuse them on all databases. A
-        # surrogate is written as ``\ud...`` in JSON, and encode() raises an error if it has no
-        # partner.
+        # PostgreSQL can store neither NUL nor a surrogate without its partner, so refuse both on
+        # all databases. In JSON, a surrogate is written as ``\ud...``. encode() raises an error if
+        # it has no partner.
         if "\\ud" in text:
             json.dumps(body, ensure_ascii=False).encode()
         if "\\u0000" in text and _NUL.search(text):
