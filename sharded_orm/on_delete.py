@@ -255,8 +255,8 @@ class _ShardUpdate:
 class _Deleted:
     """Adds the rows of one model to the counts of deleted rows that ``delete()`` returns.
 
-    It is an item of ``fast_deletes``, a list of Django's collector, but deletes nothing: a
-    :class:`_ShardDeletion` has deleted the rows together with the rows of its own model.
+    It is an item of ``fast_deletes``, a list of Django's collector, but deletes nothing. The rows
+    were deleted by a :class:`_ShardDeletion`, together with the rows of its own model.
     """
 
     def __init__(self, label: str, count: int) -> None:

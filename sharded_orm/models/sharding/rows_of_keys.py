@@ -129,8 +129,8 @@ class HasKey(Expression):
 
     def as_sql(self, compiler: Any, connection: Any) -> tuple[str, tuple[Any, ...]]:
         if not self._links:
-            # If the key is NULL, the comparison gives NULL, which NOT leaves as it is. Make the
-            # result false, so that NOT of the condition is true.
+            # If the key is NULL, the comparison gives NULL, and NOT of NULL is NULL again. Make the
+            # comparison false in this case, so that NOT of it is true.
             sql, params = compiler.compile(In(self._column, self._values))
             if self._key.null:
                 column, more = compiler.compile(self._column)

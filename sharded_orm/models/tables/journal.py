@@ -38,8 +38,8 @@ class OperationRun(models.Model):
     # the run.
     token: models.CharField[str, str] = models.CharField(max_length=32, default="")
     signs: models.BigIntegerField[int, int] = models.BigIntegerField(default=0)
-    #: The last time at which the process that executes the run reported that it is alive: UTC, by
-    #: the database's clock.
+    #: The last time at which the process that executes the run reported that it is alive. The time
+    #: is in UTC, and comes from the database's clock.
     alive_at: models.DateTimeField[datetime | None, datetime | None] = models.DateTimeField(
         null=True
     )

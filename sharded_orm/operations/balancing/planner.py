@@ -159,8 +159,8 @@ class _BinState:
     def limit(self, excess: float) -> float:
         """Return the load above which the bin (a node or shard) is too full.
 
-        :param excess: how much more than its share a bin may have, such as 0.1. It is a fraction of
-            :attr:`part`, the load that the bin would get in an even division.
+        :param excess: how much more than its share the bin may have. For example, 0.1 means a tenth
+            of :attr:`part`, which is the load that the bin would get in an even division.
         """
         return self.share + excess * self.part
 
@@ -249,9 +249,9 @@ class _Pool:
         """Compute the share of each bin (a node or shard): the load that the bin is to have.
 
         An even division gives each bin a part of all items, in proportion to its capacity. But a
-        bin may have to keep more, because some of its items must stay, or one item is too large for
-        every bin. Its share is then the load that it must keep, and the other bins divide what is
-        left.
+        bin may have to keep more, because some of its load must stay, or because one of its items
+        is too large for every bin. The share of such a bin is the load that it must keep. The other
+        bins divide what is left.
         """
         kept: dict[str, float] = {}
         while True:

@@ -40,7 +40,7 @@ class GrowthReport:
     :param created: whether all shards of the range exist and are migrated.
     :param named: whether the topology has the range.
     :param open: whether the range takes new keys. None if each shard of the group has a fixed range
-        of keys, because such a group never chooses a shard for a new key.
+        of keys. Such a group never chooses a shard for a new key, so no range is open or closed.
     :param problems: sentences about what is left to do; empty if the growth is complete.
     """
 

@@ -61,8 +61,8 @@ class ChangeApplication:
         :param afresh: True deletes a changed row from its shard and inserts it again; False updates
             it. Deleting first helps if two rows have exchanged unique values.
         :raises ImportConflict: a shard has a different row with the same primary key.
-        :raises IntegrityError: a constraint of a shard refuses a row. Perhaps it would accept the
-            row if a second row was changed, too, and that change is not among ``changes``.
+        :raises IntegrityError: a constraint of a shard refuses a row. It may accept the row when a
+            second row has changed as well, but that change is not among ``changes``.
         """
         changed = self._changed(changes)
         rows = {table: self._read(table, changed) for table in self._tables}
@@ -91,8 +91,8 @@ class ChangeApplication:
     def _read(self, table: SourceTable, changed: _Changed) -> dict[Any, SourceRow]:
         """Return the changed rows of ``table`` as they are on the source now, keyed by primary key.
 
-        Rows of other tables may get their shard key from one of these rows. If the row moves to
-        another shard, they must move with it, so this method adds them to ``changed``.
+        Rows of other tables may get their shard key from one of these rows. If such a row moves to
+        another shard, they must move with it. So this method adds them to ``changed``.
         """
         rows: dict[Any, SourceRow] = {}
         for batch in batched(changed[table], LOOK_UPS):

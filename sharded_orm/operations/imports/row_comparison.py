@@ -170,8 +170,8 @@ def _alias_of(table: SourceTable, key: Any) -> str | None:
 class _RowComparison:
     """Compares rows of one table on the source of an import with those on shards.
 
-    The values that are compared are those that Django reads. If a field class changes values when
-    it reads them, the stored values are compared as text.
+    The values are compared as Django reads them. But if a field class changes values when it reads
+    them, the stored values are compared as text.
     """
 
     def __init__(self, table: SourceTable) -> None:

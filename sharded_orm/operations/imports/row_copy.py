@@ -137,9 +137,9 @@ class _CopyJob(Job):
             label = self._request.tables[unit["table"]].label
             add_counts(tables.setdefault(label, {}), result.items())
         rounds.append({"tables": tables, "examples": examples})
-        # A row waits if it refers to a row that its shard does not have yet. A waiting row may
-        # refer to one that this round has copied, so run one more round. If this round has copied
-        # no rows, a further round would not copy any either.
+        # A row waits if it refers to a row that its shard does not have yet. That row may be one
+        # that this round has copied since, so run one more round. If this round has copied no rows,
+        # a further round would not copy any either.
         has_news = any(counts.get(name) for counts in tables.values() for name in _NEWS)
         return has_news and len(rounds) < self._request.rounds
 

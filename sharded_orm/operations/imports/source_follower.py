@@ -294,9 +294,8 @@ class _Follower:
     def follow(self, *, until_current: bool, few: int = 0) -> None:
         """Apply changes of the import's source to the shards until the work is stopped.
 
-        :param until_current: whether to end earlier, as soon as at most ``few`` changes are left to
-            apply.
-        :param few: the number of changes that may be left if ``until_current`` is true.
+        :param until_current: True to end earlier, as soon as at most ``few`` changes are left to
+            apply. If False, ``few`` is ignored.
         """
         was_current = False
         while not self._stopping():
