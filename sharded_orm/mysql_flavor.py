@@ -37,9 +37,9 @@ class MySQLFlavor:
     #: The session variable that limits the time of each statement, in seconds with fractions, such
     #: as 0.5; "" if the server has no such variable.
     statement_limit: str
-    #: The column of the server's list of sessions with the number of each session's last statement.
-    #: All sessions share one numbering. If the server has no such column, this is "0", which SQL
-    #: reads as the number 0.
+    #: The name of a column in the server's list of sessions. The column has the number of each
+    #: session's last statement. The server numbers the statements of all sessions together. If it
+    #: has no such column, this is "0", which SQL reads as the number 0.
     statement_number: str
     #: The smallest value of ``lock_wait_timeout``, in seconds. If the server accepts 0, a statement
     #: can fail at once if it does not get a lock.

@@ -43,10 +43,10 @@ def CASCADE(
 ) -> None:
     """Delete the rows on each shard first, in one transaction per shard, and then the global row.
 
-    If the second step fails, or the process dies before it, no row on a shard refers to a missing
-    row, and the deletion can be repeated. If a row on a shard prevents the deletion, because it is
-    protected or restricted, an error is raised before anything is deleted. The error contains such
-    rows from all shards.
+    If the deletion of the global row fails, or the process dies before it, no row on a shard refers
+    to a missing row, and the deletion can be repeated. If a row on a shard prevents the deletion,
+    because it is protected or restricted, an error is raised before anything is deleted. The error
+    contains such rows from all shards.
 
     Cost: ``delete()`` of a queryset on each shard. If rows that refer to the deleted rows must be
     deleted, too, all these rows are read twice: for the check and for the deletion.
@@ -64,9 +64,8 @@ def CASCADE(
 
     def collect(alias: str) -> None:
         rows_there = rows.using(alias)
-        # Collect all rows that would be deleted together with these rows. Django's
-        # collector raises an error here if one of the rows is protected. That of the admin, which
-        # only lists the rows, raises none.
+        # Collect all rows that would be deleted together with these rows. If one of the rows is
+        # protected, the collector of delete() raises an error here, but NestedObjects does not.
         on_shard = type(collector)(using=alias, origin=collector.origin)
         with uncached():
             on_shard.collect(
@@ -135,8 +134,9 @@ POLICIES = (CASCADE, PROTECT, SET_NULL)
 class _DependentRows(ShardedQuerySet[Any]):
     """Rows on shards that refer to global rows.
 
-    If they are deleted, the argument ``origin`` of the signals is what deletes the global rows, as
-    in one database.
+    If these rows are deleted, Django's signals have an argument ``origin``. As in one database, it
+    is the object whose ``delete()`` the program has called, that is, an instance or queryset of the
+    global rows.
     """
 
     #: The instance or queryset whose ``delete()`` was called.
@@ -154,12 +154,11 @@ class _DependentRows(ShardedQuerySet[Any]):
 
 
 def _dependent_rows(field: ForeignKey[Any, Any], sub_objs: QuerySet[Any]) -> _DependentRows:
-    """Return a query of the rows on shards whose foreign key ``field`` refers to global rows.
+    """Return a query of the rows on shards that refer, by the foreign key ``field``, to the global
+    rows that Django is about to delete.
 
-    These are the global rows that Django is about to delete.
-
-    :param sub_objs: Django's query for the same rows on shards. It would look for them in the
-        database of the global rows.
+    :param sub_objs: Django's query for the same rows. Sent as it is, it would look for them in the
+        global database.
     """
     if shard_options(sub_objs.model) is None:
         raise CrossShardRelation(
@@ -256,8 +255,8 @@ class _ShardUpdate:
 class _Deleted:
     """Adds the rows of one model to the counts of deleted rows that ``delete()`` returns.
 
-    It is an item of ``fast_deletes``, a list of Django's collector, but deletes nothing: a
-    :class:`_ShardDeletion` has deleted the rows together with the rows of its own model.
+    It is an item of ``fast_deletes``, a list of Django's collector, but deletes nothing. The rows
+    were deleted by a :class:`_ShardDeletion`, together with the rows of its own model.
     """
 
     def __init__(self, label: str, count: int) -> None:

@@ -45,8 +45,8 @@ class ColumnType:
     def holds(self, text: str) -> bool:
         """Whether ``text`` fits into the column with all its characters.
 
-        Trailing spaces count, too. If only they do not fit, the server drops them without an error,
-        in any SQL mode, and so stores another text.
+        False even if only trailing spaces do not fit. The server would drop them without an error,
+        in any SQL mode, and so would store another text.
         """
         if self.length is None or self.collation is None:
             return True

@@ -25,8 +25,8 @@ def of_fence(number: int) -> str:
 
 
 def of_copier(number: int) -> str:
-    """Return the name of the lock that a session holds as long as it copies rows for a move. By the
-    lock, another process that takes the move over can find the session and end it.
+    """Return the name of the lock that a session holds as long as it copies rows for a move. If
+    another process takes the move over, it finds the session by this lock, and ends it.
 
     :param number: the number of the move.
     """

@@ -50,8 +50,8 @@ class OperationsMixin(BaseDatabaseOperations):
         """Raise the counters of tables (AUTO_INCREMENT or the like), so that the next ids are not
         too low.
 
-        A counter that is already higher stays as it is: a lower value would generate the ids of
-        deleted rows again. At most two queries per table. The tables must exist.
+        A counter that is already higher stays as it is. With a lower value, it would generate the
+        ids of deleted rows again. At most two queries per table. The tables must exist.
 
         :param cursor: a cursor in the schema of the tables.
         :param firsts: maps the name of each table to the lowest id that its counter may generate.
@@ -67,8 +67,7 @@ class OperationsMixin(BaseDatabaseOperations):
         raise NotImplementedError
 
     def execute_sql_flush(self, sql_list: Any) -> None:
-        # Tell the cache about the flush here, because nobody else does: the compilers of the ORM
-        # tell it about other statements, but the DELETE or TRUNCATE statements in sql_list do not
-        # come from them.
+        # Tell the cache about the flush here. The compilers of the ORM tell it about their
+        # statements, but the DELETE or TRUNCATE statements in sql_list do not come from a compiler.
         with observer.table_flush(self.connection):
             super().execute_sql_flush(sql_list)

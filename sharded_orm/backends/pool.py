@@ -21,8 +21,8 @@ from sharded_orm.exceptions import PoolTimeout
 
 logger = logging.getLogger("sharded_orm.backends")
 
-# close_expired() leaves an idle session open for this many seconds after it has expired, if another
-# thread used it last. That thread may still be in the same request, and use the session again.
+# If another thread used an idle session last, close_expired() leaves the session open for this many
+# seconds after it has expired. That thread may still be in its request, and use the session again.
 GRACE = 1.0
 DEFAULT_TIMEOUT = 30.0
 # Seconds after a failed attempt to open a session, until SessionPool.failure() makes another one.
@@ -95,8 +95,8 @@ class SessionPool(Generic[S]):
         self.name = name
         self.max_age = max_age
         self.stats = PoolStats()
-        #: Remembers whether the last attempt to open a session has failed, for :meth:`failure`. It
-        #: does not stop lease(): if no session is idle, lease() tries to open one in any case.
+        #: Remembers whether the last attempt to open a session has failed, for :meth:`failure`. If
+        #: no session is idle, lease() tries to open one even after a failure.
         self.breaker = CircuitBreaker(BACKOFF)
         self._open_session = open_session
         # The idle sessions. Each open session is either in this list or leased. Changes of the list
@@ -240,12 +240,13 @@ class SessionPool(Generic[S]):
         """Record that a connection object does not use this pool any more, because the topology has
         changed.
 
-        The first call for a change closes the pool's sessions as :meth:`dispose` does, so that no
-        session stays open to a node that nobody uses. Other connection objects can still use this
-        pool: it opens new sessions for them. Each call also forgets an earlier failure of the node.
+        The first call for a change of the topology closes the pool's sessions as :meth:`dispose`
+        does, so that no session stays open to a node that nobody uses. Other connection objects can
+        still use this pool, which opens new sessions for them. Each call also forgets an earlier
+        failure of the node.
 
-        :param occasion: number of the change. All connection objects that leave because of the same
-            change pass the same number.
+        :param occasion: number of the change of the topology. All connection objects that leave
+            because of the same change pass the same number.
         """
         if occasion != self._last_occasion:
             self._last_occasion = occasion
@@ -323,8 +324,8 @@ class BoundedPool(SessionPool[S]):
         # The permits in use. Each leased session refers to a permit. (Sessions that were leased
         # before dispose() do not count. They are closed at their release.) A new session is opened
         # only if none is idle, so there are never more open sessions than permits. A permit leaves
-        # this set when nothing refers to it any more. So no permit is lost if a signal handler
-        # raises an error just after a session was leased.
+        # this set when nothing refers to it any more. So even if a signal handler raises an error
+        # just after a session was leased, the permit becomes free.
         self._permits: weakref.WeakSet[_Permit] = weakref.WeakSet()
         # Guards _permits, because several threads may add to it. The release of a session notifies
         # the threads that wait for a permit. If a permit leaves the set without a release, waiting

@@ -31,10 +31,10 @@ class ShardQueryLog(deque[Any]):
 class GroupQueryLog(deque[Any]):
     """The ``queries_log`` of a group's connection object. Clearing it also clears the shards' logs.
 
-    At the start of a request, Django clears the query logs of all aliases that it gets when it
-    iterates over ``connections``. It gets the group, but not its shards. So when Django clears the
-    group's log, this class clears those of the shards. To be fast with thousands of shards, it
-    visits only the logs that have entries (``filled``).
+    At the start of a request, Django clears the query logs of all aliases in ``connections``. When
+    it iterates over ``connections``, it gets the group, but not the shards. So when Django clears
+    the group's log, this class clears the logs of the shards. To be fast with thousands of shards,
+    it visits only the logs that have entries (``filled``).
     """
 
     def __init__(self, maxlen: int | None) -> None:

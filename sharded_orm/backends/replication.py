@@ -132,8 +132,8 @@ class ReplicationServer(ABC):
     """A session with the operator's account on one server, to change its replication. For one
     thread only.
 
-    The session does not come from a pool, so it never waits until the application returns one. As a
-    context manager, this object closes its session at the end of the block.
+    The session does not come from a pool, so the operator never has to wait until the application
+    returns a session. As a context manager, this object closes its session at the end of the block.
 
     :param name: name of the node, for messages.
     :param settings: the node's settings with the operator's account, like an entry of
@@ -149,9 +149,9 @@ class ReplicationServer(ABC):
     #: product, which cannot be promoted, see :attr:`ReplicationStatus.can_be_promoted`.
     product: ClassVar[str]
     default_port: ClassVar[int]
-    #: True if a promoted server cannot become a replica again, except as a new copy of all data.
-    #: The promotion then publishes the new topology first, and promotes the server as its last
-    #: step, because all steps before that one can be undone.
+    #: True if a promoted server cannot become a replica again without a new copy of all data. Then
+    #: a promotion publishes the new topology first, and promotes the server as its last step,
+    #: because this is the only step that cannot be undone.
     is_promoted_for_good: ClassVar[bool] = False
     #: Whether a replica of this kind accepts writes of applications while it replicates. A split
     #: needs such a replica, because the replica takes over the primary's shards one by one.
@@ -372,8 +372,8 @@ class ReplicationServer(ABC):
     def has_no_answer(exc: Error) -> bool:
         """Whether ``exc`` means that the server gave no answer, or an incomplete one.
 
-        False if the server has refused the account, or if TLS has failed: then a server has
-        answered.
+        False if the server has refused the account, or if TLS has failed, because a server has
+        answered in these cases.
         """
 
     @staticmethod

@@ -61,9 +61,9 @@ class RowAccess(OwnSession, ABC):
     Several threads may use the same object, but only one at a time.
     """
 
-    #: SQL that follows the column names in an INSERT, such as OVERRIDING SYSTEM VALUE. Copied rows
-    #: keep their ids. Without this text, PostgreSQL refuses such an INSERT if it generates the ids
-    #: of the table ALWAYS.
+    #: SQL that follows the column names in an INSERT, such as OVERRIDING SYSTEM VALUE. With it,
+    #: copied rows keep their ids. Without it, PostgreSQL refuses an INSERT of ids into a column
+    #: that is GENERATED ALWAYS.
     _as_given: ClassVar[str] = ""
 
     def __init__(self, connection: Any) -> None:

@@ -122,8 +122,8 @@ class RowCopy(RowAccess):
     def discard_everywhere(self, number: int) -> None:
         """Delete all rows of a copy from all side tables of the shard, in small batches.
 
-        This includes side tables of a form that a model's table no longer has, because a migration
-        has changed it since the rows were copied.
+        This includes old side tables: if a migration changes the table of a model, the next copy
+        uses a new side table, and the old one stays.
 
         :param number: the number of the copy.
         """
@@ -219,9 +219,9 @@ class RowCopy(RowAccess):
         One transaction. Can be repeated. The fence with the same number must be closed. Its
         triggers then accept only the changes of this session.
 
-        :param tables: the tables. Their rows are deleted in the reverse order. A table without the
-            shard key finds its rows by its links (the foreign keys that lead to the shard key), so
-            it must come after all tables to which these lead.
+        :param tables: the models' tables. Rows are deleted from the last table first. If a table
+            has no column with the shard key, its rows are found by foreign keys that lead to a
+            table with one. So it must come after all tables to which these foreign keys lead.
         :raises MoveFailed: the fence is not closed. Nothing was moved.
         """
         with self._passing(number):
@@ -240,9 +240,7 @@ class RowCopy(RowAccess):
         """Delete the published rows of a shard key from the models' tables, in one transaction. The
         side tables keep them.
 
-        :param tables: the tables. Their rows are deleted in the reverse order. A table without the
-            shard key finds its rows by its links (the foreign keys that lead to the shard key), so
-            it must come after all tables to which these lead.
+        :param tables: the models' tables, in the order that :meth:`set_aside` demands.
         :raises MoveFailed: the fence is not closed. Nothing was deleted.
         """
         with self._passing(number):
@@ -260,9 +258,9 @@ class RowCopy(RowAccess):
 
         If another process tries to publish the key later, it finds no fence, and fails.
 
-        :param former: the number that the fence had before the move took it over from an earlier
-            operation. The fence gets this number back, and stays closed. None (the default) if the
-            move has made the fence, which is then deleted.
+        :param former: None to delete the fence. Otherwise the fence is kept closed and gets the
+            number ``former``. Pass it if an earlier move of the key had left the fence under that
+            number, before the present move took the fence over and renumbered it.
         :return: False if the fence does not exist. Nothing was changed then.
         :raises MoveFailed: the fence is open. Nothing was changed.
         """
@@ -279,8 +277,8 @@ class RowCopy(RowAccess):
         return True
 
     def taken(self, table: CapturedTable, rows: Sequence[Row]) -> list[str]:
-        """Return the conflicts that ``rows`` would have in ``table``: primary keys and unique
-        values that other rows already have there.
+        """Return the conflicts that would prevent the insertion of ``rows`` into ``table``. In a
+        conflict, another row of the table already has a primary key or unique value of ``rows``.
 
         :param rows: the rows that :meth:`read` has returned on the source shard.
         :return: at most ten texts, one for each conflict, such as ``app_photo (slug) of row 17``:
@@ -317,9 +315,9 @@ class RowCopy(RowAccess):
         """Whether a move may insert the rows of a key into ``table`` while queries for the key
         still use the source shard.
 
-        False if the table has a unique index without the shard key, because a row of another key
-        may have the same value in it. The primary key is not considered, nor are indexes with a
-        condition or an expression.
+        True if each unique index, apart from the primary key, contains the shard key. If one does
+        not, a row of another key may have the same value, and the INSERT would fail. Indexes with a
+        condition or an expression do not count.
         """
         uniques = (unique for unique in self._unique_columns(table.name) if unique != table.pks)
         return all(table.key in unique for unique in uniques)
@@ -334,8 +332,8 @@ class RowCopy(RowAccess):
 
     @abstractmethod
     def cascading(self, tables: Iterable[CapturedTable]) -> set[str]:
-        """Return the names of those ``tables`` in which a foreign key with CASCADE, SET NULL or SET
-        DEFAULT may change rows without a call of the triggers, so that a move does not notice.
+        """Return the names of those ``tables`` whose rows a foreign key with CASCADE, SET NULL or
+        SET DEFAULT may change without calling their triggers. A move would miss such changes.
 
         Empty on PostgreSQL, which calls the triggers for such changes.
         """

@@ -73,8 +73,8 @@ class KeyColumn:
     def is_colocated_with_target(self) -> bool:
         """Whether the table of ``target`` is in the same databases as the table of this column.
 
-        If so, a migration that changes ``target`` also changes this column, as Django does for
-        foreign keys.
+        If so, a migration that changes ``target`` also changes this column, because Django changes
+        the columns of foreign keys together with the column to which they refer.
         """
         options, target_options = shard_options(self.model), shard_options(self.target.model)
         return (
@@ -164,8 +164,8 @@ def inexact_keys(connection: Any, shards: Sequence[Shard]) -> Iterator[InexactKe
     """Yield an :class:`InexactKey` for each text key column that a shard compares inexactly.
 
     All of ``shards`` must be of one group and on one node. Tables that do not exist are skipped.
-    Sends one query per 500 shards. Sends no query for a group without text keys, or on SQLite,
-    where the collations that the models declare are checked instead.
+    Costs one query per 500 shards, or none if the group has no text keys. On SQLite, no query is
+    sent, because the collations that the models declare are checked instead.
 
     :param connection: a connection to the node.
     """

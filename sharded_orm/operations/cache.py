@@ -142,7 +142,7 @@ def invalidate(cached: CachedModel, keys: Mapping[str, str], using: str | None =
             fields |= {field.name: field, field.attname: field}
     values: dict[str, Any] = {}
     for name, text in keys.items():
-        # Pass on field names that the model does not have, too, because invalidate() of the model's
+        # Do not refuse names of fields that the model does not have. invalidate() of the model's
         # cache raises the error for them.
         values[name] = _typed(cached, fields[name], text) if name in fields else text
     model: Any = cached.model

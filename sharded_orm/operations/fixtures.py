@@ -121,8 +121,8 @@ class FixtureTransaction:
         """Check the shard keys and the relations of the rows for which :meth:`note` was called.
 
         A row may be related only to rows of its own shard key. A shard key that is a foreign key
-        must refer to an existing row of the global database. This is checked even for keys whose
-        shard is recorded: an earlier load of the fixture may have recorded the shard and then
+        must refer to an existing row of the global database. Even a key whose shard is recorded
+        already is checked. An earlier load of the fixture may have recorded the shard before it
         failed, and a rollback does not remove the record.
 
         Rows for which :meth:`note` was not called are not checked. Costs one query for each 500

@@ -1,8 +1,8 @@
 """A shorter way than Django's methods to open a cursor of a shard's connection object.
 
-Each statement opens a cursor, so this saves time. But other packages replace Django's methods, to
-observe or to forbid statements: on Django's class, on a class of their own or on one object. So the
-shorter way is taken only if all methods are Django's own.
+Each statement opens a cursor, so this saves time. But another package may have replaced methods of
+Django, on Django's class, on a class of its own or on one object, to observe or to forbid
+statements. So the shorter way is taken only if all methods are Django's own.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _METHODS = (
     "cursor", "_cursor", "create_cursor", "make_cursor", "_prepare_cursor", "ensure_connection",
     "validate_thread_sharing", "close_if_health_check_failed", "validate_no_broken_transaction", "queries_logged",
 )  # fmt: skip
-# The methods in _METHODS that ShardConnectionMixin overrides. The mixin's methods call Django's, so
-# Django's must be looked at separately: another package may have replaced them.
+# The methods in _METHODS that ShardConnectionMixin overrides. The mixin's methods call Django's
+# methods of the same names. Another package may have replaced these, so they are examined, too.
 _INHERITED = ("_cursor", "queries_logged")
 # A cache of are_djangos(). It maps each class of connection objects to a tuple: the methods that
 # were examined, followed by the result (True or False). The result is valid as long as the class
@@ -47,8 +47,8 @@ def open_cursor(wrapper: Any, name: str | None) -> Any:
 
 
 def opens_as_django(wrapper: Any, inherited: Any) -> bool:
-    """Whether :func:`open_cursor` can be called in place of Django's methods, because these would
-    do nothing but open a cursor.
+    """Whether :func:`open_cursor` can be called in place of Django's methods, because Django's
+    methods would only open a cursor, too.
 
     Django's methods do more if there is no connection yet, if the connection has to be tested, or
     if it belongs to another thread. They must also be called if another package has replaced one of

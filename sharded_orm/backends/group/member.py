@@ -55,8 +55,8 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
     _unlogged = False
     # True if this object was used since the group last searched for connections to close.
     is_active = False
-    #: The moves of keys that were known shortly before the first statement of the open transaction,
-    #: which takes its snapshot (the state of the rows that it sees). None if nothing was known.
+    #: The moves of keys that were known shortly before the open transaction took its snapshot (the
+    #: state of the rows that it sees) by its first statement. None if nothing was known.
     known_at_snapshot: Any = None
     #: True from the begin of a transaction until its first statement, which takes the snapshot.
     awaits_snapshot = False
@@ -194,9 +194,9 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
 
     def connect(self) -> None:
         if self.shard is not None and self.connection is not None:
-            # The connection exists already: before Django's ensure_connection() called this method,
-            # it read in_atomic_block. Reading it has made the shard join its group's transaction,
-            # and joining has connected. So nothing is left to do.
+            # The connection exists already. Django's ensure_connection() has read in_atomic_block
+            # before this call. That has made the shard join its group's transaction, for which the
+            # shard has connected. So nothing is left to do.
             return
         self._conclude_writes()
         group = self.group_wrapper
@@ -416,10 +416,10 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
     def _drop_levels(self, depth: int) -> None:
         """Close the connection, and forget the blocks that this shard has opened for its group.
 
-        Called if blocks are not nested: a block of the group ends before a block that the user has
-        opened inside it, on this shard alone. The user's block is then the innermost one of the
-        shard. Ending the innermost block would end the user's block, and might commit it. So the
-        connection is closed instead, which rolls back.
+        Called if a block of the group ends before a block that the user has opened inside it, on
+        this shard alone. Then the user's block is still the innermost one of the shard. To end the
+        innermost block would end the user's block, and might commit it. So the connection is closed
+        instead, which rolls back.
 
         :param depth: index, in ``_mirrored``, of the outermost block to forget.
         """

@@ -1,10 +1,10 @@
 """Repeats a statement on another node if the shard moves to that node while the statement is sent.
 
 During such a move, the shard's tables on the old node are renamed. Then the new topology is
-published, and the tables on the new node get their real names
-(:mod:`sharded_orm.backends.schema_move`). A process that does not know the new topology yet finds
-no table, so its statement has done nothing. In autocommit, the statement waits and runs again on
-the new node. In a transaction, the whole transaction fails.
+published, and the tables on the new node get their usual names
+(:mod:`sharded_orm.backends.schema_move`). A process that does not know the new topology yet sends a
+statement to the old node, where it finds no table, and so does nothing. In autocommit, the
+statement waits and runs again on the new node. In a transaction, the whole transaction fails.
 
 With a pair of servers, a write may reach the passive side, which refuses it
 (:mod:`sharded_orm.backends.side_fence`). Such a write is repeated in the same way, until this side
@@ -38,9 +38,10 @@ _PROCEDURE: Final = re.compile(r"\s*(?:CALL|DO)\b", re.IGNORECASE)
 # While a statement waits for the move of its shard, the topology (the map of shards to nodes) is
 # loaded again after this many seconds.
 _INTERVAL: Final = 0.02
-# A pair of servers changes its active side within some milliseconds. A refused write waits until
-# the change is over, but at most for this many seconds, because the process that makes the change
-# may have been paused. Then the topology is loaded.
+# If the passive side of a pair of servers refuses a write, the pair may just be changing its active
+# side, which takes some milliseconds. The write waits for the end of the change, but at most for
+# this many seconds, because the process that makes the change may have been paused. After that, the
+# topology is loaded.
 _SWITCH_WAIT: Final = 0.25
 # A write that the passive side of a pair refuses is tried again and again, with growing pauses. A
 # pause is _PART of the time since the first attempt, but at least _SHORTEST seconds.
@@ -313,8 +314,8 @@ class ShardCursor(CursorWrapper):
             try:
                 if ignored:  # Django passes further arguments, and execute() does not.
                     return super()._execute(sql, params, *ignored)  # type: ignore[misc]  # missing in Django's type stubs
-                # Do the same as CursorWrapper._execute(), but faster: without its context manager
-                # for errors. If there is an error, the code below converts it.
+                # Do the same as CursorWrapper._execute(), but without its context manager for
+                # errors, which is faster. If there is an error, the code below converts it.
                 db.validate_no_broken_transaction()
                 cursor = self.cursor
                 try:
@@ -371,8 +372,9 @@ class ShardCursor(CursorWrapper):
         return self.cursor.close() if _are_looked_up("close") else self._djangos("close")()
 
     def _djangos(self, name: str) -> Any:
-        """Return what ``cursor.name`` would be without this class: a method that another package
-        has added to Django's cursors, or else the result of ``__getattr__``.
+        """Return the method ``name`` that Django's cursor would use if this class did not override
+        it. This is a method that another package has added to Django's cursors, or else the result
+        of ``__getattr__``.
         """
         method = getattr(super(), name, None)
         return self.__getattr__(name) if method is None else method
@@ -444,11 +446,11 @@ def sends_as_django(cursor_class: Any) -> bool:
 
 
 def _are_looked_up(name: str) -> bool:
-    """Whether Django's cursor has no method ``name`` of its own, and so calls that of the driver's
-    cursor.
+    """Whether Django's cursor looks up the method ``name`` in the driver's cursor, because it has
+    no such method itself.
 
-    False if another package has changed that, for example to trace statements: it has added a
-    method ``name``, or replaced ``__getattr__``. Then the code of that package must be called.
+    False if another package has changed that, for example to trace statements. Such a package adds
+    a method ``name`` to Django's cursor, or replaces ``__getattr__``. Then its code must be called.
     """
     return (
         _ARE_KNOWN

@@ -72,8 +72,8 @@ def _refusing_conditions(compiler: type[SQLCompiler]) -> type[SQLCompiler]:
     """Return a subclass of ``compiler`` that refuses a query without a model.
 
     ``Q.check()`` sends such a query when a model validates its constraints. On a group's alias, the
-    query would fail with :exc:`GroupAliasError`. But ``Q.check()`` ignores database errors, of
-    which this is one, and would then take the condition as fulfilled. So raise another error.
+    query would fail with :exc:`GroupAliasError`. This is a database error, and ``Q.check()``
+    ignores database errors and takes the condition as fulfilled. So raise another error.
     """
 
     def execute_sql(self: Any, *args: Any, **kwargs: Any) -> Any:

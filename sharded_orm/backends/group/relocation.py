@@ -73,9 +73,8 @@ def follow(wrapper: GroupMember) -> None:
 def close_relocated(wrapper: GroupMember) -> None:
     """Close ``wrapper`` if its shard has moved to another node and no atomic block is open.
 
-    Session state, such as a user variable, keeps the connection on the old node. It may do so only
-    until the end of the request: then Django closes unusable connections, and this function is
-    called.
+    Session state, such as a user variable, keeps a connection on the old node, but only until the
+    end of the request. This function is called then, when Django closes unusable connections.
     """
     settings = current_settings(wrapper)
     if (
@@ -152,8 +151,8 @@ def must_stay(wrapper: GroupMember) -> bool:
 
 
 def disconnect(wrapper: GroupMember) -> None:
-    """Close the connection of ``wrapper``. If it has unread results, keep it open for them, but
-    make ``wrapper`` forget it.
+    """Close the connection of ``wrapper``. If cursors still have results to read, keep the
+    connection open for them, but make ``wrapper`` forget it.
 
     A forgotten connection is closed when its cursors have been closed or dropped.
     """

@@ -72,8 +72,8 @@ class ShardConnections:
     def record_connect(self, wrapper: GroupMember) -> None:
         """Record that ``wrapper`` has connected.
 
-        After ``time.monotonic()`` has reached ``wrapper.close_at``, :meth:`close_obsolete` looks
-        for the connection, and closes it if it is idle.
+        The connection expires at ``wrapper.close_at``, a moment of ``time.monotonic()``. After
+        that, :meth:`close_obsolete` closes the connection as soon as it is idle.
         """
         if wrapper.close_at is not None and wrapper.close_at < self._next_expiry:
             self._next_expiry = wrapper.close_at
@@ -108,8 +108,9 @@ class ShardConnections:
         """Close connections that are broken or too old.
 
         Calls ``close_if_unusable_or_obsolete()`` of each wrapper that was used since the last call
-        of this method. A wrapper that was not used can only have become too old. This is tested
-        only from time to time, so the usual cost does not depend on how many wrappers are kept.
+        of this method. An unused wrapper cannot have broken, but can have become too old. The age
+        of unused wrappers is tested only from time to time, so a usual call takes no longer if many
+        wrappers are kept.
         """
         active, self.active = self.active, {}
         for wrapper in active.values():

@@ -37,8 +37,8 @@ class TestDatabases(Protocol):
         """
 
     def enter_worker(self, connection: Any, worker: str) -> None:
-        """Let this process, a worker of a parallel test run, use other test shards than the other
-        workers do, because they run at the same time.
+        """Give this process, one of the workers of a parallel test run, test shards of its own, so
+        that the workers do not disturb each other.
 
         :param connection: the connection object of the group's alias.
         :param worker: the number of the worker.
@@ -80,8 +80,8 @@ test_databases: dict[str, TestDatabases] = {}
 def prepare_shards(group: str, shards: Iterable[Shard]) -> None:
     """Create the missing test databases of ``shards``. Does nothing outside of test runs.
 
-    Call this function before a statement that uses the shards' schemas, but does not go through the
-    shards' connection objects. When these objects connect, they call this function themselves.
+    A shard's connection object calls this function when it connects. So call it elsewhere only
+    before a statement that uses the schema of a shard over another connection.
     """
     tests = test_databases.get(group)
     if tests is not None:

@@ -24,8 +24,8 @@ from sharded_orm.exceptions import PartialCommitError
 
 logger = logging.getLogger("sharded_orm.backends.group")
 
-# A function that was registered with on_commit, in the form in which Django keeps it: a tuple of
-# the ids of the savepoints around the call, the function, and the argument ``robust``.
+# A function that was registered with on_commit, as Django keeps it in ``run_on_commit``: a tuple
+# (ids of the savepoints that were open at the registration, function, argument ``robust``).
 Hook = tuple[set[Any], Callable[[], object], bool]
 
 
@@ -50,9 +50,9 @@ class GroupTransactions(BaseDatabaseWrapper):
 
     levels: list[Level]
     participants: dict[str, GroupMember]
-    #: Whether the program has named a savepoint that does not exist, on a database where a failed
-    #: statement ends its transaction. Such a transaction can only be rolled back, or rolled back to
-    #: a savepoint.
+    #: True after the program has named a savepoint that does not exist, if the shards are on
+    #: PostgreSQL. There, a failed statement ends its transaction. So the program can then only roll
+    #: back the transaction, or roll back to an existing savepoint.
     _missed_savepoint: bool
     _broken: set[str]
     _in_transaction: set[str]
@@ -72,8 +72,8 @@ class GroupTransactions(BaseDatabaseWrapper):
         # Aliases of the shards in the group's transaction that must be rolled back. If there are
         # any, the whole transaction must be rolled back.
         self._broken = set()
-        # Aliases of the shards that have an open transaction: a part of the group's transaction, or
-        # one that was begun on the shard alone.
+        # Aliases of the shards that have an open transaction. It is a part of the group's
+        # transaction, or was begun on the shard alone.
         self._in_transaction = set()
         # If a commit fails on one shard after others have committed, this keeps the on_commit
         # functions of the committed shards. They run when autocommit is switched on again.
@@ -182,7 +182,8 @@ class GroupTransactions(BaseDatabaseWrapper):
             self._begin()
             return
         if self.participants or self._missed_savepoint:
-            # As on one database of this kind, this commits the open transaction or is refused.
+            # Do what one database of this kind does if autocommit is switched on in an open
+            # transaction: MariaDB commits the transaction, and PostgreSQL's driver refuses.
             if not features_of(self).autocommit_commits:
                 raise ProgrammingError(
                     f"Autocommit of {self.alias!r} cannot be switched on, because a transaction is"
@@ -201,7 +202,8 @@ class GroupTransactions(BaseDatabaseWrapper):
 
     def _savepoint_rollback(self, sid: str) -> None:
         if self.needs_rollback:
-            # A missed savepoint is no reason to refuse: the rollback is its remedy.
+            # Refuse the rollback only if needs_rollback is set. If only _missed_savepoint is set,
+            # the program repairs the transaction by this rollback, so let it through.
             self.validate_no_broken_transaction()
         depth = self._depth_of(sid)
         self._missed_savepoint = False
@@ -237,7 +239,8 @@ class GroupTransactions(BaseDatabaseWrapper):
         for depth, level in enumerate(self.levels):
             if level.sid == sid:
                 return depth
-        # One database would receive the statement, so its error has the same consequence.
+        # The group sends no statement here. But on a single PostgreSQL database, the statement with
+        # the unknown savepoint would end the transaction. So remember that this one is unusable.
         self._missed_savepoint = features_of(self).errors_end_transactions
         raise OperationalError(f"Savepoint {sid!r} of {self.alias!r} does not exist.")
 
@@ -263,8 +266,8 @@ class GroupTransactions(BaseDatabaseWrapper):
     # ##### Outermost level #####
 
     def _commit(self) -> None:
-        # Raise an error here too: autocommit may be off by hand, and Atomic does not know of a missing
-        # savepoint.
+        # Atomic does not commit if needs_rollback is set, but does not know of a missing savepoint.
+        # And if autocommit was switched off by hand, there is no Atomic. So check both here.
         self.validate_no_broken_transaction()
         committed: set[str] = set()
         participants = list(self.participants.values())
@@ -306,12 +309,12 @@ class GroupTransactions(BaseDatabaseWrapper):
         readers = [wrapper for wrapper in participants if wrapper.reads_as_autocommit()]
         writers = [wrapper for wrapper in participants if wrapper not in readers]
         # If the server has closed the session of a shard, its commit will fail. So let such a shard
-        # commit before the others: then nothing is stored on any shard.
+        # commit before the others, so that nothing is stored on any shard.
         writers.sort(key=lambda wrapper: not wrapper.seems_lost)
         for wrapper in [wrapper for wrapper in writers if wrapper.commits_with_group][1:]:
-            # Check constraints on all writers but the first one before any of them commits. A
-            # violation then prevents all commits. The first writer needs no check: if its commit
-            # fails, nothing was committed before.
+            # Check deferred constraints before any of the writers commits, so that a violation
+            # prevents all commits. The first writer needs no check, because nothing is committed
+            # before its commit.
             wrapper.check_deferred_constraints()
         for wrapper in readers:
             # Commit the shards that were only read first. An error in one of these commits is
@@ -325,12 +328,11 @@ class GroupTransactions(BaseDatabaseWrapper):
 
     def _refuse_failed(self, participants: list[GroupMember]) -> None:
         """Raise an error if the transaction of one shard is lost, because a statement in it has
-        failed, while other shards would commit.
+        failed. Otherwise, the other shards would commit.
 
-        This happens if the program catches the error of the statement and goes on. The server has
-        already rolled back the shard's transaction, or will answer its COMMIT by a rollback,
-        without an error. In one database, all writes of the block would be lost. So no shard may
-        commit.
+        The program has caught the error of the statement, and gone on. The server has already
+        rolled back the shard's transaction, or will answer its COMMIT by a rollback, without an
+        error. In one database, all writes of the block would be lost. So no shard must commit here.
         """
         writers = [w for w in participants if w.commits_with_group and not w.reads_as_autocommit()]
         failed = [w.alias for w in writers if w.has_failed]

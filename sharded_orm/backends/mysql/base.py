@@ -130,8 +130,8 @@ class DatabaseWrapper(
                 self.queries_log.append({"sql": "; ".join(statements), "time": "0.000"})
 
     def create_cursor(self, name: str | None = None) -> LeasedCursor:
-        # Django's method has the decorator async_unsafe. Leave it out here, because it costs time
-        # for every statement: cursor(), which calls this method, has it already.
+        # Overrides Django's method, but without its decorator async_unsafe, which costs time for
+        # every statement. The caller, cursor(), has this decorator already.
         connection = self.connection
         assert connection is not None
         cursor: LeasedCursor = connection.default_cursor(connection)
@@ -270,8 +270,9 @@ class DatabaseWrapper(
         return MySQLSideFence(self._stock_wrapper({**settings, "OPTIONS": options}), confirm)
 
     def wait_for_side_switch(self, seconds: float) -> None:
-        # The query must run on the server that has refused the statement. If the connection to it
-        # is closed, do nothing: a new connection may lead to the other server of the pair.
+        # The query must run on the server that has refused the statement. If the connection to this
+        # server is closed, do nothing, because a new connection may lead to the other server of the
+        # pair.
         if self.connection is None:
             return
         query = move_locks.query_until_free(SWITCH, seconds)
@@ -322,12 +323,12 @@ class DatabaseWrapper(
     def sent_with_commit(self) -> Iterator[None]:
         if (
             self.connection is None
-            # A statement can be sent together with the COMMIT only if the COMMIT follows next. It
-            # does not inside a savepoint, or if autocommit was switched off by hand.
+            # A statement can be sent together with the COMMIT only if the end of this atomic block
+            # commits. Inside a savepoint it does not, nor if autocommit was switched off by hand.
             or len(self._atomic_blocks) > 1
             or not self.commit_on_exit
-            # If several shards commit one after the other, the server must refuse a wrong statement
-            # before the first of them commits. So do not delay the statement until the COMMIT.
+            # If several shards commit one after the other, a statement that a server refuses must
+            # fail before the first of them commits. So do not delay it until the COMMIT.
             or self.commits_with_others
         ):
             yield

@@ -99,8 +99,8 @@ def fate(pool: NodePool, schema: str, transaction: str, seconds: int) -> Fate:
     """Return whether a two-phase transaction was committed, was rolled back, or is still open.
 
     The transaction inserts a row with its name when it commits. So this function tries to insert
-    the same row: this fails if the transaction was committed, and waits for a lock if it is still
-    open. See ``TwoPhaseMixin.fate_of``.
+    the same row. The INSERT fails if the transaction was committed, and waits for a lock if it is
+    still open. See ``TwoPhaseMixin.fate_of``.
 
     :param schema: the schema of the shard whose commit decides.
     :param transaction: the name of the transaction.

@@ -35,9 +35,9 @@ from sharded_orm.mysql_flavor import MySQLFlavor
 # Seconds to wait before reading the server's list of transactions again. InnoDB answers from a copy
 # of the list. It makes a new copy only if no session has read the list for 0.1 seconds.
 _TRANSACTIONS_KEPT = 0.12
-# The list of transactions is read at most this many times, until the server has made a new copy of
-# it. If other sessions read the list all the time, the server never makes one, so more attempts
-# would not help.
+# How many times to read the list of transactions, at most, until the server has made a new copy of
+# it. If other sessions read the list all the time, the server never makes a new copy, so more
+# attempts would not help.
 _READS = 6
 # Seconds to wait for a lock on a table. A backup, for example, may hold such a lock for a long
 # time.
@@ -149,9 +149,9 @@ class MySQLChangeCapture(ChangeCapture):
             " WHERE user NOT IN ('system user', 'event_scheduler')"
             " AND command NOT IN ('Daemon', 'Binlog Dump', 'Binlog Dump GTID')"
         )
-        # Add the present time to the result. The server's list of transactions may be out of date,
-        # and lack the newest ones. So sessions_left() counts a transaction if it is in the list or
-        # if it began up to this time.
+        # Return the present time, too. Later, sessions_left() must recognize all transactions that
+        # are open now. The server's list of transactions may be out of date, and lack the newest
+        # ones. These are recognized by the time: they began before it.
         ((at,),) = self._rows(
             "SELECT CAST(CONVERT_TZ(NOW(), @@SESSION.time_zone, 'SYSTEM') AS CHAR)"
         )
@@ -266,8 +266,8 @@ class MySQLChangeCapture(ChangeCapture):
     def tables_with_silent_changes(self, tables: Sequence[CapturedTable]) -> list[str]:
         if not tables:
             return []
-        # Return the tables with a foreign key of CASCADE or SET NULL. InnoDB fires no triggers for
-        # the rows that such a foreign key changes, so these changes would not be captured.
+        # Return the tables whose rows a foreign key with CASCADE or SET NULL may change. InnoDB
+        # fires no triggers for these changes, so they would not be captured.
         marks = ", ".join(["%s"] * len(tables))
         rows = self._rows(
             "SELECT DISTINCT table_name FROM information_schema.referential_constraints WHERE"

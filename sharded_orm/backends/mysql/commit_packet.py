@@ -31,9 +31,9 @@ class CommitPacket:
     transaction runs another statement before the COMMIT, such as a SELECT, the waiting statements
     are sent before it.
 
-    Invariant: while statements wait, their session stays leased. So if their key or shard moves
-    meanwhile, the fence of the move (triggers that refuse writes) affects them in the same way as
-    statements that were sent already.
+    Invariant: while statements wait, their session stays leased. Their key or shard may move
+    meanwhile. The fence of the move (triggers that refuse writes) then treats the waiting
+    statements like those of the transaction that were sent already.
     """
 
     if not TYPE_CHECKING:  # The subclass has slots for these attributes.
@@ -140,12 +140,12 @@ class CommitPacket:
     def _record_failure(self, exc: BaseException, prefix: list[bytes]) -> None:
         if is_lost(exc):
             # The server may have committed the transaction before the session was lost, or may do
-            # so later. So count the transaction as open: only then does _lose() record that work
-            # may be lost.
+            # so later. Count the transaction as open, so that _lose() records that work may be
+            # lost.
             self.transaction.is_open = True
             self._lose(exc)
             return
-        # The server has refused a statement, and executed none of the later ones. Record those
-        # statements of the prefix, such as BEGIN, that it had executed before.
+        # The server has refused a statement, and executed none of the later ones. Record which
+        # statements of the prefix, such as BEGIN, it had executed before.
         self.record_prefix(prefix, min(len(prefix), getattr(exc, "prefix_done", 0)))
         self.transaction.record_error(exc, in_autocommit=False)

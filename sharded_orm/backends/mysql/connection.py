@@ -197,8 +197,8 @@ class VirtualConnection(BranchLease, CommitPacket, DriverFace, SessionHold[NodeS
                 self.pool.discard(session)
 
     def check(self) -> None:
-        """Raise an error if the connection is unusable: the held session is dead or, if none is
-        held, the pool cannot lease one.
+        """Raise an error if the connection is unusable: if the held session is dead, or if no
+        session is held and the pool cannot lease one.
 
         To save a round trip for each alias, the server is not pinged: the pool only polls the
         socket of a session when it leases the session. With ``CONN_HEALTH_CHECKS``, the pool pings

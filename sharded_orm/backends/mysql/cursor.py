@@ -30,13 +30,13 @@ from sharded_orm.backends.session_mode import SessionMode
 from sharded_orm.backends.write_hooks.route_check import check_route
 
 # If the session of a read is lost within this many seconds, the read is repeated. A read that has
-# run for longer is not: somebody may have killed it because it was slow.
+# run for longer is not repeated, because somebody may have killed it for its slowness.
 RETRY_WITHIN = 1.0
 _OUT_OF_SYNC = 2014
 
-# Results of statement_kind.reason() for statements that may insert rows without showing the new id
-# in their last result. For example, a stored procedure (CALL) may insert a row, and then end with a
-# SELECT.
+# Statements that may have inserted a row even if the cursor has no ``lastrowid`` after them. For
+# example, a stored procedure (CALL) may insert a row, and then end with a SELECT. Each item is a
+# result of statement_kind.reason().
 _MAY_INSERT = (SEVERAL_STATEMENTS, "CALL", "EXECUTE")
 _WRITE, _IMPLICIT = StatementKind.WRITE, StatementKind.IMPLICIT
 _AFFINE, _STATE = StatementKind.AFFINE, StatementKind.STATE
@@ -76,8 +76,8 @@ class LeaseMixin(BaseCursor):
     # The session that is running a statement of this cursor, or that has results which this cursor
     # has not read. Otherwise None.
     _session: NodeSession | None = None
-    # The weak reference to this cursor in connection.open_cursors. It is there while the cursor has
-    # unread results on a session of its own, that is, one that the connection does not hold.
+    # The weak reference to this cursor in connection.open_cursors. None unless the cursor has
+    # unread results on a session that it has leased for itself, not on that of the connection.
     _registration: weakref.ref[Any] | None = None
     # The kind of the statements that executemany() runs, so that each need not be classified. None
     # outside of executemany().
@@ -205,7 +205,7 @@ class LeaseMixin(BaseCursor):
                 # They were off in the lost session only, so nothing needs to be sent.
                 connection.record_checks(off=False)
                 return self._empty_result(query)
-            # The session is lost, so begin_statement() raises the error for this.
+            # The session is lost, or the connection is closed. begin_statement() raises the error.
             connection.begin_statement()
         if kind is _IMPLICIT or kind is _STATE:
             connection.announce_implicit_commit()
@@ -235,7 +235,7 @@ class LeaseMixin(BaseCursor):
             if kind is _WRITE:
                 check_route()
             if kind is _AFFINE and previous_statement.is_show(query):
-                # Send nothing before SHOW WARNINGS: any other statement clears the warnings.
+                # Send no prefix, such as USE, before SHOW WARNINGS: it would clear the warnings.
                 prefix = []
             elif kind is _AFFINE and previous_statement.must_forget(connection, session, query):
                 prefix = [FORGET_INSERT_ID, *prefix]
@@ -280,9 +280,9 @@ class LeaseMixin(BaseCursor):
             elif mode is _FREE:
                 connection.settle()
         # If the connection still holds the session, and results are unread, mark the session as
-        # busy. If the session is in the pool again, do not touch it: another thread may use it by
-        # now. A session in the pool has no unread results, because return_session() closes such
-        # sessions.
+        # busy. If the session was returned to the pool, do not touch it, because another thread may
+        # use it by now. Nothing is unread then, because return_session() closes a session with
+        # unread results.
         if connection.session is session and (session.more_results() or self._result is not None):
             self._session = session
             session.busy = True

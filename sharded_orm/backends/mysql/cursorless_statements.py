@@ -69,9 +69,9 @@ class CursorlessStatementMixin(ShardConnectionMixin):
             return reader._rows
         except (self.Database.Error, Error) as exc:
             error: BaseException | None = exc
-        # Let a cursor handle the error: it raises Django's error or, if the shard has moved, reads
-        # again on the new node. Do this outside of "except", so that the context of Django's error
-        # is the same as with a cursor.
+        # Let a cursor handle the error. The cursor raises Django's error or, if the shard has
+        # moved, reads again on the new node. Do this outside of "except", so that the error has the
+        # same context as if a cursor had sent the statement.
         reader.error = error
         try:
             with ShardCursor(reader, self) as cursor:

@@ -18,8 +18,9 @@ def positions(text: str) -> dict[int, tuple[int, int]]:
 def missing(wanted: str, have: str) -> str:
     """Return which GTIDs of ``wanted`` a server at the position ``have`` has not reached yet.
 
-    Both are positions such as ``0-1-15,1-2-7``, with one GTID for each replication domain. So is
-    the result; it is "" if the server has reached all of them.
+    Both arguments are positions such as ``0-1-15,1-2-7``, with one GTID for each replication
+    domain. The result has the same form. It is "" if the server has reached all GTIDs of
+    ``wanted``.
     """
     reached = positions(have)
     return ",".join(

@@ -59,15 +59,17 @@ def judges(pool: NodePool, writer: SessionIdentity) -> bool:
     """Whether :func:`gone` can find out if the session ``writer`` still exists.
 
     True if the session is on the server of ``pool``, and the pool's account can see it. An account
-    sees its own sessions and, with the privilege PROCESS, those of all accounts. Also True if the
-    server does not answer now. False if ``writer`` is empty.
+    sees its own sessions and, with the privilege PROCESS, those of all accounts. False if
+    ``writer`` is empty. If the server does not answer, nothing can be found out now, but perhaps
+    later, so the result is True.
     """
     if not writer.server or not writer.connection:
         return False
     answer = pool.last_answer
     if answer is None or answer[0] != writer.server:
-        # The pool's last answer did not come from the server of ``writer``, or there is none yet.
-        # After a promotion, the node's address leads to another server. So query which one it is.
+        # The server of the pool has not answered yet, or its last answer came from another server
+        # than that of ``writer``. Since then, a promotion may have led the node's address to
+        # another server. So query which server it is now.
         try:
             _, answer = _query_sessions(pool, ())
         except (MySQLError, PoolTimeout):

@@ -29,7 +29,9 @@ class _OneSchemaCursor:
 
 
 class DatabaseIntrospection(stock.DatabaseIntrospection):
-    """Django's introspection, made so that it does not take longer on a node with more shards."""
+    """Django's introspection, with a query for constraints that reads only the current schema. So
+    it takes no longer on a node with many shards.
+    """
 
     def get_constraints(self, cursor: Any, table_name: str) -> dict[str, Any]:
         restricted: Any = _OneSchemaCursor(cursor)

@@ -45,8 +45,9 @@ class LeasedCursor(LeaseMixin, Cursor):
 class _OneStatement(LeasedCursor):
     """A cursor for one statement. It sets only the attributes that its callers read, to save time.
 
-    Its callers send the statement by _run_free() or _run_held(). If that fails, they set ``error``
-    and call execute(), which raises the error in place of sending the statement again.
+    The callers send the statement by _run_free() or _run_held(). If the statement fails, they store
+    the error in ``error`` and call execute(). This does not send the statement again, but raises
+    the stored error, with the error handling of a usual cursor.
     """
 
     #: The error with which the statement has failed. The next execute() raises it.
@@ -57,8 +58,9 @@ class _OneStatement(LeasedCursor):
         return super()._run_free(*args)
 
     def _run_held(self, *args: Any) -> Any:
-        # In autocommit, execute() calls this method instead of _run_free() if it takes the
-        # statement for one that leaves state in the session, for example because of a name in it.
+        # execute() may call this method even in autocommit, where it usually calls _run_free(). It
+        # does so if the statement seems to leave state in the session, for example because a name
+        # in the statement looks like that of a function.
         self._raise_kept()
         return super()._run_held(*args)
 
@@ -74,8 +76,8 @@ class _OneStatement(LeasedCursor):
 
 
 class RowReader(_OneStatement):
-    """A cursor that only fetches the rows of one query. It does not set ``description``, for
-    example, nor the other attributes of a cursor.
+    """A cursor that only fetches the rows of one query. It does not set other attributes of a
+    cursor, such as ``description``.
     """
 
     def _fetch_result(self, session: NodeSession) -> None:

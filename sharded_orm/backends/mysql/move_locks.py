@@ -32,8 +32,8 @@ def capture_lock(
 
     :param run: runs SQL with parameters in the session, and returns rows.
     :param patience: seconds to wait if another session holds the lock.
-    :param busy: what a session does while it holds the lock, for the error message. For example,
-        "changed tables or triggers".
+    :param busy: what the other session has done while it held the lock, such as "changed tables or
+        triggers". For the error message.
     :raises django.db.OperationalError: another session held the lock for more than ``patience``
         seconds.
     """

@@ -54,9 +54,9 @@ class NodePool(SessionPool[NodeSession]):
         #: SQL expression for the identity of the server; None until the first query for an
         #: identity.
         self.identity_sql: bytes | None = None
-        #: From the last answer about existing sessions: a tuple (identity of the server, identity
-        #: of this pool's account, whether this account sees the sessions of all accounts). None
-        #: before the first answer.
+        #: What the last answer about existing sessions has shown, as a tuple (identity of the
+        #: server, identity of this pool's account, whether this account sees the sessions of all
+        #: accounts). None before the first answer.
         self.last_answer: tuple[str, str, bool] | None = None
 
     def server_data(self) -> dict[str, Any]:

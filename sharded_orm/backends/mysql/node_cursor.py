@@ -37,8 +37,8 @@ class _NodeCursorMixin(BaseCursor):
     # Whether a statement was sent whose answer has not been received yet.
     _is_awaited = False
     # _statement is the last statement, as a pair (query, parameters). If its session is lost before
-    # the moment _may_repeat_until of time.monotonic(), the statement is repeated. This is 0 (never)
-    # for a statement that may change rows.
+    # the moment _may_repeat_until of time.monotonic(), the statement is repeated. _may_repeat_until
+    # is 0 for a statement that may change rows, so that it is never repeated.
     _statement: tuple[Any, Any]
     _text: Any
     _may_repeat_until: float
@@ -172,8 +172,8 @@ class NodeCursor(_NodeCursorMixin, Cursor):
         return self._answered(self._receive)
 
     def _receive(self) -> Any:
-        # Do the same as the driver's BaseCursor._query(), apart from sending the statement, and from
-        # what nobody asks for: the descriptions of the columns and the number of warnings.
+        # Do the same as the driver's BaseCursor._query() after it has sent the statement. But leave
+        # out the descriptions of the columns and the number of warnings, which no caller needs.
         if self._not_sent is not None:
             raise self._not_sent
         raw = self._leased().raw

@@ -37,8 +37,8 @@ class MySQLPairReplication(MySQLReplicationServer):
     # ##### Positions #####
 
     def written(self) -> str:
-        """Return the GTID of the last transaction that was executed first on this server, and not
-        received from the other one. Return "" if there is none.
+        """Return the GTID of the last transaction that was made on this server itself, so that it
+        was not received from the other one. Return "" if there is none.
         """
         return self.own_part(self.status().logged)
 
@@ -56,8 +56,8 @@ class MySQLPairReplication(MySQLReplicationServer):
         return "" if last is None else f"{domain}-{last[0]}-{last[1]}"
 
     def transactions_after(self, position: str) -> Iterator[LoggedTransaction]:
-        """Yield the transactions after ``position`` that were executed first on this server, and
-        not received from the other one.
+        """Yield the transactions after ``position`` that were made on this server itself, so that
+        they were not received from the other one.
 
         Reads the binary log in pages, from the log file that contains ``position``. Transactions in
         log files that the server has already deleted are missing.
@@ -71,19 +71,19 @@ class MySQLPairReplication(MySQLReplicationServer):
         stopped.
 
         :param position: the position in the log of the other server.
-        :param own: the GTID of the last transaction that was executed first on this server. The
-            other server has replicated this server's transactions up to ``own``, and must not send
-            them back.
+        :param own: the GTID of the last transaction that was made on this server itself. The other
+            server has replicated this server's transactions up to ``own``, and must not send them
+            back.
         """
         self._rows("SET GLOBAL gtid_slave_pos = %s", _with(position, own))
 
     def take_as_received(self, last: str, schema: str) -> None:
         """Mark the other server's transactions up to ``last`` as received, without executing them.
 
-        Used if this server must never execute these transactions, but the other server is to
-        replicate from this one later. The other server refuses that unless the log of this server
-        contains the GTID ``last``. So this method logs an empty transaction with this GTID. The
-        replication on this server must be stopped meanwhile. Can safely be called again.
+        Used if this server must never execute these transactions, but the other server will
+        replicate from this one later. This works only if the log of this server contains the GTID
+        ``last``. So this method logs an empty transaction with this GTID. The replication on this
+        server must be stopped meanwhile. Can safely be called again.
 
         :param last: the GTID of the last transaction that must not be executed.
         :param schema: a schema of the pair, in which the empty transaction is logged.
@@ -94,8 +94,8 @@ class MySQLPairReplication(MySQLReplicationServer):
                 self._rows(
                     "SET SESSION gtid_domain_id = %s, server_id = %s", int(domain), int(server)
                 )
-                # Set the number in a separate statement after the domain. The server compares it
-                # with the last number in the domain that the session has then.
+                # Set the number in a separate statement, after the domain. The server compares the
+                # number with the last one in the domain that the session has at this moment.
                 self._rows("SET SESSION gtid_seq_no = %s", int(number))
                 table = self._connection.ops.quote_name(f"{OWN_PREFIX}no_table")
                 self._rows(
@@ -109,12 +109,12 @@ class MySQLPairReplication(MySQLReplicationServer):
         self._receive_after_own(last)
 
     def _receive_after_own(self, last: str = "") -> None:
-        """Set the position after which this server receives changes: the one that it has reached.
-        So it receives no change a second time.
+        """Let this server receive only the changes after the position that it has reached, so that
+        it receives no change a second time.
 
-        The server refuses a position that does not contain the last change that was made on itself.
-        This happens if the application writes after the position was read. The position is then
-        read again.
+        This method reads the position, and then sets it. The server refuses the position if the
+        application has written on this server in between, because the position then lacks the last
+        change. In this case, the position is read again.
 
         :param last: the GTID of a transaction of the other server. If given, this server receives
             only changes of the other server after this transaction.
@@ -161,8 +161,8 @@ class MySQLPairReplication(MySQLReplicationServer):
         link = source.link_from(self)
         if link is not None and link.executes:
             # If the source also replicates from this server, wait until it has executed all that
-            # this server has written. With such an event missing in its log, the source would
-            # refuse this server for good.
+            # this server has written. If the source's log lacked one of these changes now, the
+            # source would refuse this server, and this server would not try again.
             source.wait_for(self.written(), _CONNECTING)
         self._rows("START SLAVE")
 
@@ -241,9 +241,9 @@ class MySQLPairReplication(MySQLReplicationServer):
         no more.
 
         Used if the other server is dead. The file with the received changes (the relay log) may
-        then be their only copy. The server deletes this file if a stopped connection with GTID is
-        started, or gets another delay, unless the statement names the file and the position in it.
-        So this method names them. Can safely be called again.
+        then be their only copy. When a stopped connection with GTID is started, or gets another
+        delay, the server deletes this file, unless the statement names the file and the position in
+        it. So this method names both. Can safely be called again.
         """
         if link.executes and link.delay != HELD:
             return

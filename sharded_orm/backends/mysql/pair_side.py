@@ -35,9 +35,9 @@ SCHEMA_PRIVILEGES: Final = (
     "TRIGGER", "EVENT",
 )  # fmt: skip
 
-# Session settings for a change that must stay on one server of a pair, because it is then made on
-# the other server, too. For example, a migration inserts a row of django_migrations on each of
-# them. With these auto_increment settings, the row gets the same id on both.
+# Session settings for a change that must not be replicated, because the library makes it on each
+# of the two servers of a pair. For example, a migration inserts a row of django_migrations on each
+# server. With these auto_increment settings, the row gets the same id on both.
 _QUIET: Final = (
     f"sql_log_bin = 0, auto_increment_increment = 1, auto_increment_offset = 1, {PASSES} = 1"
 )
@@ -90,7 +90,8 @@ class MySQLPairSide(MySQLPairReplication):
     # ##### Reasons against a pair #####
 
     def operator_problems(self, schemas: Iterable[str]) -> Iterator[str]:
-        """Yield the reasons why the operator's account cannot manage the pair: missing privileges.
+        """Yield a sentence for each privilege or group of privileges that the operator's account
+        lacks to manage the pair.
 
         :param schemas: the schemas of the pair's shards.
         """
@@ -180,8 +181,8 @@ class MySQLPairSide(MySQLPairReplication):
         """Yield the reasons why this server may miss changes of ``source``, or does not execute
         them.
 
-        :param keeps_for_later: whether it is all right that this server only receives changes, and
-            does not execute them yet.
+        :param keeps_for_later: True if this server is meant to receive changes now and to execute
+            them later. Then it is no problem that it does not execute them yet.
         """
         number = source.status().server_id
         links = self.links()
@@ -224,12 +225,13 @@ class MySQLPairSide(MySQLPairReplication):
         return link is not None and link.receives and link.executes
 
     def foreign_objects(self, schemas: Sequence[str]) -> Iterator[str]:
-        """Yield sentences about triggers and events in ``schemas`` that are not this library's. Two
-        queries.
+        """Yield a sentence for each trigger or event in ``schemas`` that this library has not
+        created. Two queries.
 
-        On the passive side, they would change rows that should come from the other server only.
+        A trigger or event of the project would change rows on the passive side, where all changes
+        should come from the other server.
 
-        :param schemas: schemas whose passive side this server is.
+        :param schemas: the schemas of shards whose passive side is on this server.
         """
         if not schemas:
             return
@@ -252,8 +254,8 @@ class MySQLPairSide(MySQLPairReplication):
         """Return a dict that maps each schema to the number of its epoch, as this server has stored
         it. One query.
 
-        A new epoch begins each time that the active side is dead, and the operator makes the
-        passive side the active one. Schemas whose epoch is 0 are left out.
+        A new epoch begins each time that the operator makes the passive side the active one because
+        the former active side is dead. Schemas whose epoch is 0 are left out.
         """
         if not schemas:
             return {}
@@ -316,7 +318,8 @@ class MySQLPairSide(MySQLPairReplication):
 
     def knows_events_of(self, source: Self) -> bool:
         """Whether this server's replication position contains a GTID of the domain in which
-        ``source`` writes. If not, it does not show which changes of ``source`` this server has.
+        ``source`` writes. If it contains none, nobody can tell from the position which changes of
+        ``source`` this server has.
         """
         return source.status().domain in positions(self.status().current)
 

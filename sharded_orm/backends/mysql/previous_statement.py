@@ -30,9 +30,9 @@ def lease(connection: VirtualConnection, query: Any) -> NodeSession:
     reads.
 
     If ``query`` reads the id of an insert (``LAST_INSERT_ID()``), lease the session of the last
-    insert; otherwise the session of the last statement. If ``connection`` has run no such
-    statement, lease any session, and clear the id of its last insert, which belongs to another
-    alias.
+    insert of ``connection``; otherwise the session of its last statement. If there was none, lease
+    any session of the pool, and clear the id of the last insert there, because another alias has
+    made that insert.
 
     :raises SessionStateRefused: another alias has used the session since, or the session is dead.
     """
@@ -48,8 +48,8 @@ def lease(connection: VirtualConnection, query: Any) -> NodeSession:
             raise
         session.inserter = None
         return session
-    # Check twice that no other alias has used the session since: before the session is taken from
-    # the pool, and afterwards, because another thread may use it in between.
+    # Check that no other alias has used the session since the earlier statement. Check it once more
+    # after the session was taken from the pool, because another thread may have used it in between.
     if _was_used_by(connection, earlier, reads_id) and pool.take(earlier):
         if _was_used_by(connection, earlier, reads_id):
             return earlier
@@ -62,9 +62,9 @@ def must_forget(connection: VirtualConnection, session: NodeSession, query: Any)
     runs, so that ``LAST_INSERT_ID()`` does not return that id.
 
     :param session: the session that ``connection`` holds.
-    :raises SessionStateRefused: ``connection`` has inserted a row, but its id is not in
-        ``session``: it was inserted on another session, or another alias has inserted a row on this
-        one since.
+    :raises SessionStateRefused: ``connection`` has inserted a row, but ``session`` does not have
+        the id of this row. Either the row was inserted on another session, or another alias has
+        inserted a row on ``session`` since.
     """
     if not reads_insert_id(query) or session.inserter is connection:
         return False

@@ -199,9 +199,10 @@ class MySQLReplicationServer(ReplicationServer):
             raise
 
     def _privileges(self) -> set[str]:
-        """Return the account's privileges on the whole server, with those of all its roles.
+        """Return the privileges on the whole server that the account has itself or through one of
+        its roles.
 
-        Roles that are not active in this session count, too, and so does the role ``PUBLIC``.
+        The role ``PUBLIC`` is one of them. A role counts even if it is not active in this session.
         """
         return {
             privilege

@@ -17,9 +17,10 @@ from sharded_orm.backends.row_access import CopiedColumn, RowDigests
 from sharded_orm.backends.row_copy import COPY, DELETED, SIDE_PREFIX, RowCopy
 from sharded_orm.backends.snapshot import OWN_PREFIX
 
-#: A session variable for this library's own sessions, such as those that copy rows. If it is set,
-#: the triggers of this library accept all changes of the session, even those that a closed fence
-#: would refuse to others.
+#: A session variable that this library sets in sessions of its own, such as those that copy rows.
+#: The triggers of a moving key then accept all changes of the session, even if the fence of the key
+#: is closed. (The triggers on a side of a pair accept them only if the session also writes nothing
+#: into the binary log.)
 PASSES: Final = f"@{OWN_PREFIX}passes"
 # Seconds to wait for another session that changes the rows of the same move.
 _PATIENCE: Final = 50
@@ -30,8 +31,9 @@ _BYTES: Final = frozenset(
      "polygon", "multipoint", "multilinestring", "multipolygon", "geometrycollection"}
 )  # fmt: skip
 
-# Column types whose values are short and have no comma in their text. For the digest of a row, such
-# values are joined by commas as they are. Values of all other types are hashed first.
+# Column types whose values are short and have no comma in their text. The digest of a row is
+# computed from its values, joined by commas. Values of these types are joined as they are, and
+# values of all other types are hashed first.
 _SHORT: Final = frozenset(
     {"tinyint", "smallint", "mediumint", "int", "bigint", "decimal", "float", "double", "date", "time",
      "datetime", "timestamp", "year"}
@@ -64,10 +66,10 @@ class MySQLRowCopy(RowCopy):
 
     @contextmanager
     def _passing(self, number: int) -> Iterator[None]:
-        # Take only a shared lock on the row of the fence (triggers that refuse writes of the key).
-        # An exclusive lock could cause a deadlock with a writer of the key, which locks rows of the
-        # key before its trigger reads the fence. The writer would wait for this session, and this
-        # session for the writer's rows.
+        # Take only a shared lock on the row of the fence. A writer of the key first locks rows of
+        # the key, and then its trigger reads the fence. With an exclusive lock here, the writer
+        # would wait for this session at the fence, while this session waits for the rows that the
+        # writer has locked: a deadlock.
         fence = (
             f"SELECT 1 FROM {self._quote(FENCES)} WHERE id = %s AND state = 'closed'"
             " LOCK IN SHARE MODE"

@@ -1,7 +1,8 @@
-"""The steps of a schema's move to another node that run on one server of MariaDB or MySQL.
+"""Move a schema to another node: the steps that run on a single MariaDB or MySQL server.
 
-They create the tables of the schema on the new node, and hide tables: rename them, so that other
-processes do not find them. Later, hidden tables get their usual names again.
+On the new node, they create the tables of the schema. They also hide tables, which means that they
+rename them, so that other processes do not find them. Later, they give hidden tables their usual
+names again.
 """
 
 from __future__ import annotations
@@ -27,8 +28,7 @@ from sharded_orm.mysql_flavor import MySQLFlavor
 _BETWEEN: Final = 0.002
 # Seconds to wait for another session that creates, hides or renames tables of the schema.
 _PATIENCE: Final = 30.0
-# Types of primary keys for which a trigger can record a changed row: it writes the key as text into
-# the journal.
+# Types of primary keys that a trigger can write as text into the journal, to record a changed row.
 _RECORDABLE: Final = frozenset(
     {"tinyint", "smallint", "mediumint", "int", "bigint", "decimal", "char", "varchar", "tinytext",
      "text", "mediumtext", "longtext", "uuid", "inet4", "inet6", "date", "datetime", "time",
@@ -227,11 +227,11 @@ class MySQLSchemaMove(SchemaMove):
         pairs = ", ".join(
             f"{self._quote(name)} TO {self._quote(other)}" for name, other in names.items()
         )
-        # Let each RENAME TABLE wait for table locks as briefly as possible, because other
-        # statements queue behind it, and because it may deadlock with transactions that use several
-        # of the tables. (Do not use NOWAIT: it is replicated, and a replica would then not wait
-        # either.) Do not limit the waits for row locks of InnoDB: the server needs them to undo a
-        # RENAME TABLE that fails half way.
+        # Let each RENAME TABLE wait for table locks as briefly as possible. Other statements queue
+        # behind it, and it may deadlock with transactions that use several of the tables. Do not
+        # use NOWAIT instead, because it is replicated, and a replica would then not wait either. Do
+        # not limit the waits for row locks of InnoDB, because the server must be able to wait for
+        # these locks when it undoes a RENAME TABLE that has failed half way.
         self._rows(f"SET SESSION lock_wait_timeout = {self._flavor.least_lock_wait:d}")
         try:
             while True:
@@ -280,8 +280,8 @@ class MySQLSchemaMove(SchemaMove):
 
 
 def _may_rename_again(error: OperationalError) -> bool:
-    """Whether RENAME TABLE can be tried again: ``error`` says that a lock or a deadlock stopped it
-    before it had renamed a table.
+    """Whether RENAME TABLE can be tried again after ``error``, because a lock or a deadlock has
+    stopped it.
     """
     number, text = error.args[0], str(error.args[-1])
     return (

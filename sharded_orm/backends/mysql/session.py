@@ -29,8 +29,8 @@ _BUSY = 0.001
 #: Sent before a query of LAST_INSERT_ID() if the alias has inserted no row. Otherwise the query
 #: might return the id of a row that another alias has inserted on the same session.
 FORGET_INSERT_ID = b"SET last_insert_id=0"
-# Error codes after which the server closes the session: the server shuts down, the network failed,
-# or the session was killed or was idle for too long.
+# Error codes after which the server closes the session. For example, the server shuts down, the
+# network has failed, or the session was killed or was idle for too long.
 _FATAL = frozenset([1053, *range(1152, 1162), *(flavor.session_ended for flavor in FLAVORS)])
 
 
@@ -61,16 +61,17 @@ class NodeSession:
 
     def __init__(self, raw: Connection, *, split: bool = False) -> None:
         self.raw = raw
-        #: Name of the current schema; None if it is unknown. While a packet is sent, this is None
-        #: until the whole packet has succeeded. Before that, it is not certain that USE was
-        #: executed. If another session drops the schema and creates it again, the name is still
+        #: Name of the current schema; None if it is unknown. It is None while a packet is sent,
+        #: until the whole packet has succeeded, because it is not certain before that whether USE
+        #: was executed. If another session drops the schema and creates it again, the name stays
         #: right, but this session goes on using the old character set for new tables.
         self.schema: str | None = None
         #: Whether each statement is sent in a packet of its own, because the project's OPTIONS have
         #: switched multi-statements off.
         self.split = split
-        #: Whether the first result of the last statement has been read completely; False from
-        #: before a statement is sent. Further results may be unread even if it is True.
+        #: Whether the first result of the last statement has been read completely. It is set to
+        #: False just before a statement is sent. Even if it is True, further results of the
+        #: statement may be unread.
         self.stored = True
         #: Whether a cursor still has to read results from this session, so that no other statement
         #: can run. Used only while a virtual connection (the ``connection`` of a Django alias)
@@ -87,8 +88,8 @@ class NodeSession:
         #: The virtual connection (the ``connection`` of a Django alias) that used this session last.
         self.last_user: object = None
         #: The virtual connection (the ``connection`` of a Django alias) that was the last to insert
-        #: a row with an id on this session. LAST_INSERT_ID() here is meant for this connection
-        #: only. (An insert with an explicit id sets this attribute, too, although it leaves
+        #: a row with an id on this session. Only this connection may query LAST_INSERT_ID() here.
+        #: (An insert with an explicit id sets this attribute, too, although it leaves
         #: LAST_INSERT_ID() as it is.)
         self.inserter: object = None
         self.poll = _poller(raw.fileno())
@@ -178,11 +179,11 @@ class NodeSession:
             self.stored = True
 
     def run_each(self, *statements: bytes) -> list[int]:
-        """Run statements in one packet, and drop their rows. Return a list with the id that each
-        statement has inserted; 0 for none.
+        """Run statements in one packet, and drop their rows. Return a list with one id for each
+        statement: the id of the row that it has inserted, or 0 if it has inserted none.
 
         If a statement fails, the server executes none of the later ones. The driver's error then
-        has the attribute ``prefix_done``: how many statements have succeeded.
+        has the attribute ``prefix_done``, the number of statements that have succeeded.
         """
         ids: list[int] = []
         self.stored = False
@@ -299,14 +300,14 @@ def check_parameters(params: Mapping[str, Any]) -> None:
     """Check that the driver accepts ``params``. Does not connect to any server.
 
     The driver has no list of its arguments, but it checks them before it connects. So this function
-    lets it connect to a file that is no socket: the driver then fails in any case, and its error
-    shows if the arguments were right.
+    makes the driver connect to a file that is no socket. This always fails. If the error is that of
+    a failed connection, the arguments were right.
 
     :param params: arguments of ``MySQLdb.connect``.
     :raises ImproperlyConfigured: the driver refuses them.
     """
-    # Leave out options that make the driver read a file: the file might name another protocol, and
-    # the driver would then connect to a server instead of using the socket.
+    # Leave out options that make the driver read a file. The file might name another protocol than
+    # the socket, and the driver would then connect to a server.
     own = {k: v for k, v in params.items() if not k.startswith("read_default_")}
     try:
         connect({**own, "host": "localhost", "unix_socket": os.devnull}).close()

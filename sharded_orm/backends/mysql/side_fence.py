@@ -4,8 +4,9 @@ side.
 All triggers of a schema call the same SQL function, which returns whether writes are refused. So a
 single ``CREATE OR REPLACE FUNCTION`` closes or opens all tables of the schema at the same moment.
 
-This statement first waits until all open transactions that have written have ended, because each of
-them has called the function, and keeps a metadata lock on it. New writes wait behind the statement.
+In each transaction that writes, a trigger calls the function, and the transaction then keeps a
+metadata lock on the function until it ends. So ``CREATE OR REPLACE FUNCTION`` first waits for the
+end of all transactions that have written. New writes wait behind the statement.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ class MySQLSideFence(SideFence):
         self._locks = LockWaits(self._rows, MySQLFlavor.of(connection), _PATIENCE)
         self._changes = LockedChanges(connection, self._rows, self._locks)
         self._rows("SET NAMES utf8mb4")
-        # Never write to the binary log: the other server of the pair must not get this fence.
+        # Never write to the binary log, because the other server of the pair must not get this
+        # fence.
         self._rows("SET SESSION sql_log_bin = 0")
         self._rows(f"SET SESSION lock_wait_timeout = {_PATIENCE:d}")
 
@@ -111,10 +113,10 @@ class MySQLSideFence(SideFence):
             "SELECT table_name FROM information_schema.tables WHERE table_schema = DATABASE()"
             " AND table_type = 'BASE TABLE' AND engine <> 'InnoDB'"
         )
-        # If a foreign key with CASCADE changes rows, InnoDB calls no triggers for these rows.
-        # Within the schema that is no problem, because the trigger of the first table refuses the
-        # change before it cascades. But if a foreign key leads to a table of another schema, a
-        # change there could change rows here, although the fence is closed.
+        # If a foreign key with CASCADE changes rows, InnoDB calls no triggers for these rows. This
+        # is no problem if both tables are in this schema, because the fence refuses the change of
+        # the first table, so nothing cascades. But if the foreign key leads to a table of another
+        # schema, a change there could change rows here, although the fence is closed.
         keys = self._rows(
             "SELECT table_name, CONCAT(unique_constraint_schema, '.', referenced_table_name)"
             " FROM information_schema.referential_constraints WHERE constraint_schema = DATABASE()"
@@ -171,8 +173,8 @@ class MySQLSideFence(SideFence):
             self._create_triggers(deadline)
 
     def _create_triggers(self, deadline: float) -> None:
-        # Create the function before the triggers: while it is missing, they would refuse all
-        # writes.
+        # Create the function before the triggers. If they called a function that does not exist
+        # yet, all writes would fail.
         self._rows(f"CREATE FUNCTION IF NOT EXISTS {self._function(is_closed=False)}")
         triggers = self._triggers()
         for table in self.open_tables():
@@ -198,8 +200,9 @@ class MySQLSideFence(SideFence):
 
     @contextmanager
     def switching(self) -> Iterator[None]:
-        # If another process holds the lock, such as a paused one, go on without it. The lock is not
-        # needed for safety: it only makes refused writes wait until the change is over.
+        # If another process still holds the lock after _SWITCH_PATIENCE, for example because it was
+        # paused, go on without the lock. It is not needed for safety: it only makes refused writes
+        # wait until the change is over.
         with held(self._rows, SWITCH, _SWITCH_PATIENCE):
             yield
 
@@ -238,8 +241,8 @@ class MySQLSideFence(SideFence):
         return f"{self._quote(FUNCTION)}() RETURNS INT NO SQL RETURN {is_closed:d}"
 
     def _trigger(self, table: str, event: str) -> str:
-        # Use a random name. A name made from the table's name could be in use: a table keeps its
-        # triggers when it is renamed.
+        # Use a random name. A name made from the table's name could be in use, because a table
+        # keeps its triggers when it is renamed.
         name = f"{TRIGGER_PREFIX}{secrets.token_hex(8)}_{event.lower()}"
         return (
             f"CREATE TRIGGER {self._quote(name)} BEFORE {event} ON {self._quote(table)} FOR EACH ROW"

@@ -20,9 +20,10 @@ class MySQLSideRows(MySQLRowCopy):
 
     @contextmanager
     def snapshot(self) -> Iterator[str]:
-        """Context manager: in its block, :meth:`digest` reads all rows as they were at one moment.
+        """Return a context manager in whose block :meth:`digest` reads all rows as they were at one
+        moment.
 
-        It yields the position of this moment in the server's binary log.
+        It yields the position in the server's binary log at this moment.
         """
         self._rows("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         self._rows("START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
@@ -133,9 +134,10 @@ class MySQLSideRows(MySQLRowCopy):
         )
 
     def has_values(self, schema: str, table: str, columns: Sequence[str]) -> bool:
-        """Whether any row has a value other than the column's default in one of ``columns``.
+        """Whether any row has a value other than the column's default in one of ``columns``. If
+        ``columns`` is empty, return whether the table has any row.
 
-        If ``columns`` is empty: whether the table has any row. Reads the whole table.
+        Reads the whole table in the worst case.
         """
         name = f"{self._quote(schema)}.{self._quote(table)}"
         tests = [f"NOT {quoted} <=> DEFAULT({quoted})" for quoted in map(self._quote, columns)]

@@ -33,9 +33,9 @@ _RECORDS = "django_migrations"
 # Error codes for a schema or table that does not exist, or that the account is not allowed to see.
 _NOT_THERE = frozenset((1044, 1049, 1142, 1146))
 
-# Patterns of what is removed from definitions, because it differs between copies of a schema:
-# _AUTO_INCREMENT is a table's counter, and _DEFINER the account that created a view, trigger or
-# routine.
+# Parts of definitions that are removed, because they differ between copies of the same schema.
+# _AUTO_INCREMENT matches the counter of a table. _DEFINER matches the account that created a view,
+# trigger or routine.
 _AUTO_INCREMENT = re.compile(r"(?<=\n\) )(.*?)AUTO_INCREMENT=(\d+) ?")
 _DEFINER = re.compile(r"(?<=CREATE )(.*?)DEFINER=`(?:[^`]|``)*`(?:@`(?:[^`]|``)*`)? ")
 _CONDITION = re.compile(r"^ IF NOT EXISTS\b", re.IGNORECASE)
@@ -197,8 +197,8 @@ def drop_schema(pool: NodePool, schema: str) -> None:
 
 
 def _run(pool: NodePool, *statements: str) -> None:
-    # Use a new session, and close it afterwards: a session whose current schema is dropped has no
-    # schema any more, so it must not return to the pool.
+    # Use a new session, and close it afterwards, so that it does not return to the pool. If its
+    # current schema is dropped, the session has no schema any more.
     session = pool.lease_new()
     try:
         session.run(*(statement.encode() for statement in statements))
@@ -278,10 +278,10 @@ def _by_dependency(views: dict[str, str]) -> Iterable[str]:
     try:
         return [views[name] for name in TopologicalSorter(dependencies).static_order()]
     except CycleError:
-        # The views seem to depend on each other in a cycle, so keep the order of the snapshot.
-        # There may be no such cycle: a view counts as dependent on another if its definition
-        # contains the name of the other, even as the name of a column. If a view cannot be created,
-        # the server raises an error.
+        # The views seem to depend on each other in a cycle, so keep the order of the snapshot. It
+        # often works: a view counts as dependent on another if its definition contains the name of
+        # the other, even if this is only the name of a column. So there may be no cycle at all. If
+        # the order does not work, the server raises an error.
         return list(views.values())
 
 

@@ -3,8 +3,9 @@
 All shards of a node share its sessions. A statement that may leave state in its session, such as
 ``SET``, *pins* the session: one alias keeps it until the alias's connection is closed.
 
-The functions need only the text of a statement, without its parameters, because literals do not
-change its kind. They cannot know what stored functions, triggers and the server's settings do.
+The functions need only the text of a statement, without its parameters, because the kind of a
+statement does not depend on values. The functions do not know what stored functions, triggers and
+the server's settings do.
 """
 
 from __future__ import annotations
@@ -122,8 +123,8 @@ _HARMLESS_WORDS = """
     LAG LEAD FIRST_VALUE LAST_VALUE NTH_VALUE ANY_VALUE CURRENT_TIMESTAMP TIME_TO_SEC YEARWEEK REGEXP_LIKE VALUE
 """
 _HARMLESS = frozenset(_HARMLESS_WORDS.split())
-# Matches the word at the end of a text, which may be the name of a function. Of a quoted name, it
-# matches only the closing quote, or the "?" that has replaced the name.
+# Matches the word at the end of a text, which may be the name of a function. If the text ends with
+# a quoted name, this matches only the closing quote, or the "?" that has replaced the whole name.
 _LAST_WORD = re.compile(r"(?:[\w$]+|[?`\"])\Z")
 _COMMENTS = ("--", "/*", "#")
 # No word of _HARMLESS is as long as this.
@@ -200,8 +201,8 @@ def reason(sql: str | bytes | bytearray) -> str:
     text = sql if isinstance(sql, str) else bytes(sql).decode("latin-1")
     bare = _bare(text)
     if bare is None:
-        # It cannot be found out where literals and comments end. So the text may contain several
-        # statements, and the reason for them is returned.
+        # Nobody can tell where the literals and comments end. So the text may contain several
+        # statements, which is reason enough to pin the session.
         return SEVERAL_STATEMENTS
     upper = bare.upper()
     if function := _PIN_FUNCTION.search(upper):
@@ -220,8 +221,8 @@ def _bare(sql: str) -> str | None:
     Return None if it cannot be known where literals or comments end.
     """
     if "\\" in sql or "/*!" in sql or "/*M!" in sql:
-        # It cannot be found out which parts of such a text are code: the effect of a backslash
-        # depends on the SQL mode, and executable comments (``/*! … */``) contain code.
+        # Nobody can tell which parts of such a text are code. The effect of a backslash depends on
+        # the SQL mode, and executable comments (``/*! … */``) contain code.
         return None
     bare = _LITERALS_AND_COMMENTS.sub(lambda match: " " if match[1] else "?", sql)
     return None if any(mark in bare for mark in ("'", '"', "`", "/*")) else bare.strip()

@@ -23,9 +23,9 @@ def alteration(table: str, present: str, wanted: str) -> str | None:
     """Return the ``ALTER TABLE`` that changes a table from the definition ``present`` to
     ``wanted``.
 
-    Return None if no such statement is safe, because it would lose values, or because the new
-    columns would need values that nobody knows. For example, ``wanted`` has a column that the
-    present table lacks, or the type of a column differs.
+    Return None if such a statement is not safe. For example, it would lose values if the type of a
+    column differs. Or ``wanted`` has a column that the present table lacks, and nobody knows which
+    values this column should get.
 
     :param table: the quoted name of the table.
     :param present: the table's definition now, as ``SHOW CREATE TABLE`` shows it.
@@ -43,9 +43,8 @@ def alteration(table: str, present: str, wanted: str) -> str | None:
 
 
 def demands(definition: str, other: str) -> list[str]:
-    """Compare two tables. Return what may make the first table refuse rows that the other one
-    accepts: the names of its constraints, unique keys and NOT NULL columns that the other one
-    lacks.
+    """Return the names of what may make one table refuse rows that another table accepts. These are
+    the constraints, unique keys and NOT NULL columns that only the first table has.
 
     :param definition: definition of the first table, as ``SHOW CREATE TABLE`` shows it.
     :param other: definition of the other table, in the same form.

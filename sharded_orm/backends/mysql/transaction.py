@@ -57,8 +57,8 @@ class ServerTransaction:
         #: Whether all statements of the transaction so far were plain reads, which change and lock
         #: nothing.
         self.only_reads = True
-        #: The name of the XA branch (this shard's part of a two-phase commit) that the transaction
-        #: is, written as in an XA statement. b"" for an ordinary transaction.
+        #: If the transaction is an XA branch (this shard's part of a two-phase commit), the name of
+        #: the branch, written as in an XA statement. b"" for an ordinary transaction.
         self.branch = b""
         #: Whether the XA branch (this shard's part of a two-phase commit) is prepared. After that,
         #: it can only be committed or rolled back.

@@ -29,11 +29,11 @@ class LockedChanges:
         """Wait for every transaction that has used ``table``, then change the triggers of the
         table.
 
-        Only the wait for the lock on the table has a time limit. The changes have none, because a
-        time limit must not stop a session while the server opens the table: the server would then
-        know only some of its triggers, and later writes of all sessions would fail. The changes
-        themselves need not open the table. The wait has opened it, and nobody else uses it while
-        the lock is held.
+        Only the wait for the lock on the table has a time limit, and the changes have none. If a
+        time limit stopped the session while the server opens the table, the server would know only
+        some of the table's triggers, and later writes of all sessions would fail. The wait for the
+        lock opens the table first, and nobody else uses it while the lock is held. So the changes
+        need not open it.
 
         :param deadline: a moment of ``time.monotonic()`` until which to wait.
         :param changes: the statements that change the triggers.
@@ -57,10 +57,11 @@ class LockedChanges:
         self._locks.attempt(deadline, change, partial(self._run, f"SELECT 1 FROM {quoted} LIMIT 0"))
 
     def _together(self, statements: Sequence[str]) -> None:
-        """Send statements in one request; or one by one, if multi-statements are switched off.
+        """Send all statements in one request. If multi-statements are switched off, send them one
+        by one.
 
-        In one request, the lock is both taken and released. So it does not stay if this process is
-        paused or killed in between.
+        The first statement locks the table, and the last one unlocks it. In one request, the server
+        reaches the last one even if this process is paused or killed, so the lock does not stay.
         """
         if not self._connection.settings_dict["OPTIONS"].get("multi_statements", True):
             for statement in statements:

@@ -42,10 +42,10 @@ class BranchLease:
         """Make the next transaction part of a two-phase commit. Sends nothing.
 
         :param branch: the name of the XA branch that the next transaction becomes, as XA statements
-            need it. Empty on the shard that stores the decision to commit: its transaction is an
-            ordinary one.
-        :raises TwoPhaseMisused: the connection is pinned: it keeps a session in which the program
-            has left state, which may conflict with XA.
+            need it. Empty on the shard that stores the decision to commit, where an ordinary
+            transaction begins.
+        :raises TwoPhaseMisused: the connection is pinned, which means that it keeps a session in
+            which the program has left state. This state may conflict with XA.
         """
         if self.mode is SessionMode.PINNED:
             raise TwoPhaseMisused(
@@ -58,8 +58,8 @@ class BranchLease:
         """Prepare the XA branch (the part of a two-phase transaction on this shard): make the
         server store it for a later commit or rollback. One round trip.
 
-        :raises MySQLdb.Error: the branch is not prepared. But if the session is lost, it may be
-            prepared.
+        :raises MySQLdb.Error: the branch is not prepared. But if the error is the loss of the
+            session, the server may have prepared the branch shortly before.
         """
         transaction: Any = self.transaction
         if self.mode >= SessionMode.LOST or not transaction.is_open:

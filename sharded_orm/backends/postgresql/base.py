@@ -125,9 +125,9 @@ class DatabaseWrapper(ServerConnectionMixin[PostgreSQLPool], stock.DatabaseWrapp
     def get_connection_params(self) -> dict[str, Any]:
         options = self.settings_dict["OPTIONS"]
         for name, remedy in _REFUSED_OPTIONS.items():
-            # Compare with None and False rather than test for a true value, because 0 must be
-            # refused, too: with prepare_threshold=0, the driver prepares a statement when it is
-            # first executed.
+            # Compare with None and False rather than test for a true value, because
+            # prepare_threshold=0 must be refused, too. It makes the driver prepare a statement when
+            # it is first executed.
             if options.get(name) is not None and options[name] is not False:
                 raise ImproperlyConfigured(
                     f"Alias {self.alias!r}: OPTIONS[{name!r}] cannot be used with"
@@ -213,8 +213,8 @@ class DatabaseWrapper(ServerConnectionMixin[PostgreSQLPool], stock.DatabaseWrapp
         super()._close()
 
     def close_pool(self) -> None:
-        """Close this process's sessions with the alias's database: idle ones now, others at their
-        release.
+        """Close this process's sessions with the alias's database. Idle sessions are closed now,
+        and leased ones when they are released.
 
         Django calls this method before it drops or copies a test database, which the server refuses
         while a session is open.
@@ -389,8 +389,9 @@ class DatabaseWrapper(ServerConnectionMixin[PostgreSQLPool], stock.DatabaseWrapp
     def statements_sent(self) -> int | None:
         if self.connection is None:
             return 0
-        # If the search path was set for good, the project may have got the driver's own connection.
-        # Statements that it sends by that connection are not counted, so the number is unknown.
+        # has_own_path is True if, for example, the project has used the driver's own connection.
+        # Statements that it sends directly by that connection are not counted, so the number is
+        # unknown.
         return None if self.connection.has_own_path else self.connection.statements
 
     def change_capture(self, account: Mapping[str, Any] | None = None) -> PostgreSQLChangeCapture:
@@ -453,8 +454,8 @@ class DatabaseWrapper(ServerConnectionMixin[PostgreSQLPool], stock.DatabaseWrapp
 
     @property
     def has_failed(self) -> bool:
-        # If the transaction has failed only because the schema does not exist (is_unguarded),
-        # return False: the server has executed no statement of the program, so nothing can be lost.
+        # If is_unguarded is True, the transaction has failed only because the schema does not
+        # exist. The server has executed no statement of the program, so nothing is lost.
         connection = self.connection
         return (
             connection is not None

@@ -15,7 +15,9 @@ from sharded_orm.backends.snapshot import OWN_PREFIX
 
 
 class CatalogCursor(Protocol):
-    """What this package needs of a cursor: either Django's cursor or a cursor of a node."""
+    """The methods of a cursor that this package calls. Both Django's cursor and the cursor of a
+    node have them.
+    """
 
     def execute(self, sql: str, params: Any = None, /) -> Any: ...
 
@@ -214,10 +216,10 @@ SELECT 'sequence', relation.name, concat(
 )
 FROM relation JOIN pg_sequence q ON q.seqrelid = relation.oid"""
 
-# The query for the counters of tables: the next value of the sequence that fills a column. If a
-# table has several such sequences, the query returns the lowest of their next values. It leaves a
-# table out if one of its sequences has never returned a value. Sequences that this account may not
-# read do not count.
+# The query for the counters of tables. The counter of a table is the next value of the sequence
+# that fills one of its columns. If there are several such sequences, it is the lowest of their next
+# values. A table is left out if one of its sequences has never returned a value. Sequences that
+# this account may not read are ignored.
 _COUNTERS = """\
 SELECT 'counter', relation.name, min(pg_sequence_last_value(q.seqrelid) + q.seqincrement)::text, NULL
 FROM relation

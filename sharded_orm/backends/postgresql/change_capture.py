@@ -58,8 +58,8 @@ class PostgreSQLChangeCapture(ChangeCapture):
     fence's row, later writers would not wait behind it.)
     """
 
-    # The query for the enabled triggers. A trigger that somebody has disabled is not returned, so
-    # that it counts as missing.
+    # The query for the enabled triggers. It does not return a trigger that somebody has disabled,
+    # so such a trigger counts as missing.
     _all_triggers = f"SELECT tgname FROM ({_TRIGGERS} AND t.tgenabled = 'A') enabled"
 
     def __init__(self, connection: Any) -> None:

@@ -70,9 +70,9 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
     :param named_cursor_class: the class of cursors with a name.
     """
 
-    #: The driver's cursors read this attribute of their connection. None means that no pipeline is
-    #: active. This class never has one, because a cursor sends its statement in the leased session,
-    #: not by this object.
+    #: The driver's cursors read this attribute of their connection. None means that the driver's
+    #: pipeline mode is not active. It never is, because a cursor sends its statement in the leased
+    #: session, not by this object.
     _pipeline = None
 
     #: The driver's cursors lock their connection with this. No real lock is needed, because a
@@ -417,8 +417,9 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
             return False
         if self.is_open and what is SavepointStatement.SAVEPOINT:
             # Send SAVEPOINT now, in a packet of its own. The server parses a whole packet before it
-            # executes it. If it could not parse the next statement, the savepoint would not be set
-            # either, and the whole transaction would be lost.
+            # executes any statement of it. If SAVEPOINT were sent with the next statement, and the
+            # server could not parse that, the savepoint would not be set, and the whole transaction
+            # would be lost.
             savepoints.record(sql, self.existing_savepoints)
             return False
         return savepoints.defer(
@@ -428,9 +429,10 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
     def fail_transaction(self, prefix: list[bytes]) -> None:
         """Begin the transaction on the server, and make it fail.
 
-        Called if the server could not parse a packet, and so has not executed its BEGIN either.
-        With Django's own backend, such an error makes the transaction fail: the server refuses
-        further statements until the rollback. This method brings about the same.
+        Called if the server could not parse a packet, and so has not executed the BEGIN in it
+        either. With Django's own backend, the transaction would have begun before such an error,
+        and the error would make it fail, so that the server refuses further statements until the
+        rollback. This method brings about the same.
 
         :param prefix: the statements that were sent in the packet before the failed statement.
         """

@@ -103,8 +103,8 @@ def _stage_kind(name: str, definitions: Mapping[str, str]) -> str:
 def _by_dependency(names: list[str], definitions: Mapping[str, str]) -> list[str]:
     """Sort ``names`` so that each object comes after the objects that it uses.
 
-    An object counts as using another one if its definition contains the name of the other, even if
-    this is in fact the name of a column. Objects that seem to use each other keep their order.
+    An object counts as using a second one if its definition contains the second one's name, even if
+    the name is in fact that of a column. Objects that seem to use each other keep their order.
     """
     by_identifier: dict[str, list[str]] = {}
     for name in names:

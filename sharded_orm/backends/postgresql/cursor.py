@@ -40,8 +40,8 @@ from sharded_orm.exceptions import SessionStateRefused
 if TYPE_CHECKING:
     from sharded_orm.backends.postgresql.session import PostgreSQLNodeSession
 
-# If a read loses its session within this many seconds, it is repeated. A read that has run for
-# longer is not repeated, because somebody may have killed it for its slowness.
+# If the session of a read is lost within this many seconds, the read is repeated. A read that has
+# run for longer is not repeated, because somebody may have killed it for its slowness.
 RETRY_WITHIN = 1.0
 
 _WRITE, _INSERT = PostgreSQLKind.WRITE, PostgreSQLKind.INSERT
@@ -354,7 +354,7 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
         session = connection.session
         is_own = connection.autocommitted and not (session is not None and session.in_transaction)
         if connection.mode >= SessionMode.LOST:
-            # This call only raises the error, which says that the session is lost.
+            # The session is lost, or the connection is closed. begin_statement() raises the error.
             connection.begin_statement(_WRITE)
         is_leased = is_own and session is None
         if is_own:

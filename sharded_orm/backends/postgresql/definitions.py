@@ -39,8 +39,8 @@ _QUOTED_TEXT = re.compile(
 _ID_FUNCTION = "sharded_orm_next_id_"
 _SHARD_NUMBER = re.compile(r"(?<=\n  shard CONSTANT bigint := )\d+(?=;\n)")
 
-# Rows of the catalog that are pieces of a table's definition: maps the section of the row to the
-# attribute of _Table that collects such pieces.
+# For rows of the catalog that are pieces of a table's definition. Maps the section of such a row to
+# the attribute of _Table that collects these pieces.
 _PIECES = {
     "table": "options",
     "column": "columns",
@@ -52,7 +52,9 @@ _TRIGGER_STATES = {"D": "DISABLE", "R": "ENABLE REPLICA", "A": "ENABLE ALWAYS"}
 
 @dataclass
 class _Table:
-    """The pieces of one table's definition, each as a pair (text to sort by, SQL)."""
+    """The pieces of one table's definition. Each piece is a pair (text by which the pieces are
+    sorted, SQL).
+    """
 
     options: list[tuple[str, str]] = field(default_factory=list)
     columns: list[tuple[str, str]] = field(default_factory=list)
@@ -70,9 +72,9 @@ class _Table:
 def compose(rows: Iterable[CatalogRow]) -> SchemaSnapshot:
     """Return the snapshot of a schema, made from ``rows`` of the catalog about this schema.
 
-    Schemas with equal objects have equal snapshots. So what differs between shards is replaced: the
-    name of the schema in a function by a placeholder, and the number of the shard in the function
-    that generates timestamped ids by NULL.
+    Schemas with equal objects have equal snapshots. So two things that differ between shards are
+    replaced. The name of the schema in a function becomes a placeholder. The number of the shard in
+    the function that generates timestamped ids becomes NULL.
     """
     tables: dict[str, _Table] = {}
     definitions: dict[str, str] = {}

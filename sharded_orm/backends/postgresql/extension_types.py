@@ -45,8 +45,7 @@ def share_types() -> None:
     nothing.
     """
     # django.contrib.postgres has no hook for this, so replace get_type_oids(), which its functions
-    # for hstore and citext call. They run when an alias connects (signal connection_created). But
-    # they also run whenever INSTALLED_APPS is overridden: then ready() of the app calls them for
-    # each alias in use, even for groups. So it would not be enough to replace the receiver of the
-    # signal.
+    # for hstore and citext call. It would not be enough to replace the receiver of the signal
+    # connection_created, which calls these functions when an alias connects. The app's ready() also
+    # calls them, for each alias in use and even for groups, whenever INSTALLED_APPS is overridden.
     signals.get_type_oids = _type_oids

@@ -110,8 +110,8 @@ def _query_sessions(pool: PostgreSQLPool) -> tuple[set[int], tuple[str, str, boo
         pool.discard(session)
         raise
     pool.release(session)
-    # Record whose sessions this pool's account can see: those of the account itself, or those of
-    # nobody (""), if the account cannot even see when its own session began.
+    # Record whose sessions this pool's account can see. Usually, these are at least its own. But if
+    # it cannot even see when its own session began, it can see nobody's, so record "".
     visible = short_hash(account) if own is not None else ""
     answer = pool.last_answer = (short_hash(server), visible, bool(sees_all))
     return {int(number) for number in existing or ()}, answer

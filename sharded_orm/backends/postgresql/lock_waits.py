@@ -36,7 +36,8 @@ class PostgreSQLLockWaits:
         """Call ``action`` in a transaction. If it fails because another session holds a lock, roll
         back, and try again until it succeeds.
 
-        Each attempt waits only for a fraction of a second, because other sessions queue behind it.
+        Each attempt waits for the lock only for a fraction of a second, because other sessions
+        queue behind this session while it waits.
 
         :param deadline: a moment of ``time.monotonic()``, after which no new attempt begins.
         :raises django.db.OperationalError: another session still held a lock at the deadline.

@@ -22,10 +22,9 @@ from sharded_orm.backends.pool import (
 from sharded_orm.backends.postgresql.session import PostgreSQLNodeSession, connect
 from sharded_orm.backends.signals import session_opened
 
-#: A session is closed after it has used this many schemas (``POOL["MAX_SCHEMAS"]``), because the
-#: server's process for the session keeps memory until the session ends: about 13 kB for each table
-#: that it has read, and 25 kB for each table that it has written. See
-#: docs/decisions/0037-postgresql.md.
+#: A session is closed after it has used this many schemas (``POOL["MAX_SCHEMAS"]``). Until it ends,
+#: the server's process for the session keeps memory for each table: about 13 kB for a table that it
+#: has read, and 25 kB for a table that it has written. See docs/decisions/0037-postgresql.md.
 MAX_SCHEMAS = 200
 #: One query can name tables of many schemas. While it runs, the server's process needs about 90 kB
 #: for each of these tables. So this many tables in such queries count like one schema in the
@@ -98,8 +97,8 @@ class PostgreSQLPool(SessionPool[PostgreSQLNodeSession]):
     def lease_for(self, schemas: Set[str], tables: Set[tuple[str, str]]) -> PostgreSQLNodeSession:
         """Lease a session for a query over many schemas.
 
-        If an idle session would exceed ``max_schemas`` by this query, it is closed, and a new one
-        is leased.
+        If the idle session that the pool would lease would exceed ``max_schemas`` by this query, it
+        is closed, and a new session is leased.
 
         :param schemas: schemas whose tables the query uses, although its text does not name the
             tables.

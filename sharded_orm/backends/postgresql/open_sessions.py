@@ -1,7 +1,7 @@
 """Find out which statements that began before a given moment may still change rows of a database.
 
-A move needs this: it notes which sessions exist at the moment, and later waits until each of them
-has finished its statement and its transaction.
+A move needs this. At that moment, it notes which sessions exist. Later it waits until each of these
+sessions has finished the statement and the transaction that it had then.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ def left(run: Run, markers: Sequence[Mapping[str, Any]]) -> list[int]:
     """Return one number for each marker: how many of its sessions and prepared transactions may
     still change rows by a statement that began before the marker was made.
 
-    A session no longer counts if it has ended. It also no longer counts if it has finished another
-    statement since the marker was made, and the transaction of that time has ended. Statements and
-    transactions are recognized by their start times. These are only compared for equality, and only
-    on the same server, so it does not matter whether its clock is right.
+    A session is not counted if it has ended. It is also not counted if it has finished another
+    statement since the marker was made, and if the transaction that it had then has ended.
+    Statements and transactions are recognized by their start times. The start times are only
+    compared for equality, so it does not matter whether the server's clock is right.
 
     :param markers: results of :func:`marker`.
     :raises django.db.OperationalError: the account may not see the sessions of other accounts.

@@ -128,9 +128,9 @@ class PostgreSQLReplicationServer(ReplicationServer):
     def _beginning(self) -> set[tuple[int, str]]:
         """Return the sessions that are just being opened, as pairs (process id, transaction).
 
-        It is not known yet whether the fence stops such a session. If the server looked at the
-        database before the fence closed it, the session gets past the fence. Otherwise the server
-        refuses the session.
+        A fence must wait for such a session. The session may have checked that its database is open
+        before the fence closed the database, and can then still write. If it has not made this
+        check yet, the server refuses it.
         """
         rows = self._rows(queries.BEGINNING, self._databases)
         return {(row["pid"], row["transaction"]) for row in rows}
@@ -346,8 +346,8 @@ class PostgreSQLReplicationServer(ReplicationServer):
 
     def copy_problems(self, source: Self) -> Iterator[str]:
         # The fence has changed the catalog's rows of the closed databases. Only a copy of the
-        # source has the same versions of these rows. The position in the log proves less: a server
-        # that is no copy may have reached it, too.
+        # source has the same versions of these rows. To compare the positions in the log would not
+        # be enough, because a server that is no copy may have reached the same position.
         if self._versions() != source._fence:
             yield f"{self.name!r} is at the position of {source.name!r} and has not closed its databases"
 

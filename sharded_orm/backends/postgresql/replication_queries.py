@@ -43,9 +43,9 @@ WHERE l.locktype = 'object' AND l.classid = 'pg_catalog.pg_database'::pg_catalog
   AND l.pid NOT IN (SELECT a.pid FROM pg_catalog.pg_stat_activity a
                     WHERE a.backend_type = 'autovacuum worker')
 """
-# The query for sessions that may write. It leaves out vacuum processes, which change no rows, and
-# senders of the physical log, which only read (they have no datname). Sessions of logical
-# replication may write, so they are included.
+# The query for sessions that may write. It leaves out vacuum processes, which change no rows. It
+# also leaves out senders of the physical log, which have no datname and only read. Sessions of
+# logical replication may write, so they are included.
 SESSIONS = """
 SELECT pid, usename::text AS account FROM pg_catalog.pg_stat_activity
 WHERE datname = ANY(%s) AND pid <> pg_catalog.pg_backend_pid()

@@ -18,9 +18,8 @@ from sharded_orm.backends.row_copy import COPY, DELETED, SIDE_PREFIX, RowCopy
 
 # Seconds to wait for another session that changes the rows of the same move.
 _PATIENCE: Final = 50
-# If at most this many numbers of a sequence are to be skipped, they are taken with nextval(),
-# otherwise setval() is called. Other sessions surely take fewer numbers than this until setval()
-# has run.
+# To skip at most this many numbers of a sequence, call nextval() for each. To skip more, call
+# setval(), which is safe only if other sessions take fewer numbers than it skips before it runs.
 _TAKEN: Final = 1000
 _RELATION: Final = "%s::pg_catalog.regclass"
 
@@ -69,9 +68,9 @@ class PostgreSQLRowCopy(RowCopy):
         with alone, self._transaction():
             if not self._rows(fence, number):
                 raise self._not_closed(number)
-            # Because of this setting, the triggers accept the changes of this transaction. All
-            # other writes of the key are refused at once, because the fence is closed, so no writer
-            # waits for this transaction.
+            # Because of this setting, the triggers accept the changes of this transaction. No
+            # writer waits for this transaction, because the fence is closed, and so all other
+            # writes of the key are refused at once.
             self._rows("SELECT pg_catalog.set_config(%s, '1', true)", PASSES)
             yield
 
@@ -119,18 +118,18 @@ class PostgreSQLRowCopy(RowCopy):
         rows = f"SELECT ctid FROM {side} WHERE {self._quote(COPY)} = %s LIMIT {DELETED:d}"
         return self._count_changed(f"DELETE FROM {side} WHERE ctid = ANY(ARRAY({rows}))", number)
 
-    # ##### Real tables #####
+    # ##### The tables of the models #####
 
     def cascading(self, tables: Iterable[CapturedTable]) -> set[str]:
-        # On PostgreSQL, triggers also see the changes that CASCADE makes. So no table needs special
-        # care.
+        # On PostgreSQL, a change by CASCADE calls the triggers like any other change, so a move
+        # notices all changes.
         return set()
 
     def may_publish_early(self, table: CapturedTable) -> bool:
-        # Rows can be published before the copy is complete only if no foreign key of the table
-        # stands in the way. If a row changes after that, it is deleted and inserted again. At the
+        # If a row changes after it was published early, it is deleted and inserted again. At the
         # deletion, a foreign key with an action such as CASCADE would change other rows, and a
-        # foreign key that is not deferrable would raise an error.
+        # foreign key that is not deferrable would raise an error. So return False if the table has
+        # such a foreign key, or if one leads to it.
         ((has_actions,),) = self._rows(
             "SELECT EXISTS (SELECT 1 FROM pg_catalog.pg_constraint WHERE contype = 'f'"
             f" AND {_RELATION} IN (conrelid, confrelid)"
@@ -201,9 +200,9 @@ class PostgreSQLRowCopy(RowCopy):
         if largest < last:
             return
         missing = -((last - largest) // increment)
-        # setval() must not be called for a small step. If other sessions take more than ``missing``
-        # numbers before it is executed, it sets the sequence back, and the sequence returns numbers
-        # twice. So for a small step, take the missing numbers one by one.
+        # If other sessions take more than ``missing`` numbers before setval() is executed, setval()
+        # sets the sequence back, and the sequence returns numbers twice. So do not call setval() if
+        # ``missing`` is small, but take the missing numbers one by one.
         if missing > _TAKEN:
             last += missing * increment
             self._rows(f"SELECT pg_catalog.setval({_RELATION}, %s)", sequence, last)
@@ -230,7 +229,7 @@ class PostgreSQLRowCopy(RowCopy):
 
     def _key_condition(self, column: str) -> str:
         # The first comparison can use an index. But the column's collation may treat two different
-        # keys as equal, so the second one ignores it.
+        # keys as equal. So the second comparison uses the collation "C", which compares bytes.
         return f'({column} = %s AND {column}::text COLLATE "C" = %s)'
 
     def _key_params(self, key: Any) -> list[Any]:

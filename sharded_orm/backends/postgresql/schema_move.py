@@ -1,7 +1,8 @@
-"""Work on one server, while a schema moves to another node of PostgreSQL.
+"""Move a schema to another node: the steps that run on a single PostgreSQL server.
 
-It creates the tables of the schema, or hides them: renames them, so that other processes do not
-find them. Later it gives hidden tables their usual names again.
+On the new node, they create the tables of the schema. They also hide tables, which means that they
+rename them, so that other processes do not find them. Later, they give hidden tables their usual
+names again.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ _PATIENCE: Final = 30.0
 # Seconds to wait until the server has stopped an automatic vacuum of a table. The server does so
 # after deadlock_timeout, usually one second.
 _VACUUM_PATIENCE: Final = 5.0
-#: The name of a table that lists what new tables lack until they get their usual names: foreign
-#: keys, and automatic vacuum.
+#: The name of a table in the schema. New tables have no foreign keys and no automatic vacuum until
+#: they get their usual names. This table lists what must be added to them then.
 _ADDITIONS: Final = f"{OWN_PREFIX}additions"
 
 
@@ -128,8 +129,8 @@ class PostgreSQLSchemaMove(SchemaMove):
             names = [table.name for table in tables if table.name not in hidden]
             with self._locks.transaction(max(patience, _VACUUM_PATIENCE)):
                 began = self._lock(names, patience)
-                # Rename the sequences without waiting (lock_timeout of one millisecond): if another
-                # session uses one of them, fail.
+                # Rename the sequences without waiting (lock_timeout is one millisecond). If another
+                # session uses one of them, this fails.
                 self._rows("SET LOCAL lock_timeout = 1")
                 sequences = [name for name, kind in self._visible_relations() if kind == "S"]
                 self._hide([*((n, "r") for n in names), *((n, "S") for n in sequences)], tag)
@@ -139,8 +140,8 @@ class PostgreSQLSchemaMove(SchemaMove):
         """Lock tables in this transaction, so that no other session can use them.
 
         No other session has to wait for this. If a table is in use, the attempt fails at once, and
-        is repeated later. Only an automatic vacuum does not give way to such attempts. So this
-        method first waits for a weaker lock, which makes the vacuum stop.
+        is repeated later. Such an attempt does not make an automatic vacuum stop. So this method
+        first waits for a weaker lock, which does.
 
         :param patience: seconds for which attempts are repeated.
         :return: when the successful attempt began, as ``time.monotonic()``.
@@ -193,8 +194,8 @@ class PostgreSQLSchemaMove(SchemaMove):
     def show(self, patience: float) -> None:
         with self._exclusively(patience):
             if NAMES not in self._table_names():
-                # Without this table of names, no table is hidden: an earlier call has already given
-                # the tables their usual names and their foreign keys.
+                # The table of hidden names does not exist, so no table is hidden. An earlier call
+                # has already given the tables their usual names and their foreign keys.
                 return
             self._refuse_names_in_use(self.hidden())
             with self._locks.transaction(patience):

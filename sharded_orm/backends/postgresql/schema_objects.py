@@ -86,12 +86,11 @@ def with_default_vacuum(run: Run, schema: str) -> list[str]:
 
 
 def additions(run: Run, schema: str) -> Iterator[tuple[str, str]]:
-    """Yield the statements that are needed to copy a schema, but whose facts its snapshot does not
-    contain. Some grant the privileges of other roles on tables and sequences. The others create the
-    functions that generate ids, which contain the number of their shard. (The snapshot leaves this
-    number out.)
+    """Yield the statements that are needed to copy a schema, but cannot be made from its snapshot.
 
-    Each item is a pair (key of the object in the snapshot, statement).
+    Some grant privileges on tables and sequences to other roles than the owner. The others create
+    the functions that generate ids. Such a function contains the number of its shard, which the
+    snapshot leaves out. Each item is a pair (key of the object in the snapshot, statement).
     """
     for name, kind, privileges, role in run(
         "SELECT c.relname, c.relkind, pg_catalog.string_agg(a.privilege_type ||"

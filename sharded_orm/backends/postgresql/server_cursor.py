@@ -64,9 +64,9 @@ class PostgreSQLServerCursor(SessionLeaseMixin, StockServerCursor):
         if self._is_leased:
             session, prefix = connection.lease_session(), connection.autocommit_prefix
         else:
-            # Outside of a transaction, the server refuses a cursor that is not WITH HOLD. Let it do
-            # so: for a statement of the kind BARE, begin_statement() puts nothing before the
-            # statement in the packet, and the server then raises its usual error.
+            # Outside of a transaction, the server refuses a cursor that is not WITH HOLD. It raises
+            # its usual error only if the statement is alone in its packet. So pass the kind BARE:
+            # begin_statement() then puts nothing before the statement.
             session, prefix = connection.begin_statement(
                 kind if in_transaction or self._withhold else PostgreSQLKind.BARE
             )

@@ -1,7 +1,8 @@
 """Find out whether a PostgreSQL server answers at the address of a node.
 
-After a failed connection, only libpq's message tells whether a server has refused it or none has
-answered. But the message may be in any language, so this module asks the address itself.
+If libpq cannot connect, a server may have refused the connection, or none may have answered. Only
+libpq's message tells which. But it may be in any language, so this module connects to the address
+itself to find out.
 """
 
 from __future__ import annotations

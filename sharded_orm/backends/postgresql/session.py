@@ -79,8 +79,8 @@ class PostgreSQLNodeSession:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a statement has not ended yet: a COPY, or a stream of rows that was not read to
-        its end.
+        """Whether a statement has not ended yet. This is so if a COPY or a stream of rows was not
+        read to its end.
         """
         return self.pgconn.transaction_status == _ACTIVE
 

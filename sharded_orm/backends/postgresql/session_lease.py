@@ -49,8 +49,8 @@ class SessionLease(SessionHold["PostgreSQLNodeSession"]):
         #: twice, to see whether a statement was sent in between.
         self.statements = 0
         #: Whether this connection may have taken a number of a sequence on this session. If not,
-        #: ``lastval()`` and ``currval()`` are refused: they might return the number of another
-        #: alias.
+        #: ``lastval()`` and ``currval()`` are refused, because they might return a number that
+        #: another alias has taken on this session.
         self.may_have_number = False
         #: Whether the session was lost together with state that a rollback cannot bring back.
         self.has_lost_state = False
@@ -62,8 +62,8 @@ class SessionLease(SessionHold["PostgreSQLNodeSession"]):
 
     @property
     def has_state(self) -> bool:
-        """Whether the session has something that would be lost if this connection were closed: an
-        open transaction, or state such as a changed setting.
+        """Whether closing this connection would lose an open transaction, or state of the session
+        such as a changed setting.
         """
         return self.is_open or self.is_held or self.mode in (SessionMode.PINNED, SessionMode.LOST)
 
@@ -211,7 +211,7 @@ class SessionLease(SessionHold["PostgreSQLNodeSession"]):
         """Context manager that yields a session for one statement that the server refuses in a
         transaction, such as ``VACUUM``.
 
-        The search path cannot be set for a transaction here, so it is set for the session, and
+        Usually, the search path is set for one transaction. Here, it is set for the session, and is
         reset after the statement. So this costs three packets instead of one.
 
         :raises SessionStateRefused: clients reach the server through a connection pooler.

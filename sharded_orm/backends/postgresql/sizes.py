@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from sharded_orm.backends.postgresql.catalog import CatalogCursor
 from sharded_orm.backends.sizes import ShardSize, TableSize
 
-# SQL for the number of rows of a table. The server counts rows as they are written, but it loses
-# the counts in a crash, and a standby has none. If there is no count, use the estimate of the last
-# VACUUM or ANALYZE, which is -1 if there was neither.
+# SQL for the number of rows of a table. The server counts the rows that are written and deleted. It
+# loses this count in a crash, and a standby has no count. Without a count, use the estimate of the
+# last VACUUM or ANALYZE. Without an estimate, reltuples is -1, which counts as 0.
 _ROWS = """\
 CASE WHEN pg_stat_get_live_tuples(c.oid) > 0 THEN pg_stat_get_live_tuples(c.oid)
   ELSE greatest(c.reltuples, 0)::bigint END"""
 
-# SQL for the size of a table in bytes. By default, it is the size at the last ANALYZE. A table that
-# has rows but was never analyzed counts as one page. pg_total_relation_size() is exact, but it
-# opens the table and its indexes, and the session then keeps 15 kB of memory until it ends. So it
-# is called only if more than 1,000 rows plus a fifth of the table have changed since the last
-# ANALYZE.
+# SQL for the size of a table in bytes. Usually, this is the size at the last ANALYZE. A table that
+# has rows but was never analyzed counts as one page. If more than 1,000 rows plus a fifth of the
+# table have changed since the last ANALYZE, pg_total_relation_size() is called, which is exact. It
+# is not always called, because it opens the table and its indexes, for which the session keeps
+# 15 kB of memory until it ends.
 _BYTES = """\
 CASE WHEN pg_stat_get_mod_since_analyze(c.oid) > 1000 + 0.2 * greatest(c.reltuples, 0)
   THEN pg_total_relation_size(c.oid)

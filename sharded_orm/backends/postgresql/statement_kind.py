@@ -1,8 +1,8 @@
 """Classify SQL statements by what they do to the session that runs them. Pure functions.
 
 All schemas of a node share its sessions. The search path of a schema is set for one transaction, in
-the same packet as the statement. Two sorts of statements need other treatment, and this module
-finds them: those that the server refuses in a packet with others, and those that leave state in the
+the same packet as the statement. This module finds two sorts of statements for which this does not
+work: those that the server refuses in a packet with others, and those that leave state in the
 session.
 """
 
@@ -58,9 +58,9 @@ _SAVEPOINTS = {
     SavepointStatement.RELEASE: PostgreSQLKind.RELEASE,
 }
 
-# The kinds of statements of at most this many characters are cached. For longer ones, such as
-# queries over many shards and bulk inserts, only the last few kinds are kept, because their texts
-# would fill the memory.
+# The kinds of statements of at most this many characters are cached. Longer statements, such as
+# queries over many shards and bulk inserts, would fill the memory, so only the last few of them are
+# cached.
 _CACHED_LENGTH = 2000
 _CACHE_SIZE = 2048
 _LONG_LENGTH = 300_000
@@ -73,8 +73,8 @@ _WRITES = frozenset([
     "TRUNCATE", "UPDATE", "WITH",
 ])  # fmt: skip
 
-# The words of _WRITES that begin a statement which may take numbers of a sequence by nextval(). For
-# example, INSERT does so for an id. An UPDATE whose trigger does so is not found.
+# The words of _WRITES that begin a statement which may take a number of a sequence by nextval(), as
+# INSERT does for an id. UPDATE is not listed, so a number that its trigger takes goes unnoticed.
 _INSERTS = frozenset(["COPY", "INSERT", "MERGE", "WITH"])
 _CONTROL = frozenset(
     ["ABORT", "BEGIN", "COMMIT", "END", "RELEASE", "ROLLBACK", "SAVEPOINT", "START"]
@@ -170,8 +170,8 @@ _BODY_STATE = re.compile(
 _BODY_SET = re.compile(r"\bSET\s+(?!LOCAL\b|CONSTRAINTS\b|NULL\b|DEFAULT\b)")
 _BODY_UPDATE = re.compile(r"\b(?:UPDATE|DO\s+UPDATE)\b[^;]*?\bSET\b", re.DOTALL)
 _BODY_CONTROL = re.compile(r"\b(?:COMMIT|ROLLBACK|CALL)\b")
-# Words that may stand before a parenthesis in a statement that changes nothing: words of SQL, and
-# functions of the server. Any other word there may be a stored function, which may write.
+# Words of SQL and functions of the server that may stand before a parenthesis, and change nothing.
+# Any other word before a parenthesis may be the name of a stored function, which may write.
 _HARMLESS_WORDS = """
     SELECT FROM WHERE AND OR NOT IN EXISTS AS ON ANY ALL SOME VALUES USING OVER FILTER UNION EXCEPT INTERSECT
     BY THEN ELSE WHEN CASE LIMIT OFFSET LIKE ILIKE BETWEEN IS JOIN DISTINCT HAVING LATERAL WITHIN GROUP ARRAY
@@ -193,7 +193,8 @@ _HARMLESS_WORDS = """
     TIMESTAMP TIME INTERVAL BIT TEXT INTEGER BIGINT
 """
 _HARMLESS = frozenset(_HARMLESS_WORDS.split())
-# Matches the name of a function at the end of a text. A quote ends a quoted name.
+# Matches the name of a function at the end of a text. If the text ends with a quoted name, this
+# matches only the closing quote, or the "?" that has replaced the whole name.
 _LAST_WORD = re.compile(r"(?:[\w$]+|[?\"])\Z")
 _COMMENTS = ("--", "/*")
 # No word of _HARMLESS is as long as this.

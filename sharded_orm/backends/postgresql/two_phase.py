@@ -17,10 +17,10 @@ from sharded_orm.exceptions import TwoPhaseMisused
 class BranchPreparation(SessionLease):
     """Base class of an alias's virtual connection: its part in a two-phase commit.
 
-    In a two-phase commit, the part of the transaction on one shard is called a branch. The server
-    first prepares each branch: it stores the branch, so that the branch survives the end of its
-    session. A prepared branch belongs to no session. So any session of the node can later commit it
-    or roll it back, even behind a connection pooler.
+    In a two-phase commit, the part of the transaction on one shard is called a branch. First, each
+    branch is prepared, which means that its server stores it. A prepared branch belongs to no
+    session, and survives the end of the session that has prepared it. So any session of the node
+    can later commit it or roll it back, even behind a connection pooler.
     """
 
     #: The name under which the server prepares the current transaction, if the transaction is a
@@ -38,11 +38,11 @@ class BranchPreparation(SessionLease):
         """Make the next transaction a part of a two-phase commit. Sends nothing to the server.
 
         :param name: the name of the branch (this shard's part of the two-phase commit). Empty on
-            the decider, the shard whose commit decides for all branches: its transaction is not
-            prepared.
-        :raises TwoPhaseMisused: the connection is pinned: a statement such as ``SET`` has left
-            state in its session. This state would be lost, because the session may be closed after
-            the branch.
+            the decider, the shard whose commit decides for all branches, because its transaction is
+            not prepared.
+        :raises TwoPhaseMisused: the connection is pinned, because a statement such as ``SET`` has
+            left state in its session. The state could be lost, because the session may be closed
+            after the branch.
         """
         if self.mode is SessionMode.PINNED:
             raise TwoPhaseMisused(

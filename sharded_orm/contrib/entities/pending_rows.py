@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from sharded_orm.contrib.entities.index import Index
 
 
-#: Late rows are appended to a text as lines, followed by a line of random characters. This is the
-#: length of that last line. If these last characters of a text have not changed since it was read,
-#: no late rows were appended.
+#: A writer that appends late rows to a text ends the text with a new line of random characters.
+#: This is the length of that line. If the line has not changed since the text was read, no late
+#: rows were appended.
 _END = 26
 #: Writers add nothing to a text that has this many characters, but raise ``FormerRowsFull``.
 #: MariaDB would replace a text that is larger than ``max_allowed_packet`` by NULL, and the rows in
@@ -73,9 +73,9 @@ def _lines(text: str) -> Iterator[Any]:
 def ends_with(ends: Iterable[str]) -> In:
     """Return the condition that the column ``pending`` ends with one of ``ends``.
 
-    With it, a cleaner removes the marks only of entities to which no late rows were appended since
-    it has read them. Only the ends are compared, because the whole texts may be too long for one
-    statement.
+    With this condition, a cleaner removes the mark of an entity only if no late rows were appended
+    since it has read the entity. Only the ends of the texts are compared, because the whole texts
+    may be too long for one statement.
 
     :param ends: ends of texts, as in :attr:`PendingRows.end`.
     """

@@ -1,6 +1,6 @@
 """Unique indexes: no two entities have the same values, even if they are on different shards.
 
-A unique index has at most one row with given values, and the row names the entity that has these
+A unique index has at most one row for the same values. The row names the entity that has these
 values. So the row must exist before the entity is committed, and as long as the entity has the
 values. A writer first inserts the row, as a reservation. Then it writes the entity, and verifies in
 the same transaction that the row still exists.
@@ -142,9 +142,9 @@ def _confirm(index: Index, row: IndexRow) -> bool:
     rows = same_rows(index, row.values, row.entity_id)
     if _locks_rows(_alias_of_row(index, row)):
         return bool(rows.update(version=F("version")))
-    # Only read the row on SQLite, which has no row locks. A lock would be on the whole shard, and
-    # two writers would run into a deadlock if each had a transaction on the shard that the other
-    # one needs.
+    # SQLite has no row locks, and a write would lock the whole shard. Two writers would run into a
+    # deadlock if each had a transaction on the shard that the other one needs. So only read the row
+    # there.
     return bool(rows.exists())
 
 
@@ -154,9 +154,9 @@ def take_away(index: Index, row: IndexRow) -> bool:
     Another writer may have reserved the values for the entity just now. It will notice that the row
     is missing, and reserve them again.
 
-    :returns: True if the entity does not have the values. False if it has them, or if this cannot
-        be decided now, because the body of the entity is damaged, or because the caller has an open
-        transaction, which may be rolled back, on the shard of the entity or of the row.
+    :returns: True if the entity does not have the values. False if it has them, or if nobody can
+        tell now. This is so if the body of the entity is damaged, or if the caller has a
+        transaction open on the shard of the entity or of the row, which may be rolled back.
     """
     return _repeated(index.store.group, partial(_take_away, index, row))
 
@@ -166,10 +166,10 @@ def _take_away(index: Index, row: IndexRow) -> bool:
     if _commits_apart(alias_of_entity, alias):
         return False
     if not _locks_rows(alias) and _commits_apart(alias, alias_of_entity):
-        # Keep the row, because the caller has a transaction open on the shard of the row, which is
-        # not the entity's shard, and the removal would be committed only with it. This database has
-        # no row locks. So until that commit, a writer that verifies its reservation would still
-        # find the row, and the row would vanish afterwards.
+        # Keep the row. The caller has a transaction open on the row's shard, which is not the
+        # entity's shard, and the removal would be committed only with that transaction. Before the
+        # commit, a writer that verifies its reservation would still find the row, because this
+        # database has no row locks that make the writer wait. Then the row would vanish.
         return False
     with unbound(), index.store.locked_values(row.entity_id, row.key) as state:
         if isinstance(state, EntityDamaged):
@@ -183,9 +183,9 @@ def _take_away(index: Index, row: IndexRow) -> bool:
 def _repeated(group: str, work: Callable[[], R]) -> R:
     """Return the result of ``work``. Call ``work`` again if its transaction was rolled back.
 
-    For example, a transaction is rolled back after a deadlock (on MariaDB, if two writers reserve
-    one value), or because another process moves its key or shard. If the caller is in a transaction
-    on ``group``, the error is raised instead.
+    A transaction is rolled back after a deadlock, for example on MariaDB if two writers reserve the
+    same value, or because another process moves its key or shard. If the caller is in a transaction
+    on ``group``, ``work`` is not called again, and the error is raised.
 
     :param work: the function to call. A second call must do no harm, even if a part of the first
         one was committed.

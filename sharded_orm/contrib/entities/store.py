@@ -234,9 +234,9 @@ class DataStore:
     def put(self, entity: Entity) -> Entity:
         """Store ``entity``, and return it (FriendFeed, FF4).
 
-        The entity is written first, in one local transaction on its shard. New index rows follow on
-        their own shards: at once, or after the commit if the caller is in a transaction. If an
-        index shard does not answer, the cleaner writes the row later. Only the row of a unique
+        The entity is written first, in one local transaction on its shard. Then new index rows are
+        written on their own shards, but only after the commit if the caller is in a transaction. If
+        such a shard does not answer, the cleaner writes the row later. Only the row of a unique
         index is written before the entity. If that row cannot be written, the entity is not stored.
         Reads skip the index rows of earlier properties, until the cleaner removes them.
 
@@ -339,8 +339,8 @@ class DataStore:
         changes: dict[str, Any] = {"version": entity.version + 1, "updated": now, "body": body}
         if former:
             changes.update(marked_at=now, pending=with_rows(former))
-        # Compare the time as well as the version. If this entity was put in a transaction that was
-        # rolled back, another writer may have stored other properties with the same version.
+        # Compare the time as well as the version. Another writer may have stored other properties
+        # with the same version, if this entity was put in a transaction that was rolled back.
         rows = self._rows(entity.id, entity._stored)
         rows = rows.filter(version=entity.version, updated=entity.updated)
         if not (rows.filter(has_room()) if former else rows).update(**changes):
@@ -461,9 +461,8 @@ class DataStore:
             with unbound():
                 rows: Any = self.model._default_manager.filter(**condition)
                 if not connections[str(block.using)].features.has_select_for_update:
-                    # SQLite has no row locks. First send a write that changes nothing, because
-                    # SQLite might refuse the first write of a transaction that has begun with a
-                    # read.
+                    # SQLite has no row locks. It might refuse the first write of a transaction that
+                    # has begun with a read. So begin with a write that changes nothing.
                     rows.update(version=F("version"))
                 row = rows.select_for_update().values_list(*self._names).first()
             if row is None or not row[4]:

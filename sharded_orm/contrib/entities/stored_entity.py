@@ -85,8 +85,9 @@ def entity_batches(
 ) -> Iterator[list[StoredEntity]]:
     """Yield the entities of a query in batches, the oldest first.
 
-    Entities that are added after the call are left out. Their writers write the index rows, and a
-    caller that reads more slowly than entities are added would never finish.
+    Entities that are added after the call are left out. Their writers write their index rows. And
+    if they were not left out, a caller that reads more slowly than entities are added would never
+    finish.
     """
     with unbound():
         newest = rows.order_by("-added_id").values_list("added_id", flat=True).first()

@@ -85,9 +85,8 @@ def index_model(index: Index) -> type[ShardedModel]:
     if len({*index.descending[index.names.index(index.shard_on) + 1 :]}) > 1:
         # Some properties are sorted in ascending order, and others in descending order. The primary
         # key can only be read forwards or backwards as a whole, so the table needs one more
-        # database index. Only the order of the properties after the shard key matters. For the
-        # properties before it, and for the shard key, each query names one value, so there is
-        # nothing to sort.
+        # database index. (The condition looks only at the properties after the shard key, because a
+        # query names one value for each property up to the shard key, so they are not sorted.)
         ordered = [
             f"-{name}" if descends else name
             for name, descends in zip(index.names, index.descending, strict=True)

@@ -1,8 +1,8 @@
 """Compares all entities with all index rows, and repairs the rows.
 
-Usually a cleaner only looks at marked entities. But index rows may also be wrong without a mark,
-for example if a writer has written them very late, or if somebody has changed them by SQL. The pass
-in this module, over all entities and index rows, finds such rows.
+Usually a cleaner only looks at marked entities. But an index row may be wrong although its entity
+has no mark, for example if a writer has written the row very late, or if somebody has changed it by
+SQL. To find such rows, the pass in this module looks at all entities and index rows.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ from sharded_orm.routing.modulo import ModuloStrategy
 MAX_VALUE, MAX_KEY = 255, 100
 
 # Methods by which a field class can change the value on its way to or from the database. A lookup
-# does not call all of them, so it might store a different value than the column. A field cannot
-# have a lookup if a class of the project overrides one of these methods.
+# does not call all of them. So if a class of the project overrides one, the lookup might store
+# another value than the column. Such a field cannot have a lookup.
 _CONVERSIONS = (
     "pre_save", "get_prep_value", "get_db_prep_value", "get_db_prep_save", "from_db_value",
     "get_placeholder",
@@ -243,8 +243,8 @@ def plain_value(lookup_field: Any, value: Any) -> Any:
 def declared(model: Any) -> list[Lookup]:
     """Return the :class:`Lookup` objects in the model's ``ShardMeta.lookups``.
 
-    They may be wrong. For example, the system checks report a lookup of a field that does not
-    exist, but this function returns it.
+    They are returned as they are declared, even if a declaration is wrong. For example, a lookup of
+    a field that does not exist is returned. (The system checks report it.)
     """
     names = getattr(getattr(model, "ShardMeta", None), "lookups", None) or ()
     return [Lookup(each) if isinstance(each, str) else each for each in names]

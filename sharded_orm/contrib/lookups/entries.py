@@ -173,8 +173,9 @@ def blocking_transaction(alias: str) -> Any:
     This can only happen on a database with one writer at a time, such as SQLite. Return None for
     other databases, or if no transaction is open.
 
-    The connection is also returned if its transaction has not written yet, and so holds no lock.
-    Otherwise the same code would fail or not, depending on what the program has written before.
+    The connection is also returned if its transaction has not written yet, although it then holds
+    no lock. So the same code of a program always fails, and not only if the program happens to have
+    written before.
     """
     if not _has_one_writer(alias) or is_in_test_case(alias):
         return None
@@ -285,8 +286,8 @@ def remove_places(table: EntryTable, places: Sequence[Place], token: str) -> Non
     Costs one statement per lookup and :data:`BATCH` entries.
 
     :param places: the columns that identify each entry.
-    :param token: the token that the entries must still have: the name of the statement that wrote
-        them last.
+    :param token: the name of the statement that wrote the entries last. Entries that have another
+        token now are not removed.
     """
     by_lookup: defaultdict[str, list[str]] = defaultdict(list)
     for place in places:

@@ -25,7 +25,7 @@ class LookupRefused(ShardedOrmError, RuntimeError):
 class LookupExpired(ShardedOrmError, OperationalError):
     """A transaction with rows that have lookups was open for too long, and was rolled back.
 
-    After some minutes, other transactions have taken it for dead, and have taken over the values of
-    its rows. This happens only on databases, such as SQLite, that cannot report whether the session
-    of another transaction still exists.
+    Other transactions took it for dead after some minutes, and have taken over the values of its
+    rows. This happens only on databases, such as SQLite, that cannot report whether the database
+    session of a transaction still exists.
     """

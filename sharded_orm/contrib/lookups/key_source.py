@@ -39,8 +39,8 @@ class EntryKeySource:
     one value with many entries, or none if the column has no lookup.
 
     Returns None for more than 500 values, or if the entries are on several shards, because one
-    query cannot read the entries then. Between two queries, a row could change its value, and be
-    missed by both.
+    query cannot read the entries then. Several queries would not be safe: between two of them, the
+    value of a row could change, and neither query would find the row.
     """
 
     def __init__(self) -> None:

@@ -77,7 +77,7 @@ class LookupStatus:
 
 
 def selected(names: Sequence[str]) -> list[ModelLookup]:
-    """Return the declared lookups with these names; all declared lookups if ``names`` is empty.
+    """Return the declared lookups that ``names`` lists. If ``names`` is empty, return all of them.
 
     :raises LookupRefused: there is no such lookup, or its model cannot have it.
     """
@@ -106,8 +106,8 @@ def build(lookup: ModelLookup) -> LookupDifferences:
     """Write an entry for each existing row, and then let queries use the lookup.
 
     First deploy the declaration of the lookup to every process that writes the model, because a
-    process without it writes rows without entries. If an entry cannot be written, queries do not
-    use the lookup. Reads each row once.
+    process without the declaration writes rows without entries. If the entry of any row cannot be
+    written, queries still do not use the lookup. Reads each row once.
 
     :raises LookupRefused: a column treats different texts as equal, or queries rely on entries of
         this lookup in a table that is not the declared table.
@@ -232,8 +232,9 @@ def _compare_moved_rows(
 ) -> None:
     """Compare rows and entries of the shard keys that have moved since ``before`` was read.
 
-    The comparison reads one shard after the other. If a key moves meanwhile, from a shard that was
-    not read yet to one that was read already, its rows are missed. So they are compared afterwards.
+    The comparison reads one shard after the other. Meanwhile, a key may move from a shard that was
+    not read yet to one that was read already. The comparison misses the rows of such a key, so this
+    function compares them afterwards.
     """
     group, done = lookup.options.group, set[Any]()
     moves: MoveList | None = before

@@ -144,9 +144,9 @@ def _values_of_rows(connection: Any, lookup: ModelLookup, values: Sequence[str])
 
 
 def _take_over(change: EntryChange, watcher: TransactionEntries, place: Place, key: str) -> None:
-    # Take over the existing entry without looking for its owner. In a lookup that is not unique,
-    # the slot of an entry identifies its row. So it is an older entry of this row, which has had
-    # the value before.
+    # This is called for a lookup that is not unique. There, the slot of an entry identifies its
+    # row, so the existing entry with this slot belongs to the same row, which has had the value
+    # before. So take the entry over without looking for another owner.
     for _ in range(ATTEMPTS):
         if entries.take(place, key, change.taken, watcher.writer):
             change.tokens_by_place[place] = change.taken

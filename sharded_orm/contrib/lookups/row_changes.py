@@ -97,9 +97,9 @@ class RowFollower:
         if any(getattr(obj, pk) is None for obj in query.objs):
             return True
         # If a lookup is not unique, send the INSERT first, in a transaction. Another transaction
-        # may be deleting an earlier row with the same primary key and value, which has the same
-        # entry. The INSERT waits for its end. Without this wait, the other transaction could
-        # remove the entry of the new row.
+        # may be deleting an earlier row with the same primary key and value. Both rows have the
+        # same entry, which the other transaction removes at its end. The INSERT waits for that end,
+        # so the entry of the new row is written afterwards.
         return any(
             lookup.problem is not None
             or not is_known_to_be_served(lookup)
@@ -343,8 +343,8 @@ def _execute_on(query: Any, rows: Sequence[FollowedRow], execute: Callable[[], A
     """Run an UPDATE or DELETE for the locked ``rows`` only. Return the number of changed rows.
 
     The conditions of the statement are replaced by the primary keys of ``rows``. Otherwise the
-    statement could also change a row that matches the conditions only since the rows were read, and
-    no entries would be written for that row. One statement per :data:`MAX_UPDATED` rows.
+    statement could also change a row that has come to match the conditions since the rows were
+    read, and no entries would be written for that row. One statement per :data:`MAX_UPDATED` rows.
     """
     number = 0
     for alias in query.alias_map:
@@ -389,8 +389,8 @@ def _new_value(query: Any, field: Any, obj: Any) -> Any:
 def _new_values(query: Any, field: Any, value: Any) -> Callable[[Any], Any]:
     """Return a function that maps the primary key of a row to the row's new value of ``field``.
 
-    :param value: the value that the UPDATE sets for all rows, or the expression that
-        ``bulk_update()`` builds: CASE WHEN pk = 1 THEN … WHEN pk = 2 THEN …
+    :param value: what the UPDATE sets the field to. This is a value for all rows, or the expression
+        ``CASE WHEN pk = 1 THEN … WHEN pk = 2 THEN …`` that ``bulk_update()`` builds.
     """
     expression = value
     if type(expression) is Cast:

@@ -14,8 +14,8 @@ from sharded_orm.models.fields import ExactCharField
 class EntryColumns(models.Model):
     """An entry of a lookup, which says that a row with a certain value has a certain shard key.
 
-    Each committed row has its entry. There may also be entries without a row: if the row is not
-    committed yet, if it was deleted, or if the writer has died before it stored the row.
+    Each committed row has its entry. An entry may be without a row. The row may not be committed
+    yet, it may have been deleted, or its writer may have died before it stored the row.
     """
 
     #: The lookup: ``app.model.field``.

@@ -1,12 +1,13 @@
 """Keeps track of the entries of lookups that one transaction on a shard has written.
 
-Entries are committed at once, before the transaction itself. So at its end, some entries must be
-removed. After a rollback, these are the entries of the new values. After a commit, they are those
-of the values that rows have lost.
+Entries are committed at once, before the transaction itself. So some entries must be removed when
+the transaction ends. After a rollback, these are the entries of the new values. After a commit,
+they are the entries of the values that rows have lost.
 
-Each statement that writes rows is one :class:`EntryChange`. It has three tokens (random names),
-which it writes into entries to find them again: one for its new entries, one for existing entries
-that it took over, and one for the entries of values that its rows lose.
+For each statement that writes rows, there is one :class:`EntryChange`. It has three tokens, which
+are random names. It writes one of them into each entry, to find the entry again. There is one token
+for its new entries, one for existing entries that it took over, and one for the entries of values
+that its rows lose.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ logger = logging.getLogger("sharded_orm.lookups")
 #: after the entry was written.
 QUARANTINE = 600.0
 #: After a commit, the entries must be closed, which means to record in them that their transaction
-#: has ended. A process waits for this number of seconds, and closes the entries of many
-#: transactions together, when it writes entries the next time.
+#: has ended. To close the entries of many transactions together, a process waits for this number of
+#: seconds. It closes them when it writes entries the next time after that.
 CLOSE_AFTER = 5.0
 #: If a database does not answer, the entries there cannot be closed. For each table of entries, a
 #: process then remembers at most this many statements whose entries it still has to close. It gives
@@ -56,8 +57,8 @@ class ChangesToClose:
     To close an entry means to record in it that its transaction has ended.
     """
 
-    #: The time of the last attempt to close the entries, in monotonic seconds. Before the first
-    #: attempt, the time when the first change was added.
+    #: The moment of the last attempt to close the entries, as ``time.monotonic()``. Before the
+    #: first attempt, the moment at which the first statement was added.
     since: float
     tokens: dict[str, None] = field(default_factory=dict)
     failures: int = 0
@@ -66,10 +67,10 @@ class ChangesToClose:
 class EndedChanges:
     """Statements whose transactions have ended, and whose lookup entries must be closed.
 
-    To close an entry means to record in it that its transaction has ended. This is done later, by
-    one SQL statement for the entries of many statements. It does no harm if the process dies before
-    that. Other processes see that its database sessions have ended, and know that its transactions
-    have ended with them. Thread-safe.
+    To close an entry means to record in it that its transaction has ended. A process does this some
+    seconds later, by one SQL statement for the entries of many transactions. If the process dies
+    before that, its entries stay open. This does no harm: other processes find out that its
+    database sessions have ended, and with them its transactions. Thread-safe.
     """
 
     def __init__(self) -> None:
@@ -79,11 +80,11 @@ class EndedChanges:
     def add(self, tokens: Iterable[tuple[EntryTable, str]]) -> None:
         """Add statements whose transactions have ended. Close entries if it is time.
 
-        It is time if a table has many entries to close, or if some have waited for
-        :data:`CLOSE_AFTER` seconds. To close an entry means to record in it that its transaction
-        has ended. Costs one statement per table. If a database does not answer, the next attempt is
-        made later, after a pause that doubles with each failure. After :data:`CLOSE_ATTEMPTS`
-        failures the entries stay as they are.
+        To close an entry means to record in it that its transaction has ended. The entries of a
+        table are closed if there are many, or if some have waited for :data:`CLOSE_AFTER` seconds.
+        Costs one statement per table. If a database does not answer, the next attempt is made
+        after a pause that doubles with each failure. After :data:`CLOSE_ATTEMPTS` failures the
+        entries stay as they are.
 
         :param tokens: pairs (table, token of a statement).
         """
@@ -240,17 +241,17 @@ class EntryChange(StatementChange):
         After a commit, these are the entries of the values that rows have lost. After a rollback,
         they are the entries of the values that rows would have got.
 
-        :param stands: whether the statement is committed; otherwise it was rolled back.
+        :param stands: True if the statement was committed; False if it was rolled back.
         """
         if stands:
             return [self.old] if self.has_old else []
         return [self.fresh] if self.has_fresh else []
 
     def rest(self, stands: bool) -> list[str]:
-        """Return the tokens of the entries that stay after the transaction, because rows may need
-        them.
+        """Return the tokens of the entries that :meth:`surplus` does not return. These entries stay
+        after the transaction, because rows may need them.
 
-        :param stands: whether the statement is committed; otherwise it was rolled back.
+        :param stands: True if the statement was committed; False if it was rolled back.
         """
         tokens = [self.taken] if self.has_taken else []
         if stands and self.has_fresh:
@@ -324,9 +325,10 @@ class TransactionEntries(StatementWatcher[EntryChange]):
     def _failed(self, change: EntryChange, exc: BaseException) -> None:
         """Decide what to do with the entries of a statement in autocommit that has failed.
 
-        If the rows were not written, remove the entries of the new values. If the statement has
-        ended, but it is not known whether it has written the rows, close the entries (record that
-        their transaction has ended). If it may still be running, leave the entries as they are.
+        - If the rows were not written, remove the entries of the new values.
+        - If the statement has ended, but nobody knows whether it has written the rows, close the
+          entries, which means to record in them that their transaction has ended.
+        - If the statement may still be running, leave the entries as they are.
 
         :param exc: the error of the statement.
         """
@@ -395,8 +397,8 @@ class TransactionEntries(StatementWatcher[EntryChange]):
 
     def ended(self, committed: bool | None) -> None:
         if committed is None or (self._may_be_committed and not committed):
-            # It is not known whether the rows are committed. So keep all entries. Entries without
-            # rows do no harm, but rows without entries would not be found.
+            # Nobody knows whether the rows are committed. So keep all entries. An entry without a
+            # row does no harm, but a row without its entry would not be found.
             return
         if not self._is_committed_at_once:
             # Nothing needs to be removed, because the entries were written in the transaction of a
@@ -428,14 +430,14 @@ def _needless(
 ) -> Mapping[tuple[EntryTable, str], list[Place]]:
     """Find entries that no row needs, but that share their token with entries that must stay.
 
-    Usually all entries with the same token are needed or not needed together, and are removed by
-    the token. This is not possible if a transaction has written an entry several times. For
-    example, one statement inserts a row, a second one deletes it together with older rows, and the
-    transaction is rolled back. All these entries have the token of the second statement now. The
-    entry of the inserted row must be removed, but those of the older rows must stay.
+    Usually all entries with the same token are needed, or none of them, so they are removed by the
+    token. This is not possible if a transaction has written an entry several times. For example,
+    one statement inserts a row, a second one deletes it together with older rows, and then the
+    transaction is rolled back. The entries of all these rows have the token of the second statement
+    now. The entry of the inserted row must be removed, but those of the older rows must stay.
 
-    :param ends: pairs (change, whether it is committed) of all changes of the transaction, in their
-        order.
+    :param ends: pairs (change, True if it was committed) for all changes of the transaction, in the
+        order in which they were made.
     :returns: maps (table, token) to the places of the entries to be removed.
     """
     writes: defaultdict[Place, list[tuple[EntryChange, bool, str]]] = defaultdict(list)
@@ -447,8 +449,8 @@ def _needless(
             writes[place].append((change, stands, token))
     for place, of_place in writes.items():
         change, stands, token = of_place[0]
-        # If the first statement that wrote the entry did not insert it, the entry existed before
-        # the transaction. Then an older row may need it.
+        # True if the first statement that wrote the entry did not insert it. Then the entry existed
+        # before the transaction, and an older row may need it.
         is_needed = token != change.fresh
         for change, stands, token in of_place:
             if stands:

@@ -20,12 +20,12 @@ class Backlog:
 
     An outbox row is a write that has to be delivered to mirrors.
 
-    :param rows: number of rows. Delivered rows are removed in batches, so up to 100 rows per
-        process and shard may be included that were delivered already.
+    :param rows: number of rows. Delivered rows are removed in batches, so this may include up to
+        100 rows per process and shard that were delivered already.
     :param lag: age in seconds of the oldest row that a relay will still try to deliver; 0.0 if
         there is none.
-    :param dead: sentences about dead letters, which are rows that could not be delivered, and that
-        relays do not try any more.
+    :param dead: sentences about dead letters, at most ten per shard. A dead letter is a row that
+        relays have failed to deliver too often, and do not try to deliver any more.
     :param problems: sentences about shards that did not answer.
     """
 

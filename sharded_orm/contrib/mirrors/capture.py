@@ -189,9 +189,9 @@ class SourceWrite:
         """Lock and return the stored rows with the primary keys ``pks``.
 
         Used after an INSERT with ignore_conflicts, because the database does not report which rows
-        it has inserted. Some of the returned rows may be from another transaction, which does no
-        harm, because rows may be delivered twice. A row is missing if it was in conflict in another
-        column than the primary key.
+        it has inserted. Another transaction may have inserted some of the returned rows. They are
+        then delivered twice, which does no harm. A row is missing if it was not inserted because of
+        a conflict in another column than the primary key.
         """
         source = self._source
         mirror_keys = self._fields(source.mirror_keys)
@@ -272,8 +272,8 @@ class SourceWrite:
         """Run the statement for the rows that were read, and for no other rows.
 
         The primary keys of these rows are added to the conditions. Otherwise the statement might
-        also change a row that matches the conditions only since another transaction has changed it,
-        after the rows were read.
+        also change other rows: after the rows were read, another transaction may have changed a
+        row, so that it matches the conditions now.
         """
         if not pks:
             return 0
@@ -289,10 +289,10 @@ class SourceWrite:
         return changed
 
     def _executed(self, execute: Callable[[], Any]) -> Any:
-        # The change is incomplete until its rows are in the outbox. A statement may take effect
-        # although an error is raised, because the handler of a signal of the operating system can
-        # raise at any point. A transaction with an incomplete change is never committed, so no
-        # change is committed without its outbox rows.
+        # Mark the change as incomplete until its rows are in the outbox. A transaction with an
+        # incomplete change is never committed, so no change is committed without its outbox rows.
+        # (The handler of a signal of the operating system can raise an error at any point, even
+        # after the statement has taken effect.)
         self._change.is_complete = False
         with _rolled_back_on_error(self._connection):
             return execute()
@@ -356,8 +356,8 @@ def _plain(field: Any, value: Any) -> Any:
     """Return the form of ``value`` that a query returns after it was written to ``field``, such as
     7 for "7".
 
-    Return None if only the database knows it, for example because ``value`` is an expression. If a
-    shard key of a mirror is not known for this reason, the delivery reads the row.
+    Return None if only the database knows this form, for example because ``value`` is an
+    expression. If this is the value of a mirror's shard key, the delivery reads the row.
     """
     if value is None or hasattr(value, "resolve_expression"):
         return None

@@ -16,7 +16,8 @@ class CompanionReport:
 
     :param rows: number of copies that the operation has written or compared.
     :param differences: sentences about copies that differ from the original rows.
-    :param pending: number of copies that differ because a change is not delivered yet.
+    :param pending: number of copies that differ only because a change was not delivered to them
+        yet.
     :param problems: sentences about shards that did not answer, or refused a copy.
     """
 

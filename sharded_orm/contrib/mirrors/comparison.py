@@ -19,12 +19,12 @@ from sharded_orm.contrib.mirrors.source_reads import aliases_of, is_same, values
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.sharding.bound_key import unbound
 
-#: The largest number of rows in a chunk: of the source and the mirror together, on all shards. With
-#: very many shards, a chunk may be larger, because each shard contributes up to :data:`FROM_SHARD`
-#: rows in any case.
+#: The largest number of rows that a chunk has on all shards together. The rows of the source and
+#: those of the mirror count. With very many shards, a chunk may be larger, because each shard can
+#: contribute :data:`FROM_SHARD` rows in any case.
 CHUNK = 8000
-#: The limit for the rows of one shard in a chunk is ``CHUNK`` divided by the number of shards, but
-#: at least this number.
+#: One shard contributes at most ``CHUNK`` rows, divided by the number of shards, to a chunk. If the
+#: result is smaller than this number, a shard contributes up to this number of rows.
 FROM_SHARD = 50
 
 
@@ -92,10 +92,10 @@ class _Sides:
                 behind = self._range(rows.using(alias), after, None)
                 behind = behind.order_by("-pk" if self._newest_first else "pk")
                 pks += behind.values_list("pk", flat=True)[position : position + 1]
-        # Each shard proposes a primary key as the end of the chunk, and the one that is nearest to
-        # the beginning is used. Python may sort text differently than the database, so it may
-        # choose another one. Then the chunk may be much larger. But no row is left out, because the
-        # next chunk begins where this one ends.
+        # Each shard proposes a primary key as the end of the chunk. Use the one that is nearest to
+        # the beginning. If the keys are text, Python may sort them differently than the database,
+        # and choose one that is farther away. Then the chunk is larger than it should be. But no
+        # row is left out, because the next chunk begins where this one ends.
         return (max if self._newest_first else min)(pks, default=None)
 
     def source_rows(self, after: Any, until: Any) -> Iterator[tuple[Any, ...]]:

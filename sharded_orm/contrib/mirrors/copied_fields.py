@@ -87,8 +87,8 @@ def _chosen(name: str, source: Any, chosen: Any, key_name: Any) -> Iterator[Any]
 def _copy(field: Any, *, is_key: bool) -> Field[Any, Any]:
     """Return a field that can store the values of ``field``.
 
-    For a foreign key, this is a plain field for the id. For a field that generates ids, it is an
-    integer field that does not, because a mirror gets the ids of the source.
+    For a foreign key, this is a plain field for the id. For a field that generates ids, this is an
+    integer field that generates none, because a mirror gets the ids of the source.
     """
     target = target_field(field)
     nullable = {"null": field.null and not is_key, "blank": field.blank}

@@ -133,8 +133,9 @@ class Source:
         """Whether a delivery can take the values of a new row from the instance that was inserted,
         so that it need not read the row.
 
-        False if a project's own field class may store another value than the attribute has, or if a
-        value, such as a dict, can be changed in place before the commit.
+        False if the stored value may differ from the attribute of the instance. This may be so with
+        a field class of the project, or with a value that can be changed in place before the
+        commit, such as a dict.
         """
         kinds = {type(f) for f in self.model._meta.concrete_fields if f.attname in self.copied}
         return all(

@@ -1,12 +1,13 @@
 """Delivers written rows of a source to its mirrors.
 
 Each write of a source leaves a row in the outbox. The id of the outbox row is a part of the
-version. A delivery first determines the version, then reads the row of the source, and writes it to
-the mirrors with that version. So a mirror never stores an old state under a new version.
+version of the write. A delivery first determines the version, then reads the row of the source, and
+writes it to the mirrors with that version. So a mirror never stores an old state under a new
+version.
 
-Rows may be delivered twice, late, or in a different order, because a mirror ignores a version that
-is not higher than the one that it has stored. The delivery with the highest version has the last
-state.
+A mirror ignores a version that is not higher than the one that it has stored. So it does no harm if
+rows are delivered twice, late, or in a different order. At the end, the mirror has the state of the
+highest version, which is the last one.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ from sharded_orm.models.sharding.bound_key import unbound
 class RowToDeliver:
     """A row of a source that must be delivered to its mirrors.
 
-    If the outbox has several records of the row, such as of an INSERT and an UPDATE, they are
-    combined in one object of this class.
+    The outbox may have several records of the row, for example of an INSERT and of an UPDATE. One
+    object of this class combines them.
     """
 
     pk: Any
@@ -122,8 +123,8 @@ def _deliver_batch(mirror: Mirror, rows: Sequence[RowToDeliver]) -> dict[Any, Ex
 
 def _deliver_to(mirror: Mirror, rows: Sequence[RowToDeliver]) -> dict[Any, Exception]:
     # First ask for the shards of the keys, and then read the source. In the other order, a key
-    # could move in between. Then the old state would be written to the new shard of the key, which
-    # has stored no version that refuses it.
+    # could move to another shard in between. Then the old state, read before the move, would be
+    # written to the new shard, which has stored no version by which it could refuse the old state.
     attname = mirror.key.attname
     aliases = aliases_of(mirror, {key for row in rows for key in row.mirror_keys.get(attname, ())})
     states = read_source(mirror, rows)
@@ -194,12 +195,12 @@ def read_source(
 ) -> dict[Any, tuple[Any, tuple[Any, ...]]]:
     """Return a dict that maps primary keys to pairs (shard key in the mirror, values).
 
-    The values are in the order of :attr:`Mirror.names`. The dict lacks rows that the mirror is not
-    to have, such as deleted rows and rows that do not match ``condition``.
+    The values are in the order of :attr:`Mirror.names`. The dict lacks rows that the mirror must
+    not have, such as deleted rows and rows that do not match ``condition``.
 
-    If the mirror has no ``condition``, and all rows are new and have remembered the values of their
-    INSERT, these values are returned without a query. The values are never older than the version
-    of the row.
+    No query is sent if the mirror has no ``condition``, and if all rows are new and their
+    ``inserted`` has the values of their INSERT. Then these values are returned. The values are
+    never older than the version of the row.
     """
     source = mirror.source
     if mirror.condition is None and all(row.inserted is not None for row in rows):

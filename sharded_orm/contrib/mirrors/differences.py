@@ -39,8 +39,8 @@ from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.sharding import row_placement
 from sharded_orm.models.sharding.bound_key import unbound
 
-# A row counts as different only if it differs in this many comparisons, and its source does not
-# change in between.
+# A row counts as different only if it differs in this many comparisons, and if the source's row
+# does not change between the first and the last one.
 _LOOKS = 3
 
 
@@ -241,7 +241,7 @@ def _look(
 def _source_keys(mirror: Mirror, suspects: Sequence[Suspect]) -> dict[Any, Any]:
     """Return a dict that maps primary keys to the shard keys of the source's rows.
 
-    It also has rows that the mirror does not copy, because they do not match its condition.
+    It also has source rows that the mirror does not copy because they do not match its condition.
     """
     source = mirror.source
     with unbound():
@@ -309,8 +309,9 @@ def _may_be_newer(mirror: Mirror, entry: OutboxEntry, version: StoredVersion | N
         None,
         text_of(mirror.source.key, entry.written.key),
     ):
-        # The stored version comes from another shard key of the source, whose outbox has other ids.
-        # The two versions cannot be compared, so the entry may be newer.
+        # No version is stored, or it was made from an outbox id while the source's row had another
+        # shard key. That key may be on another shard, whose outbox counts its ids by itself. So the
+        # two versions cannot be compared, and the entry may be newer.
         return True
     return entry.version > version.number
 

@@ -33,8 +33,8 @@ class OutboxRow(models.Model):
     #: have changed ``author_id`` from 3 to 7.
     mirror_keys: models.TextField[str, str] = models.TextField(default="{}")
     #: A number that grows each time the shard key moves to another shard. It is the upper part of
-    #: the version. So versions grow also after a move, although the outbox of the new shard may
-    #: have lower ids than the former one.
+    #: the version. So the versions after a move are higher than those before it, although the
+    #: outbox of the new shard may have lower ids.
     epoch: models.BigIntegerField[int, int] = models.BigIntegerField(default=0)
     written_at: models.DateTimeField[datetime, datetime] = models.DateTimeField()
     #: The number of times that relays have failed to deliver the row. Outages do not count.

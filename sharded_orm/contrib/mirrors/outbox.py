@@ -33,8 +33,9 @@ class WrittenRow:
 
     :param pk: the primary key of the row.
     :param key: the shard key of the row.
-    :param mirror_keys: maps each attribute that is the shard key of a mirror to the values that the
-        row may have had before the statement or has after it, such as ``{"author_id": {3, 7}}``.
+    :param mirror_keys: the old and new shard keys of the row in its mirrors. For example,
+        ``{"author_id": {3, 7}}`` if ``author_id`` is the shard key of a mirror, and the statement
+        may have changed it from 3 to 7.
     :param epoch: a number that grows each time the shard key moves to another shard.
     :param is_new: whether the statement was an INSERT. Not stored in the outbox.
     :param inserted: maps attributes to the values that the INSERT has stored; None if they are not
@@ -121,8 +122,8 @@ def entry_of(source: Source, row: OutboxRow) -> OutboxEntry:
         {
             name: frozenset(value_of(fields[name], text) for text in texts)
             for name, texts in keys.items()
-            # Skip an attribute that no mirror uses as its shard key any more, because the mirror
-            # was removed from the project after the write.
+            # Skip an attribute that is no mirror's shard key any more. The mirror was removed from
+            # the project after the write.
             if name in fields
         },
         row.epoch,

@@ -102,9 +102,10 @@ class MirrorQuerySet(ShardedQuerySet[M]):
         ):
             return {}
         with uncached():
-            # Run the query of the page again, and not a query for the primary keys of ``rows``. For
-            # example, if the page's query has the condition that a field is the null of JSON, a row
-            # in which the field is NULL now does not belong to the page any more.
+            # Run the query of the page again, with all its conditions, rather than a query for the
+            # primary keys of ``rows``. A row may have changed so that it does not belong to the
+            # page any more. For example, the page has the rows in which a field is the null of
+            # JSON, and the field is NULL in one of them now.
             page = list(self._chain().values_list("pk", *are_null(names)))
         if [pk for pk, *_ in page] != [row.pk for row in rows]:
             return None

@@ -37,8 +37,8 @@ class SourceChange(StatementChange):
         #: The function that :func:`record` has returned, which returns the outbox entries of the
         #: rows; None until the rows are in the outbox.
         self.recorded: Recorded | None = None
-        #: A transaction may write to the outbox several times. For example, 2 means that these rows
-        #: were written at the second time. 0 means that they are not written yet.
+        #: Which of the transaction's writes to the outbox has stored these rows: 1 for the first, 2
+        #: for the second, and so on. 0 if the rows are not stored there yet.
         self.recording = 0
         self.is_delivered = False
 
@@ -60,8 +60,8 @@ class TransactionChanges(StatementWatcher[SourceChange]):
         #: The changes whose rows are not in the outbox yet.
         self._pending: list[SourceChange] = []
         # _recordings counts how often this transaction has written to the outbox. _recordings_at
-        # maps each savepoint to the count when it was set, so that a rollback to the savepoint
-        # knows which of these writes it undoes.
+        # maps each savepoint to the count at the moment when the savepoint was set. All later
+        # writes to the outbox are undone by a rollback to the savepoint.
         self._recordings = 0
         self._recordings_at: dict[str, int] = {}
         # Whether the server may have undone earlier statements of this transaction because of an
@@ -110,9 +110,9 @@ class TransactionChanges(StatementWatcher[SourceChange]):
         """
         connection = self._connection
         hooks = connection.run_on_commit
-        # One on-commit hook is enough for many changes, but a rollback to a savepoint would remove
-        # a hook that was added inside. So the hook is reused only if it is the last in Django's
-        # list, and all savepoints in which it was added are still open.
+        # One on-commit hook is enough for many changes. But a rollback to a savepoint removes a
+        # hook that was added after the savepoint. So rely on the present hook only if it is the
+        # last in Django's list, and all savepoints that were open when it was added still are.
         if self._hook is not None and hooks:
             savepoints, last = hooks[-1][:2]
             if last is self._hook and savepoints <= set(connection.savepoint_ids):
@@ -173,8 +173,8 @@ class TransactionChanges(StatementWatcher[SourceChange]):
 
     def may_commit(self) -> None:
         # The next statement may commit the transaction implicitly, as DDL does on MariaDB. So
-        # record the rows first. If they were committed without a row in the outbox, no relay would
-        # find them.
+        # record the changed rows first. If they were committed and not recorded in the outbox, no
+        # relay would find them.
         self._record()
 
     def savepoint(self, sid: str) -> None:

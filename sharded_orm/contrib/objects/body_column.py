@@ -46,12 +46,12 @@ class BodyColumn(models.JSONField):
             if end == len(value):
                 return body
         except (TypeError, ValueError, StopIteration):
-            pass  # Let Django decide about None, and about a text with spaces or that is damaged.
+            pass  # Let Django handle None, a text with spaces around the JSON, or a damaged text.
         return super().from_db_value(value, expression, connection)
 
     def pre_save(self, model_instance: Any, add: bool) -> Any:
-        # save() has prepared the body already. But a receiver of ``pre_save`` may have changed it
-        # after that, so then it is prepared again.
+        # If save() was called, it has prepared the body already. But a receiver of ``pre_save`` may
+        # have changed the body after that. So if there are receivers, prepare it again.
         prepared = "_prepared" in model_instance.__dict__
         if not prepared or signals.pre_save.has_listeners(type(model_instance)):
             prepare_body(model_instance, add)
@@ -111,9 +111,9 @@ def body_of(instance: Any) -> dict[str, Any]:
 def _check_size(instance: Any, body: dict[str, Any], limit: int) -> None:
     try:
         text = json.dumps(body, allow_nan=False)
-        # PostgreSQL cannot store single surrogates and NUL, so refuse them on all databases. A
-        # surrogate is written as ``\ud...`` in JSON, and encode() raises an error if it has no
-        # partner.
+        # PostgreSQL can store neither NUL nor a surrogate without its partner, so refuse both on
+        # all databases. In JSON, a surrogate is written as ``\ud...``. encode() raises an error if
+        # it has no partner.
         if "\\ud" in text:
             json.dumps(body, ensure_ascii=False).encode()
         if "\\u0000" in text and _NUL.search(text):

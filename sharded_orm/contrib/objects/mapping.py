@@ -77,8 +77,8 @@ class MappingBase(ShardedModelBase):
 def _with_paging_index(meta: Any, bases: tuple[type, ...]) -> Any:
     """Return the mapping's ``class Meta``, with the index that reads of pages use.
 
-    The index is missing, and is added, if for example the project's ``class Meta`` does not derive
-    from that of the base class.
+    The index is added if it is missing. For example, it is missing if the project's ``class Meta``
+    does not derive from that of the base class.
     """
     paging = next((base._paging for base in bases if hasattr(base, "_paging")), None)
     indexes = tuple(getattr(meta, "indexes", ()))

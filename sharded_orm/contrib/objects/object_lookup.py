@@ -82,10 +82,10 @@ class ObjectLookupManager(_Manager):  # type: ignore[misc]  # the base class is 
             return False
         rows = self.filter(pk=value, target_id=pk)
         with transaction.atomic(using=rows.db):
-            # The UPDATE changes nothing, but locks the row. If signals have receivers, delete()
-            # first reads the row, and then deletes it by its primary key, which is the value.
-            # Without the lock, another process could give the value to another object between these
-            # two steps, and delete() would delete the row of that object.
+            # The UPDATE changes nothing, but locks the row. The lock is needed if signals have
+            # receivers. Then delete() first reads the row, and afterwards deletes it by its primary
+            # key, which is the value. In between, another process could give the value to another
+            # object, and delete() would delete the row of that object.
             return bool(rows.update(target_id=pk) and rows.delete()[0])
 
     def find_or_create(self, value: str, **fields: Any) -> tuple[Any, bool]:

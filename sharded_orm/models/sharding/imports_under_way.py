@@ -10,8 +10,8 @@ from typing import Any
 _machinery: Any = getattr(importlib, "_bootstrap", None)
 _FILE = "<frozen importlib._bootstrap>"
 #: Python's dict with a lock for each module that is being imported, by any thread. It is usually
-#: empty, and then nothing is being imported. If Python has no such dict, the tuple stands for
-#: "perhaps": count_imports_under_way() then always examines the stack of the thread.
+#: empty, and then nothing is being imported. A Python without this dict gets a tuple that is never
+#: empty, so that count_imports_under_way() always examines the stack of the thread.
 _module_locks: Any = getattr(_machinery, "_module_locks", (None,))
 
 

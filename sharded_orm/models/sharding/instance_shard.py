@@ -36,10 +36,10 @@ def on_shard_of(
 
 
 def only_on_shard_of(options: ShardOptions, instances: Sequence[Any]) -> OnlyOnShard:
-    """Return a condition that refuses to be sent to another shard than that of ``instances``.
+    """Return a condition that makes its query raise an error if the query would be sent to another
+    shard than that of ``instances``.
 
-    A query that contains this condition raises an error if it would be sent to any other shard. The
-    arguments are those of :func:`on_shard_of`.
+    The arguments are those of :func:`on_shard_of`.
     """
     if runtime.strategy(options.group).moves_keys:
         return _OnlyOnShardOf(options, tuple(instances))

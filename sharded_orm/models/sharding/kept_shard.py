@@ -23,9 +23,9 @@ class KeptShard:
         self._question: tuple[Any, ...] | None = None
         self._shard: Shard | None = None
         self._accepted: tuple[Any, ...] | None = None
-        #: True after the UPDATE of the row was sent and has found no row. The row may still exist:
-        #: if its model is cached, the UPDATE also has a condition on the isolate key, and the
-        #: stored row may have another isolate key.
+        #: True after the UPDATE of the row was sent and has found no row. Even then, the row may
+        #: exist. If its model is cached, the UPDATE also has a condition on the isolate key, and
+        #: the stored row may have another isolate key.
         self.has_found_none = False
 
     @classmethod
@@ -82,8 +82,8 @@ class KeptShard:
     def is_accepted(self, alias: str, value: Any) -> bool:
         """Return whether the last call of :meth:`accept` had these arguments.
 
-        False if the topology has changed since, after :meth:`close`, and for a value whose type is
-        not in :data:`UNCHANGEABLE`.
+        Also return False if the topology has changed since that call, if :meth:`close` was called,
+        or if the type of ``value`` is not in :data:`UNCHANGEABLE`.
         """
         return self._is_open and self._accepted == (
             relocation.generation, alias, type(value), value,

@@ -15,8 +15,8 @@ def describe(instance: Model) -> str:
 
     Does not call ``__str__()``, which may send a query.
     """
-    # Read __dict__ instead of the attribute: while Model.__init__() runs, the primary key may not
-    # be set yet, and Django would try to load it. If ``instance`` is a lazy object such as
+    # Read the primary key from __dict__. While Model.__init__() runs, it may not be set yet, and if
+    # the attribute were read, Django would try to load it. If ``instance`` is a lazy object such as
     # request.user, the model instance is in the attribute _wrapped.
     model: Any = instance.__class__
     row: Any = getattr(instance, "_wrapped", instance)

@@ -18,11 +18,11 @@ from sharded_orm.routing.where_clause import KeysOfRows
 
 
 class KeyGuess(Protocol):
-    """The shard key that a row probably has, such as the only row with the email ``a@b.c``.
+    """A guess at the shard key of a row, for example of the only row with the email ``a@b.c``.
 
-    A key source, an object that finds shard keys by another column, remembers the key from an
-    earlier look-up. The guess may be out of date. It is right if the shard of the guessed key
-    returns a row with that value.
+    The key comes from an earlier look-up. A key source, which is an object that finds shard keys by
+    another column, has remembered it. The guess may be out of date. It is right if the shard of the
+    guessed key returns a row with that email.
     """
 
     @property
@@ -41,9 +41,9 @@ class KeySource(Protocol):
     ) -> Sequence[Any] | None:
         """Return the shard keys of all stored rows whose ``field`` has one of ``values``.
 
-        The result must be complete. For example, another process may change a row from one of
-        ``values`` to another of them during the call; the result must contain the key of this row,
-        too. The result may also contain keys of other rows.
+        The result must be complete. For example, ``values`` are "a" and "b", and during the call
+        another process changes a row from "a" to "b". The result must contain the key of this row,
+        too. It is no problem if the result also contains keys of other rows.
 
         :param field: a field of the model's own table.
         :param values: values as the database stores them, without None.

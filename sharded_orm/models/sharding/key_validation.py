@@ -33,8 +33,8 @@ class StoredKeyValidator:
     """A validator for the field of the shard key in serializers of Django REST framework.
 
     A ``ModelSerializer`` calls the validators of the model's fields before it changes the row.
-    Because of ``requires_context``, the serializer passes its own field as the second argument,
-    which leads to the row. When Django itself calls the validator, it passes only the value. Then
+    Because of ``requires_context``, it passes its own field as the second argument, from which the
+    validator finds the row. When Django itself calls the validator, it passes only the value. Then
     the row is unknown, and nothing is checked. Sends a query only if the key was deferred.
     """
 
@@ -70,8 +70,8 @@ def install_key_validation(model: type[Model]) -> None:
     for field in model._meta.local_fields:
         if name in (field.name, field.attname):
             key: Any = field
-            # Set the attributes only now. What is set after a field was made is not seen by
-            # deconstruct(), and so not written to migrations.
+            # Set the attributes here, and do not pass them as arguments when the field is made.
+            # deconstruct() would return arguments, and migrations would contain them.
             if "validators" in vars(key):
                 # This field has its own list of validators already, as a CharField does. Copies of
                 # the field in other models share this list. So create a new list and do not append
@@ -152,9 +152,9 @@ def _save_form_data(key: Any, row: Any, value: Any) -> None:
         row._state.is_key_refused = prepared is not None and prepared != bound_key.value
         if row._state.is_key_refused:
             return
-    # Store the row's key before the form changes it, so that clean_key() can compare the two. Store
-    # the primary key, too: if it is changed later, the instance stands for another row, and
-    # clean_key() does not use the stored key.
+    # Store the row's key before the form changes it, so that clean_key() can compare the old key
+    # with the new one. Store the primary key, too. If it is changed later, the instance stands for
+    # another row, and clean_key() does not use the stored key.
     if not row._state.adding and row.__dict__.get(key.attname) is not None:
         pk, before = row._state.__dict__.get("key_before_form", (None, None))
         if before is None or pk != row.pk:

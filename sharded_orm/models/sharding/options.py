@@ -184,9 +184,9 @@ class ShardOptions:
     @cached_property
     def _key_may_change_on_insert(self) -> bool:
         # True if, for example, the key's field is a DateTimeField, because its pre_save() may set
-        # the time when the row is inserted. False in two cases. A generated key is checked by the
-        # insert. If the project has written the pre_save() of the field, key_of() has called it
-        # before the shard is chosen, so the insert does not change the key.
+        # the time when the row is inserted. Two kinds of keys need not be checked here. A generated
+        # key is checked by the insert. And a pre_save() that the project has written was already
+        # called by key_of(), before the shard was chosen, so the insert does not change the key.
         return (
             self.key is not None
             and type(self.key).pre_save is not Field.pre_save

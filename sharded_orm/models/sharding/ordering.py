@@ -54,8 +54,8 @@ def own_names(model: Any) -> dict[str, str]:
     columns = {}
     for field in meta.concrete_fields:
         if field.is_relation:
-            # Leave out the name of a relation: order_by() with that name orders by Meta.ordering of
-            # the related model, if that model declares an ordering.
+            # Leave out the name of a relation, because it may stand for other columns: order_by()
+            # with this name orders by Meta.ordering of the related model, if there is one.
             if field.attname != field.name:
                 columns[field.attname] = field.column
         else:

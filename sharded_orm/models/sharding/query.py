@@ -27,9 +27,9 @@ from sharded_orm.models.sharding.row_placement import colocated_alias
 class _InstancesInExpressions(Query):
     """A query in which an expression such as ``When(album=album, …)`` may compare with an instance.
 
-    Django compares the primary key only, and a different album may have the same id on another
-    shard. So if an expression compares with an instance, this query raises an error when it would
-    be sent to another shard than that of the instance.
+    Django compares only the primary key, and on another shard, a different album may have the same
+    id. So such a query may be sent only to the shard of the instance. If it would be sent to
+    another shard, it raises an error.
 
     This class finds such comparisons in :meth:`build_filter`. Django calls it with
     ``split_subq=False`` only for conditions inside an expression or a ``FilteredRelation``.
@@ -76,8 +76,9 @@ class ShardedQuery(_InstancesInExpressions, BoundKeyQuery):
     """The query of a sharded model. To a condition such as ``album=album``, it adds the album's shard.
 
     Django compiles such a condition to a comparison of the primary key, which does not determine
-    the shard. This class overrides :meth:`add_q`, which receives the conditions that limit the rows:
-    those of ``filter()``, of related managers, and of Django's prefetches, which bypass the queryset.
+    the shard. So this class overrides :meth:`add_q`. It receives all conditions that limit the
+    rows, not only those of ``filter()``. Related managers and prefetches of Django also call it,
+    and bypass the queryset.
     """
 
     def add_q(self, q_object: Q, reuse_all: bool = False) -> None:

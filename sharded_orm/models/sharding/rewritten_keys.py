@@ -31,9 +31,11 @@ def set_arguments(on_delete: Any) -> tuple[Any, ...] | None:
 
 
 def name_of_new_value(on_delete: Any) -> str | None:
-    """Return the name of ``on_delete`` if it gives another value to the foreign key.
+    """Return the name of ``on_delete`` if it gives another value to the foreign key, such as
+    ``SET_NULL``.
 
-    Return None if it gives none, such as ``CASCADE``, and for a function of the project.
+    Return None if it does not, such as ``CASCADE``. Also return None for a function of the project,
+    because nobody knows what it does.
     """
     if set_arguments(on_delete) is not None:
         return "SET(…)"
@@ -54,7 +56,9 @@ def is_shard_key(field: Any) -> bool:
 
 
 def note_rewritten_key(field: Any) -> None:
-    """Let deletions be refused if they give another value to ``field`` and it is the shard key."""
+    """If ``field`` is a shard key, and a deletion would give it another value, make
+    :func:`refuse_rewritten_keys` check deletions from now on.
+    """
     if is_shard_key(field) and name_of_new_value(getattr(field.remote_field, "on_delete", None)):
         _models.add(field.model)
 

@@ -25,8 +25,8 @@ def locate(options: ShardOptions, instance: Model) -> Shard | None:
     """Return the shard of ``instance``, or None if it has no shard yet. Never chooses a shard.
 
     Usually, the shard key determines the shard. If the model has no key, or the key is not
-    generated yet, the shard is that of the row passed as ``near=``, or else that of a row of the
-    same group to which ``instance`` refers.
+    generated yet, ``instance`` belongs on the shard of the row that was passed as ``near=``. If
+    there is no such row, it belongs on the shard of a row of the same group to which it refers.
     """
     if options.key is None or options.awaits_key(instance):
         return _shard_of_relations(options, instance)
@@ -38,11 +38,10 @@ def place(options: ShardOptions, instance: Model, *, check_key: bool = True) -> 
 
     If its shard key has no shard yet, the group's strategy chooses a shard and records it.
 
-    If the model has no key, or the key is not generated yet, the shard is that of the row passed as
-    ``near=``, or else that of a row of the same group to which ``instance`` refers. If there is no
-    such row, a key that will be generated gets a random open shard. ``instance`` keeps this shard
-    until it is stored, except if the shard's node cannot be reached: then the next call chooses
-    another shard.
+    If the model has no key, or the key is not generated yet, the shard is found as by
+    :func:`locate`. If no other row determines the shard, a row whose key will be generated gets a
+    random open shard. ``instance`` keeps this shard until it is stored. But if the node of the
+    shard cannot be reached, the next call chooses another shard.
 
     :param check_key: whether a new key that is a foreign key to the global database must refer to
         an existing row.
@@ -135,10 +134,10 @@ def _shard_of_relations(
         if hasattr(value, "resolve_expression"):
             continue  # Skip a value that the database computes: it determines no shard yet.
         if value is not None and options.names_shard(field):
-            # ``value`` is the key of a row to which ``instance`` refers. If the strategy records
-            # the shard of each key, call locate(), because place() would record a shard for this
-            # key although no row with it is written now. If the strategy computes the shard, call
-            # place() before a write, because it refuses an id that no row can have.
+            # ``value`` is the key of a row to which ``instance`` refers. Before a write, call
+            # runtime.place() if the strategy computes the shard, because it refuses an id that no
+            # row can have. If the strategy records the shard of each key, call runtime.locate():
+            # place() would record a shard for this key, although no row with it is written now.
             must_exist = for_write and not runtime.strategy(options.group).places
             look_up = runtime.place if must_exist else runtime.locate
             return find_shard(instance, options.group, field.get_prep_value(value), look_up)

@@ -37,8 +37,8 @@ class RowsOfKeys:
     def condition(self, table: str, alias: str) -> Expression | None:
         """Return a condition that is true for the rows of ``table`` with one of this object's keys.
 
-        Return None if the table cannot have such rows, because the type of its keys does not fit,
-        or because it contains copies of global rows.
+        Return None if the table cannot have such rows. For example, its keys are of another type
+        than this object's keys, or it contains copies of global rows.
 
         :param alias: the name of the table in the statement.
         :raises UnknownKeyOfRows: no model of the group has this table.
@@ -129,8 +129,8 @@ class HasKey(Expression):
 
     def as_sql(self, compiler: Any, connection: Any) -> tuple[str, tuple[Any, ...]]:
         if not self._links:
-            # If the key is NULL, the comparison gives NULL, which NOT leaves as it is. Make the
-            # result false, so that NOT of the condition is true.
+            # If the key is NULL, the comparison gives NULL, and NOT of NULL is NULL again. Make the
+            # comparison false in this case, so that NOT of it is true.
             sql, params = compiler.compile(In(self._column, self._values))
             if self._key.null:
                 column, more = compiler.compile(self._column)

@@ -82,8 +82,8 @@ def known_key(options: ShardOptions, instance: Any, *, load: bool = False) -> An
 def refuse_two_keys(field: Any, instance: Model, other: Any, *, load: bool = False) -> None:
     """Raise :exc:`CrossKeyRelation` if ``instance`` must not refer to ``other`` by ``field``.
 
-    Nothing is checked if the relation is itself the shard key of one of the two rows, because this
-    row then gets its key from the other.
+    Nothing is checked if the foreign key ``field`` is itself the shard key of one of the two rows.
+    Then this row gets its key from the other row, so the two cannot differ.
 
     :param field: the relation between the two, declared by either side; None for a row of an
         automatic many-to-many table.
@@ -269,8 +269,8 @@ def are_of_two_keys(row: Any, other: Any) -> bool:
     - It is False if one of the instances was not read from a database.
     - It is False if the keys are equal, because the row may have moved to another shard with its
       key.
-    - If a key is not loaded, or the table has no key, the result is True. But it is False for ids
-      that are unique over all shards, and if one of the databases is not a shard.
+    - If a key is not loaded, or the table has no key, the result is True in general. It is False if
+      the ids are unique over all shards, or if one of the databases is not a shard.
     - If the keys differ, it is True.
     """
     one, two = row._state.db, other._state.db

@@ -158,9 +158,9 @@ def check_found_or_created(
 ) -> None:
     """Raise :exc:`CrossShardRelation` if values to be written read rows of another database.
 
-    ``get_or_create()`` and ``update_or_create()`` call this before they look up the row. The check
-    by ``save()`` would come after the look-up. If Django itself refuses an expression, this
-    function raises no error, because Django does so if it uses the value.
+    ``get_or_create()`` and ``update_or_create()`` call this before they look up the row. ``save()``
+    makes the same check, but after the look-up. This function raises no error for an expression
+    that Django itself refuses, because Django raises an error when it uses the value.
 
     :param changed: new values of the row, if it exists.
     :param new: values of the row, if it does not exist.

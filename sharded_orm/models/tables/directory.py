@@ -53,8 +53,9 @@ _LAST_MOVE = Subquery(
     .order_by("-id")
     .values("id")[:1]
 )
-#: A query of the moves that have not ended, and of the latest move even if it has ended. The number
-#: of the latest move tells a process whether a move was announced since its previous query.
+#: A query for the moves that have not ended. It also returns the latest move, even if this has
+#: ended. By the number of the latest move, a process knows whether a move was announced since its
+#: previous query.
 _OPEN_MOVES = KeyMove.objects.filter(
     Q(in_flight=True) | Q(id=Subquery(KeyMove.objects.order_by("-id").values("id")[:1]))
 )

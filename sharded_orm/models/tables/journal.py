@@ -38,8 +38,8 @@ class OperationRun(models.Model):
     # the run.
     token: models.CharField[str, str] = models.CharField(max_length=32, default="")
     signs: models.BigIntegerField[int, int] = models.BigIntegerField(default=0)
-    #: The last time at which the process that executes the run reported that it is alive: UTC, by
-    #: the database's clock.
+    #: The last time at which the process that executes the run reported that it is alive. The time
+    #: is in UTC, and comes from the database's clock.
     alive_at: models.DateTimeField[datetime | None, datetime | None] = models.DateTimeField(
         null=True
     )
@@ -79,10 +79,10 @@ class OperationStep(models.Model):
     operation: models.TextField[str, str] = models.TextField(default="")
     position: models.JSONField[dict[str, Any], dict[str, Any]] = models.JSONField(default=dict)
     error: models.TextField[str, str] = models.TextField(default="")
-    #: Usually None, because one process executes all steps of a run. If several processes share the
-    #: steps, each is a worker: it has an :class:`OperationRun` of its own, whose lease shows that
-    #: the process is alive. This is the id of that run, for the worker that executes the step. See
-    #: ``operations/runs/work_units.py``.
+    #: Usually None, because one process executes all steps of a run. If several processes, called
+    #: workers, share the steps, this says which worker executes this step. Each worker has an
+    #: :class:`OperationRun` for itself, whose lease shows that the worker is alive. This is the id
+    #: of that run. See ``operations/runs/work_units.py``.
     worker: models.BigIntegerField[int | None, int | None] = models.BigIntegerField(null=True)
     updated_at: models.DateTimeField[datetime, datetime] = models.DateTimeField(auto_now=True)
 

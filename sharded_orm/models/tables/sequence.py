@@ -11,9 +11,9 @@ class TicketSequence(models.Model):
     """The last id, and other state, of one sequence of ids on one ticket server.
 
     Read-only; query it with ``using()`` and the alias of a ticket server.
-    ``manage.py tickets create`` creates the table. Django does not manage the model, because it
-    would empty the table after a test that flushes the database. The sequence would then return the
-    same ids once more.
+    ``manage.py tickets create`` creates the table. The model is not managed by Django. Otherwise a test
+    that flushes the database would empty the table, and the sequence would return the same ids once
+    more.
     """
 
     name: models.CharField[str, str] = models.CharField(max_length=100, primary_key=True)

@@ -18,11 +18,12 @@ class BalanceOptions:
     """The options of a plan: what is balanced, and how evenly.
 
     :param by: "bytes", "rows", "keys" or "load".
-    :param threshold: a node gives shards away (or a shard gives keys away) only if it exceeds its
-        share by more than this fraction, such as 0.1. The share is the size that the plan intends
-        for the node, usually in proportion to the node's capacity.
-    :param goal: a node (or shard) above the threshold gives shards (or keys) away until it exceeds
-        its share by at most this fraction. None means the same fraction as ``threshold``.
+    :param threshold: shards move away from a node only if the node exceeds its share by more than
+        this fraction, such as 0.1. The share is the size that the plan intends for the node,
+        usually in proportion to the node's capacity. If keys are balanced, they move away from a
+        shard under the same condition.
+    :param goal: from a node (or shard) above the threshold, shards (or keys) move away until it
+        exceeds its share by at most this fraction. None means the same fraction as ``threshold``.
     :param cool_down: the time during which a shard or key that has moved must not move again.
     :param load: path of a JSON file with loads, for ``by="load"``.
     """

@@ -90,8 +90,9 @@ class BalanceMove:
 class Obstacle:
     """The reason why a bin (a node or shard) stays fuller than it should be.
 
-    :param item: the name of a shard or key that cannot usefully leave the bin; None if the bin is
-        too full even without any item that may move, or if no item may move.
+    :param item: the name of the shard or key that is the obstacle: it is too large for every bin,
+        or it is the smallest one, and even its move would gain too little. None if no item may
+        move, or if what must stay in the bin is already too much.
     """
 
     bin: str

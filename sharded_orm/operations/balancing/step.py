@@ -13,8 +13,8 @@ from sharded_orm.operations.balancing.problem import BalanceMove, percent
 class BalanceStep:
     """Consecutive moves of a balancing plan that an operator makes together, by one command.
 
-    All of them are within one group, and have the same source and the same target: two nodes if
-    shards move, or two shards if keys move.
+    All moves of a step are within one group, and have the same source and the same target. If
+    shards move, these are two nodes. If keys move, they are two shards.
     """
 
     group: str

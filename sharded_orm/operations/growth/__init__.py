@@ -3,10 +3,11 @@ way to grow, P10 and Y3).
 
 A *range* is a sequence of a group's shards on one primary node. The order of the steps matters:
 
-1. The shards of a new range get their tables. Otherwise a query to all shards would fail on them.
+1. The shards of a new range get their tables. If they had none when a process knows them, a query
+   to all shards would fail.
 2. The topology names the range.
-3. When every process knows the range, it is *opened* for new keys. A process that does not know a
-   shard cannot find the keys that others have placed there.
+3. When every process knows the range, it is *opened* for new keys. If it were opened earlier, a
+   process that does not know the shards yet could not find the keys that others place there.
 """
 
 from __future__ import annotations

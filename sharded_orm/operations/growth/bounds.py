@@ -1,8 +1,9 @@
 """Check the lower bounds of the keys on new shards, for groups that divide keys by ranges
 (``BOUNDS``).
 
-For example, a new shard gets the lower bound 5000. This is refused if the key 6000 is in use: its
-rows are on an older shard, but queries would look for them on the new shard.
+For example, a new shard is to get the lower bound 5000, and the key 6000 is in use. Its rows are on
+an older shard, but with the new bound, queries would look for them on the new shard. So the bound
+is refused.
 """
 
 from __future__ import annotations
@@ -72,9 +73,9 @@ def keys_above(new: NewRange) -> list[str]:
     """Return sentences about keys that are in use although they belong to the new shards.
 
     Before the range was added, the last of the older shards took all keys above its lower bound. So
-    only this shard can have rows with such keys, and this function reads all shard keys on it. This
-    process must already use the topology with the new range. The list is empty if there are no such
-    keys, if the group has no ``BOUNDS``, or if there are no older shards.
+    only this shard can have rows with such keys. This function reads all shard keys on it. The list
+    is empty if there are no such keys, if the group has no ``BOUNDS``, or if there are no older
+    shards. The process must already use the topology with the new range.
 
     :raises GrowthRefused: the shard could not be read.
     """

@@ -40,7 +40,7 @@ class GrowthReport:
     :param created: whether all shards of the range exist and are migrated.
     :param named: whether the topology has the range.
     :param open: whether the range takes new keys. None if each shard of the group has a fixed range
-        of keys, because such a group never chooses a shard for a new key.
+        of keys. Such a group never chooses a shard for a new key, so no range is open or closed.
     :param problems: sentences about what is left to do; empty if the growth is complete.
     """
 
@@ -147,8 +147,8 @@ class GrowthRun:
                 f"Group {new.group!r} has {count} shards by now, so range {new} does not follow:"
                 " somebody else has changed the topology. Repeat the command."
             )
-        # The entry "open": False means that no new keys are placed on the range yet. Leave it out if
-        # the group divides keys by ranges: then the bounds alone decide on which shard a key is.
+        # With "open": False, no new keys are placed on the range yet. Leave "open" out if the group
+        # divides keys by ranges, because the bounds alone decide then on which shard a key is.
         ranges += new.entries(is_open=self.kind is KeyRouting.RANGES)
         add_bounds(entry, new, self.kind)
         return Document.from_content(content)
@@ -219,8 +219,9 @@ class GrowthRun:
         """Wait until all processes use the lower bounds of the new shards. Then look again for keys
         above these bounds.
 
-        Until all use the bounds, a process may write rows with such keys to the older shard, after
-        the first check. If so, sentences about these keys are added to the report's problems.
+        A process that does not use the bounds yet may write a row with such a key to the older
+        shard, even after :meth:`_refuse_keys_above` has found none. For such keys, sentences are
+        added to the report's problems.
         """
         self._wait_until_used()
         self.report.problems += [

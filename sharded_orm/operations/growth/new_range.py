@@ -15,8 +15,8 @@ class NewRange:
     :param first: the number of the range's first shard; ``last`` is the number of its last shard.
     :param primary: the node of the shards.
     :param replica: the node of their copies; None for no copies.
-    :param is_pair: whether the two nodes are a pair of servers that replicate from each other. Then the
-        first half of the shards is active on ``primary``, and the second half on ``replica``.
+    :param is_pair: whether the two nodes are a pair of servers that replicate from each other. If
+        so, the first half of the shards is active on ``primary``, the second half on ``replica``.
     :param weight: how often a shard of the range gets a new key, relative to other ranges' weights.
     :param bounds: if the group has ``BOUNDS``, the lowest key of each new shard; otherwise empty.
     """

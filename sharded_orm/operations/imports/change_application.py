@@ -61,8 +61,8 @@ class ChangeApplication:
         :param afresh: True deletes a changed row from its shard and inserts it again; False updates
             it. Deleting first helps if two rows have exchanged unique values.
         :raises ImportConflict: a shard has a different row with the same primary key.
-        :raises IntegrityError: a constraint of a shard refuses a row. Perhaps it would accept the
-            row if a second row was changed, too, and that change is not among ``changes``.
+        :raises IntegrityError: a constraint of a shard refuses a row. It may accept the row when a
+            second row has changed as well, but that change is not among ``changes``.
         """
         changed = self._changed(changes)
         rows = {table: self._read(table, changed) for table in self._tables}
@@ -91,8 +91,8 @@ class ChangeApplication:
     def _read(self, table: SourceTable, changed: _Changed) -> dict[Any, SourceRow]:
         """Return the changed rows of ``table`` as they are on the source now, keyed by primary key.
 
-        Rows of other tables may get their shard key from one of these rows. If the row moves to
-        another shard, they must move with it, so this method adds them to ``changed``.
+        Rows of other tables may get their shard key from one of these rows. If such a row moves to
+        another shard, they must move with it. So this method adds them to ``changed``.
         """
         rows: dict[Any, SourceRow] = {}
         for batch in batched(changed[table], LOOK_UPS):
@@ -172,11 +172,11 @@ class ChangeApplication:
 def _gone(
     table: SourceTable, changed: Mapping[Any, set[Any]], rows: Mapping[Any, SourceRow]
 ) -> dict[Any, set[Any]]:
-    """Return the old anchors of changed rows that are not their anchors now, keyed by primary key.
+    """Return the anchors that changed rows had before and do not have now, keyed by primary key.
 
-    An anchor (:attr:`SourceTable.anchor_field`) is the shard key of a row, or the foreign key to
-    the parent row that has the shard key. If a row has lost an anchor, its old copy may have to be
-    deleted from the shard to which that anchor leads.
+    The anchor of a row (:attr:`SourceTable.anchor_field`) is its shard key, or the foreign key to
+    the parent row that has the shard key. If the anchor of a row has changed, the row may have to
+    be deleted from the shard to which the old anchor leads.
 
     :param changed: the anchors that each row had before its changes, keyed by primary key.
     :param rows: the rows as they are on the source now, keyed by primary key.

@@ -159,8 +159,8 @@ def _table_problems(table: SourceTable, names: set[str]) -> Iterator[str]:
 def _target_problems(request: ImportRequest) -> Iterator[str]:
     """Yield the reasons why an import would fail on the shards.
 
-    For example, a shard is not migrated. A further reason is that no ticket server could give ids
-    to rows that are created after the import.
+    For example, a shard is not migrated, or no ticket server could give ids to rows that are
+    created after the import.
     """
     group = runtime.group(request.group)
     shards = list(group.shards())

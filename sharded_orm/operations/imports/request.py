@@ -27,8 +27,8 @@ class ImportRequest:
     :param update: what to do if a row is already on its shard, but with values that differ from
         those on the source. True overwrites the row; False keeps it and reports it.
     :param rows: number of rows in a range of primary keys, the unit of work.
-    :param rounds: the largest number of rounds. Each round goes through all tables once, because a
-        row may be waiting for a row that an earlier round has not stored.
+    :param rounds: the largest number of rounds. Each round goes through all tables once. Another
+        round follows if the last one has copied or updated rows.
     """
 
     tables: Sequence[SourceTable]

@@ -43,10 +43,9 @@ def compare_rows(
 ) -> ImportReport:
     """Compare all rows of the request's tables with those on the shards, and return the report.
 
-    Changes nothing. The report's problems name the differences: missing rows, different values,
-    rows that the source does not have, and rows on a shard to which their key does not belong. If
-    somebody writes to the source or the shards during the comparison, a row that has just changed
-    may be reported although it is correct.
+    Changes nothing. The report's problems name the differences: rows that are missing on their
+    shard, rows with different values, rows that the source does not have, and rows on a wrong
+    shard. A row that somebody writes during the comparison may be reported although it is correct.
 
     Several processes may make the same call at once; they share the work.
 
@@ -171,8 +170,8 @@ def _alias_of(table: SourceTable, key: Any) -> str | None:
 class _RowComparison:
     """Compares rows of one table on the source of an import with those on shards.
 
-    The values that are compared are those that Django reads. If a field class changes values when
-    it reads them, the stored values are compared as text.
+    The values are compared as Django reads them. But if a field class changes values when it reads
+    them, the stored values are compared as text.
     """
 
     def __init__(self, table: SourceTable) -> None:

@@ -75,8 +75,8 @@ class _CopyJob(Job):
         last = table.from_json(unit.content["last"])
         stored, read = Stored(), 0
         while True:
-            # Read the range in batches. It may have more rows now than when it was planned, because
-            # new rows may have been inserted into it, and the last range has no upper limit.
+            # Read the range in batches, because it may have more rows now than when it was planned.
+            # New rows may have been inserted into it. And the last range has no upper limit.
             rows = table.read(table.between(after, last)[: self._request.rows])
             read += len(rows)
             self._store(table, rows, stored, unit, stopping)
@@ -95,9 +95,10 @@ class _CopyJob(Job):
         conflicts: list[str] = []
         written: list[str] = []
         # Usually, the cache is invalidated only for shards to which this call has written. But a
-        # worker that was killed may have inserted rows of this unit (a range of rows) and not
-        # invalidated the cache. So invalidate it always, except if this cannot have happened: in
-        # the second and later rounds, if no other worker has begun the unit.
+        # worker that was killed may have inserted rows of this unit (a range of rows), without
+        # invalidating the cache. Then invalidate it for the shards of all rows of the unit. Only in
+        # the second and later rounds, if no worker has begun the unit before, it is certain that
+        # this is not needed.
         is_certain = unit.content["round"] > 1 and not unit.is_repeated
         try:
             for alias, rows_there in sorted(rows_by_alias(table, rows).items()):
@@ -136,9 +137,9 @@ class _CopyJob(Job):
             label = self._request.tables[unit["table"]].label
             add_counts(tables.setdefault(label, {}), result.items())
         rounds.append({"tables": tables, "examples": examples})
-        # A row waits if it refers to a row that its shard does not have yet. A waiting row may
-        # refer to one that this round has copied, so run one more round. If this round has copied
-        # no rows, a further round would not copy any either.
+        # A row waits if it refers to a row that its shard does not have yet. That row may be one
+        # that this round has copied since, so run one more round. If this round has copied no rows,
+        # a further round would not copy any either.
         has_news = any(counts.get(name) for counts in tables.values() for name in _NEWS)
         return has_news and len(rounds) < self._request.rounds
 

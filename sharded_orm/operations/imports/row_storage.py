@@ -36,8 +36,8 @@ class Stored:
     :param updated: rows of the shard that were overwritten with the values of the source.
     :param differing: rows that the shard had already, with other values than on the source. They
         were left as they are.
-    :param waiting: references of rows to other rows that the shard does not have yet.
-    :param examples: sentences about some of the differing rows and of these references.
+    :param waiting: references to rows that the shard does not have yet.
+    :param examples: sentences about some rows of ``differing`` and references of ``waiting``.
     """
 
     copied: int = 0
@@ -181,9 +181,9 @@ class ShardTable:
         their shard key from them.
 
         The anchor of a row (:attr:`SourceTable.anchor_field`) is its shard key, or the foreign key
-        to the parent row that has the shard key. A row is deleted only if its present anchor on
-        this shard is among the given ones. Otherwise it may belong to this shard by its present
-        anchor.
+        to the parent row that has the shard key. A row is deleted only if its anchor on this shard
+        is one of the given old anchors. If it has another anchor here, it may have been stored
+        again since, and belong to this shard.
 
         :param anchors: maps the primary key of each row to delete to the anchors that the row had
             before.

@@ -59,8 +59,8 @@ class FollowReport:
     :param applied: number of entries of the source's journal of changes that this process has
         applied.
     :param left: number of entries that are not applied yet; at most 1000 are counted.
-    :param closed: whether this process was to switch, and has closed the source or found it closed,
-        so that it refuses writes.
+    :param closed: whether the source is closed, so that it refuses writes. Only
+        :func:`switch_source` closes it; the value is always False in other reports.
     :param seconds: for how many seconds writes were stopped, from closing the source until the
         shards had all rows; None if this process has not closed it.
     :param tables: maps the label of each model to two numbers: its rows on the source, and on the
@@ -294,9 +294,8 @@ class _Follower:
     def follow(self, *, until_current: bool, few: int = 0) -> None:
         """Apply changes of the import's source to the shards until the work is stopped.
 
-        :param until_current: whether to end earlier, as soon as at most ``few`` changes are left to
-            apply.
-        :param few: the number of changes that may be left if ``until_current`` is true.
+        :param until_current: True to end earlier, as soon as at most ``few`` changes are left to
+            apply. If False, ``few`` is ignored.
         """
         was_current = False
         while not self._stopping():
