@@ -16,6 +16,7 @@ from sharded_orm import conf, runtime
 from sharded_orm.database_settings import CurrentAliases
 from sharded_orm.exceptions import InvalidConfiguration, TopologyUnavailable
 from sharded_orm.management.startup import end_command, runs_without_topology, starting_command
+from sharded_orm.settings_validation import validate_settings
 from sharded_orm.topology.aliases import provide_resolver
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ class ShardedOrmConfig(AppConfig):
             import_module("sharded_orm.models.relations.generic").install()
         command = starting_command()
         try:
-            runtime.validate()
+            validate_settings()
         except (InvalidConfiguration, TopologyUnavailable) as exc:
             if command is not None:
                 # Without a topology, only two kinds of commands may run. One is "manage.py

@@ -9,7 +9,6 @@ import atexit
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
@@ -20,7 +19,7 @@ from sharded_orm import conf
 from sharded_orm.active_config import ActiveConfig
 from sharded_orm.backends import pool
 from sharded_orm.backends.group import relocation
-from sharded_orm.exceptions import InvalidConfiguration, UnknownShard
+from sharded_orm.exceptions import UnknownShard
 from sharded_orm.routing.base import Strategy, make_strategy
 from sharded_orm.routing.directory import DirectoryStore, DirectoryStrategy
 from sharded_orm.routing.placement_lease import PermanentLease, PlacementLease
@@ -191,52 +190,6 @@ def topology() -> Topology:
     return config().topology if swapped is None else swapped
 
 
-def validate() -> None:
-    """Check the whole setting ``SHARDED_ORM``, including the strategies of the groups and the
-    drivers of the nodes. Also check that its aliases fit the entries of ``DATABASES``.
-
-    :raises InvalidConfiguration: anything is wrong. The error lists every problem.
-    """
-    problems: list[str] = []
-    for name in topology().groups:
-        try:
-            strategy(name)
-        except InvalidConfiguration as exc:
-            problems += exc.problems
-    for engine in sorted({node["ENGINE"] for node in topology().nodes.values()}):
-        try:
-            # Do not call Django's load_backend(): if the import fails, its error advises to use one
-            # of Django's own backends.
-            import_module(f"{engine}.base")
-        except (ImportError, ImproperlyConfigured) as exc:
-            names = [name for name, node in topology().nodes.items() if node["ENGINE"] == engine]
-            problems.append(
-                f"ENGINE {engine!r} of {', '.join(map(repr, names[:5]))} cannot be used:"
-                f" {' '.join(str(exc).split())}. Correct it, or install its driver."
-            )
-    for key, aliases in (("TICKETS", config().tickets), ("DIRECTORY", (config().directory,))):
-        problems += [
-            f"{key} names {alias!r}, which is no alias of DATABASES"
-            for alias in aliases
-            if (topology().groups or key == "TICKETS")
-            and not dict.__contains__(settings.DATABASES, alias)
-        ]
-    if topology().groups and not isinstance(settings.DATABASES, ShardedDatabases):
-        problems.append(
-            "DATABASES must be wrapped: DATABASES = sharded_databases({...})"
-            " (from sharded_orm.topology.aliases)"
-        )
-    elif topology().groups:
-        try:
-            # Add the aliases of the groups now, before the process starts threads. This raises an error
-            # if a group has the name of another entry.
-            settings.DATABASES.add_groups()
-        except InvalidConfiguration as exc:
-            problems += exc.problems
-    if problems:
-        raise InvalidConfiguration(problems)
-
-
 def swap(new: Topology | None) -> None:
     """Use the topology ``new`` (a map of shards to nodes) from now on.
 
@@ -273,6 +226,8 @@ def strategy(name: str) -> Strategy:
     """Return the routing strategy of shard group ``name``, an object that finds the shard of a key.
 
     The strategy is created at its first use and shared by all threads.
+
+    :raises UnknownShard: there is no such group.
     """
     strategy = _strategies.get(name)
     if strategy is None:

@@ -30,6 +30,7 @@ def set_up_django(**settings_by_name: Any) -> None:
     from sharded_orm import runtime
     from sharded_orm.exceptions import InvalidConfiguration, TopologyUnavailable
     from sharded_orm.management.startup import end_command, runs_without_topology
+    from sharded_orm.settings_validation import validate_settings
 
     for connection in connections.all(initialized_only=True):
         del connections[connection.alias]
@@ -41,7 +42,7 @@ def set_up_django(**settings_by_name: Any) -> None:
     runtime.reset()
     # As the app's ready() does.
     try:
-        runtime.validate()
+        validate_settings()
     except (InvalidConfiguration, TopologyUnavailable) as exc:
         if isinstance(exc, TopologyUnavailable) and runs_without_topology(sys.argv):
             return

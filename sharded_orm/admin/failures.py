@@ -15,6 +15,7 @@ from sharded_orm.topology.model import Shard
 # is_node_gone(), which takes some of them for a node that does not answer. The page shows only the
 # number of such an error, because its text names the database account.
 _LOGIN = frozenset({1044, 1045, 1698})
+_MOST_NAMES = 8
 
 
 @dataclass(frozen=True)
@@ -104,15 +105,13 @@ class Outages:
         return by_node(self.errors)
 
 
-def join_names(names: Iterable[str], most: int = 8) -> str:
-    """Return one text with the first ``most`` names and, if there are more, the number of the names
+def join_names(names: Iterable[str]) -> str:
+    """Return one text with the first eight names and, if there are more, the number of the names
     that are left out.
-
-    With ``most=2``, for example: ``a, b and 3 more``.
     """
     all_names = list(names)
-    more = f" and {len(all_names) - most} more" if len(all_names) > most else ""
-    return ", ".join(all_names[:most]) + more
+    left_out = len(all_names) - _MOST_NAMES
+    return ", ".join(all_names[:_MOST_NAMES]) + (f" and {left_out} more" if left_out > 0 else "")
 
 
 def outage_text(shard: Shard, error: BaseException) -> str:

@@ -7,6 +7,7 @@ ends, nothing is sent. The backends whose databases are servers use this module.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from enum import Enum
 
 # Matches a statement about a savepoint of Django's atomic(), recognized by the form of its name,
@@ -15,75 +16,79 @@ from enum import Enum
 _DJANGO = re.compile(r"(SAVEPOINT|ROLLBACK TO SAVEPOINT|RELEASE SAVEPOINT) ([`\"]s\d+_x\d+[`\"])$")
 
 
-class SavepointStatement(Enum):
-    """What a statement does with one of Django's savepoints."""
+class SavepointAction(Enum):
+    """What a statement does with a savepoint."""
 
     SAVEPOINT = "SAVEPOINT"
     ROLLBACK_TO = "ROLLBACK TO SAVEPOINT"
     RELEASE = "RELEASE SAVEPOINT"
 
 
-def savepoint_statement(sql: str) -> SavepointStatement | None:
-    """Return what ``sql`` does with a savepoint of Django: SAVEPOINT, RELEASE or ROLLBACK TO.
+@dataclass(frozen=True, slots=True)
+class SavepointStatement:
+    """A statement about one of Django's savepoints. ``name`` is quoted, as in the statement."""
+
+    action: SavepointAction
+    name: str
+
+
+def parse_savepoint(sql: str) -> SavepointStatement | None:
+    """Parse a statement about one of Django's savepoints.
 
     Return None for any other statement, such as one about a savepoint from the project's own SQL.
     """
     if sql[:1] not in "SR":
         return None
     match = _DJANGO.match(sql)
-    return SavepointStatement(match[1]) if match else None
+    return SavepointStatement(SavepointAction(match[1]), match[2]) if match else None
 
 
-def record(sql: str, existing: list[str]) -> bool:
+def record(statement: SavepointStatement, existing: list[str]) -> bool:
     """Record in ``existing`` what a statement about one of Django's savepoints does.
 
-    :param sql: a statement for which :func:`savepoint_statement` is not None.
     :param existing: the names of the savepoints that exist, the oldest first.
     :returns: whether the savepoint existed before the statement.
     """
-    match = _DJANGO.match(sql.strip())
-    assert match is not None
-    what, name = SavepointStatement(match[1]), match[2]
-    if what is SavepointStatement.SAVEPOINT:
+    action, name = statement.action, statement.name
+    if action is SavepointAction.SAVEPOINT:
         existing.append(name)
         return False
     if name not in existing:
         return False
     # The savepoints inside this one end, too.
-    del existing[existing.index(name) + (what is SavepointStatement.ROLLBACK_TO) :]
+    del existing[existing.index(name) + (action is SavepointAction.ROLLBACK_TO) :]
     return True
 
 
-def defer(sql: str, pending: list[bytes], existing: list[str], *, may_release: bool) -> bool:
+def defer(
+    statement: SavepointStatement, pending: list[bytes], existing: list[str], *, may_release: bool
+) -> bool:
     """Process a statement about one of Django's savepoints. Return True if it need not be sent now.
 
     A SAVEPOINT is added to ``pending``. If its RELEASE comes before any other statement was sent,
     the SAVEPOINT is removed from ``pending``. So nothing is ever sent for an inner ``atomic()``
     block without statements.
 
-    :param sql: a statement for which :func:`savepoint_statement` is not None.
     :param pending: the delayed statements, which are sent together with the next statement.
     :param existing: the names of the savepoints that exist, as :func:`record` keeps them. The
         program may release a savepoint twice. The second RELEASE fails, so it is sent at once.
     :param may_release: whether a RELEASE may be delayed, too. Pass True only if the server
         certainly has every savepoint of ``existing`` that is not in ``pending``.
     """
-    match = _DJANGO.match(sql.strip())
-    assert match is not None
-    exists = record(sql, existing)
-    what, statement = SavepointStatement(match[1]), sql.strip().encode()
-    if what is SavepointStatement.SAVEPOINT:
-        pending.append(statement)
+    action, name = statement.action, statement.name.encode()
+    exists = record(statement, existing)
+    created = b"SAVEPOINT " + name
+    if action is SavepointAction.SAVEPOINT:
+        pending.append(created)
         return True
-    created = b"SAVEPOINT " + match[2].encode()
     if created in pending:
         # The SAVEPOINT was not sent yet. So do not send its RELEASE or ROLLBACK TO. Instead, remove
         # the SAVEPOINT from the delayed statements, with the savepoints nested in it. After a
         # ROLLBACK TO, the savepoint still exists, so keep the SAVEPOINT itself.
-        keep = what is SavepointStatement.ROLLBACK_TO
+        keep = action is SavepointAction.ROLLBACK_TO
         del pending[pending.index(created) + keep :]
         return True
-    if what is SavepointStatement.RELEASE and may_release and exists:
-        pending.append(statement)
+    if action is SavepointAction.RELEASE and may_release and exists:
+        pending.append(b"RELEASE SAVEPOINT " + name)
         return True
     return False

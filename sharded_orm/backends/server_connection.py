@@ -82,21 +82,13 @@ class ServerConnectionMixin(ShardConnectionMixin, Generic[P]):
             ``execute()`` fetches all rows.
         """
         with self.wrap_database_errors:
-            cursor = self.open_node_cursor(stream=stream)
+            node = self.shard.node if self.shard is not None else None
+            kind = self.node_stream_class if stream else self.node_cursor_class
+            cursor = kind(self.node_pool, node)
             try:
                 yield cursor
             finally:
                 cursor.close()
-
-    def open_node_cursor(self, *, stream: bool = False) -> Any:
-        """Return a cursor as :meth:`node_cursor` does, but leave it to the caller to close it.
-
-        The methods of the cursor raise the errors of the driver.
-        """
-        with self.wrap_database_errors:
-            node = self.shard.node if self.shard is not None else None
-            kind = self.node_stream_class if stream else self.node_cursor_class
-            return kind(self.node_pool, node)
 
     def forget_server(self) -> None:
         if self._node_pool is not None:

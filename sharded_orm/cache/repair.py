@@ -95,8 +95,6 @@ class Repairer:
     :param quarantine: seconds after which an open marker is closed if the database cannot say
         whether the writer is alive. This is safe, because a living writer does not begin a COMMIT
         with a marker of that age: it first opens new markers.
-    :param after: seconds for which an open marker is left alone, because the writer is probably
-        alive.
     :param monotonic: returns the time of a monotonic clock in seconds.
     """
 
@@ -104,11 +102,9 @@ class Repairer:
         self,
         quarantine: float,
         *,
-        after: float = REPAIR_AFTER,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._quarantine = quarantine
-        self._after = after
         self._monotonic = monotonic
         self._lock = threading.Lock()
         self._states: OrderedDict[str, _MarkerState] = OrderedDict()
@@ -171,7 +167,7 @@ class Repairer:
                 # If the writer's clock is ahead of this one, now - marker.at is too small, or even
                 # negative. So also take the time since this process first saw the marker.
                 age = max(now - marker.at, tick - state.seen_at)
-                if age <= self._after:
+                if age <= REPAIR_AFTER:
                     continue
                 if state.asked_at is None or tick - state.asked_at >= _AGAIN_AFTER:
                     state.asked_at = tick

@@ -8,9 +8,9 @@ from django.apps import apps
 from django.db import models
 from django.db.models.base import ModelBase
 
-from sharded_orm import compat, database_settings, runtime
+from sharded_orm import compat, runtime
 from sharded_orm.cache import request_cache
-from sharded_orm.exceptions import CrossShardRelation, ShardKeyChanged, ShardKeyRequired
+from sharded_orm.exceptions import ShardKeyChanged, ShardKeyRequired
 from sharded_orm.models.cached.cached_model import cached_model
 from sharded_orm.models.cached.model_cache import CacheAttribute
 from sharded_orm.models.cached.saves import save_cached_row, save_loaded_cached_row
@@ -44,14 +44,17 @@ from sharded_orm.models.sharding.bound_rows import give_bound_key, refuse_other_
 from sharded_orm.models.sharding.current_shard import current_alias, is_of_other_key
 from sharded_orm.models.sharding.generic_keys import check_references
 from sharded_orm.models.sharding.kept_shard import KeptShard, keep_shard
-from sharded_orm.models.sharding.key_errors import describe, shard_key_required
+from sharded_orm.models.sharding.key_errors import shard_key_required
 from sharded_orm.models.sharding.key_validation import install_key_validation
-from sharded_orm.models.sharding.options import ShardOptions, options_of, shard_options
+from sharded_orm.models.sharding.options import ShardOptions, shard_options
 from sharded_orm.models.sharding.rewritten_keys import refuse_rewritten_keys
-from sharded_orm.models.sharding.row_placement import colocated_alias
-from sharded_orm.models.sharding.same_key import are_of_two_keys, refuse_related_of_other_key
+from sharded_orm.models.sharding.same_key import are_of_two_keys
+from sharded_orm.models.sharding.shard_refusals import (
+    refuse_near_on_other_shard,
+    refuse_other_shard,
+    refuse_relations_to_other_shards,
+)
 from sharded_orm.models.sharding.statements import check_insert, check_update, has_expressions
-from sharded_orm.topology.model import Shard
 
 
 class ShardedModelBase(ModelBase):
@@ -160,8 +163,8 @@ class ShardedModel(RowValidation, metaclass=ShardedModelBase):
         refuse_other_key(self)
         options = self._shard_options()
         using = self._write_alias(options, using)
-        self._refuse_relations_to_other_shards(options, using, update_fields)
-        self._refuse_near_on_other_shard(options, using)
+        refuse_relations_to_other_shards(options, self, using, update_fields)
+        refuse_near_on_other_shard(options, self, using)
         # Check the expressions among the row's values here, because an error after the transaction
         # has begun would make it unusable. Lazy objects, which pre_save may replace, are checked later.
         if has_expressions(self):
@@ -199,104 +202,9 @@ class ShardedModel(RowValidation, metaclass=ShardedModelBase):
             return alias
         return row_placement.place(options, self).alias
 
-    def _refuse_relations_to_other_shards(
-        self, options: ShardOptions, using: str, update_fields: Any
-    ) -> None:
-        # Check the relations before each save. Django asks the router about a relation only when a
-        # row is assigned, and the shard key may have been set after that.
-        refuse_related_of_other_key(self, update_fields)
-        related: dict[str, Any] = self._state.fields_cache
-        for name, other in related.items():
-            alias = other._state.db if isinstance(other, models.Model) else None
-            if alias in (None, using, options.group) or other._state.adding:
-                continue
-            other_options = options_of(other)
-            if (
-                other_options is not None
-                and other_options.group == options.group
-                and current_alias(other_options, other) != using
-            ):
-                raise CrossShardRelation(
-                    f"{describe(self)} cannot be saved on {using!r}: its {name!r} is"
-                    f" {describe(other)}, which is on {alias!r}. Rows of one group can only be"
-                    " related on one shard."
-                )
-
-    def _refuse_near_on_other_shard(self, options: ShardOptions, using: str) -> None:
-        # near=row puts a new row without a shard key on the shard of ``row``. But a new row with an
-        # explicit key belongs on the shard of this key. Refuse the row if the two shards differ.
-        near: Any = getattr(self._state, "near", None)
-        alias = colocated_alias(options, near) if near is not None else None
-        if alias is not None and alias != using:
-            raise CrossShardRelation(
-                f"{describe(self)} cannot be saved on {using!r}: near={describe(near)} is on"
-                f" {alias!r}. Leave out the {options.key.name if options.key else None!r}, or near=."
-            )
-
     def _refuse_other_shard(self, alias: str) -> None:
-        """Raise an error if the shard key of this instance does not belong on the shard ``alias``.
-
-        :raises ShardKeyChanged: the row is stored already, and its key belongs on another shard.
-        :raises CrossShardRelation: for a new row whose key, near= or relation is on another shard.
-        """
-        options = self._shard_options()
-        key = options.key
-        kept: KeptShard | None = None
-        if key is not None:
-            if alias == self._state.db and key.attname not in self.__dict__:
-                # The shard key was never loaded, so it is unchanged and belongs on this shard.
-                return
-            kept = self._state.__dict__.get("kept_shard")
-            value = self.__dict__.get(key.attname)
-            if kept is not None and kept.is_accepted(alias, value):
-                return
-            if kept is not None and type(value) is int and not options.key_has_pre_save:
-                # A shortcut for integer keys, the commonest keys. It finds the same shard as the
-                # code below, in half of the time.
-                found = kept.find(options.group, key.get_prep_value(value), runtime.locate)
-                if found is not None and found.alias == alias:
-                    kept.accept(alias, value)
-                    return
-        home = runtime.topology().resolve(alias)
-        if home is None and database_settings.template_group(alias) == options.group:
-            return
-        shard = row_placement.locate(options, self)
-        if options.awaits_key(self):
-            self._refuse_wrong_shard_of_new_id(alias, shard or home)
-            return
-        if shard is None and self._state.adding:
-            shard = row_placement.place(options, self)
-        if shard is not None and shard.alias == alias:
-            if kept is not None and key is not None and not options.key_has_pre_save:
-                kept.accept(alias, self.__dict__.get(key.attname))
-            return
-        name, key = options.key.name if options.key is not None else None, options.key_of(self)
-        where = f"shard {shard.alias!r}" if shard is not None else "no shard yet"
-        if not self._state.adding:
-            raise ShardKeyChanged(
-                f"{describe(self)} was read from {self._state.db!r} and cannot be written on {alias!r}: its shard"
-                f" key {name}={key!r} is on {where}. The key of a row never changes by save(): leave out"
-                " using= if it is given, or create the row under the new key and delete this one."
-            )
-        raise CrossShardRelation(
-            f"{describe(self)} cannot be saved on {alias!r}: its shard key {name}={key!r} is on {where}."
-            " Relate it only to rows with the same shard key, leave out using= if it is given, and set"
-            " the key before save(), not in a receiver of pre_save."
-        )
-
-    def _refuse_wrong_shard_of_new_id(self, alias: str, required: Shard | None) -> None:
-        # The shard key is generated for whichever shard stores the row. So the key fits any shard,
-        # and only near= or a related row can require a certain shard.
-        if required is None or required.group != self._shard_options().group:
-            raise CrossShardRelation(
-                f"{describe(self)} cannot be saved on {alias!r}, which is no shard of group"
-                f" {self._shard_options().group!r}. Leave out using=."
-            )
-        if required.alias != alias:
-            raise CrossShardRelation(
-                f"{describe(self)} cannot be saved on {alias!r}: near= or a row that it refers to is"
-                f" on {required.alias!r}. Leave out using=, or near=."
-            )
+        # Automatic many-to-many tables have a method of this name, too.
+        refuse_other_shard(self._shard_options(), self, alias)
 
     def _save_table(
         self,

@@ -9,7 +9,7 @@ import contextvars
 import os
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from django.db import DatabaseError, connections
@@ -74,7 +74,7 @@ def _node_wrapper(shard: Shard) -> Any:
     wrapper: Any = connection_of(shard.alias)
     relocation.follow(wrapper)
     if not wrapper.features.can_union_shards or (
-        (wrapper.shard is shard or wrapper.shard == shard) and relocation.is_current(wrapper)
+        wrapper.shard == shard and relocation.is_current(wrapper)
     ):
         return wrapper
     # The thread's connection object is on another node than the plan says: a transaction keeps it
@@ -82,16 +82,6 @@ def _node_wrapper(shard: Shard) -> Any:
     # plan's node.
     settings = database_settings.settings_as_planned(shard)
     return wrapper if settings is None else relocation.separate_copy(wrapper, settings)
-
-
-def _close(cursors: list[Any]) -> None:
-    """Close all cursors of the list, even if an error is raised by one of them."""
-    while cursors:
-        try:
-            cursors.pop().close()
-        except BaseException:
-            _close(cursors)
-            raise
 
 
 class Executor:
@@ -253,19 +243,18 @@ class Executor:
 
         The caller uses the rows of a node while the other nodes still execute their statements.
         """
-        cursors: list[Any] = []
-        try:
+        with ExitStack() as cursors:
             for statement in statements:
                 self._send(statement, cursors)
-            for statement in statements:
-                rows = self._run(statement, statement.branches)
-                # After a failure, still receive the answers of the other nodes, so that the
-                # error names all shards that have failed. But do not yield any more rows.
-                if self.failures.partial or not self.failures.causes:
-                    yield statement.node, rows
-        finally:
-            self._sent.clear()
-            _close(cursors)
+            try:
+                for statement in statements:
+                    rows = self._run(statement, statement.branches)
+                    # After a failure, still receive the answers of the other nodes, so that the
+                    # error names all shards that have failed. But do not yield any more rows.
+                    if self.failures.partial or not self.failures.causes:
+                        yield statement.node, rows
+            finally:
+                self._sent.clear()
         self.failures.check()
         self._settle(len(statements))
 
@@ -277,36 +266,30 @@ class Executor:
         #   session of another node, and two such threads could wait for each other.
         # - A node has no idle session. Opening one takes long if the node is down, so other threads
         #   open the sessions of all nodes at the same time.
-        for statement in statements:
-            if not statement.union or statement.alias is not None:
-                return False
-        if (
-            self._group.queries_logged
-            or len(self._group.execute_wrappers)
-            or not sends_as_django(CursorWrapper)
-        ):
-            return False
-        for wrapper in self._wrappers.values():
-            if (
-                not features_of(wrapper).sends_ahead
-                or wrapper.settings_dict.get("POOL")
-                or not wrapper.node_pool.idle
-            ):
-                return False
-        return True
+        return (
+            all(statement.union and statement.alias is None for statement in statements)
+            and not self._group.queries_logged
+            and not len(self._group.execute_wrappers)
+            and sends_as_django(CursorWrapper)
+            and all(
+                features_of(wrapper).sends_ahead
+                and not wrapper.settings_dict.get("POOL")
+                and wrapper.node_pool.idle
+                for wrapper in self._wrappers.values()
+            )
+        )
 
-    def _send(self, statement: ShardStatement, cursors: list[Any]) -> None:
+    def _send(self, statement: ShardStatement, cursors: ExitStack) -> None:
         """Send a statement to its node, without waiting for the answer.
 
         Then :meth:`_run` reads its rows, or raises the error if it could not be sent.
 
-        :param cursors: the cursor is added to this list. The caller closes it.
+        :param cursors: closes the cursor at its end.
         """
         try:
             with self._group.wrap_database_errors:
                 wrapper = self._wrappers[statement.node]
-                cursor = wrapper.open_node_cursor()
-                cursors.append(cursor)
+                cursor = cursors.enter_context(wrapper.node_cursor())
                 keyed = statement.with_keys() if cursor.writes_digits else None
                 if keyed is None:
                     cursor.send(*statement.sql())

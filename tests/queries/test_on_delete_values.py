@@ -22,7 +22,7 @@ from tests.twins.models import (
     Drawer,
     Folder,
     Letter,
-    SheetColumns,
+    ShardedSheet,
 )
 from tests.versions import HAS_DATABASE_ON_DELETE
 
@@ -138,23 +138,15 @@ def test_a_deletion_never_writes_another_shard_key(on_delete: Any) -> None:
     # The models have no tables. So each query would raise another error.
     with isolate_apps("tests.twins"):
 
-        class Wing(SheetColumns, ShardedModel):
+        class Wing(ShardedSheet):
             class Meta:
                 app_label = "twins"
 
-            class ShardMeta:
-                group = "events"
-                shard_key = "owner"
-
-        class Hall(SheetColumns, ShardedModel):
+        class Hall(ShardedSheet):
             wing = models.ForeignKey(Wing, models.CASCADE, related_name="halls")
 
             class Meta:
                 app_label = "twins"
-
-            class ShardMeta:
-                group = "events"
-                shard_key = "owner"
 
         class Pin(ShardedModel):
             id = models.BigIntegerField(primary_key=True)

@@ -71,21 +71,24 @@ class SheetColumns(models.Model):
         abstract = True
 
 
-class Folder(SheetColumns, ShardedModel):
+class ShardedSheet(SheetColumns, ShardedModel):
+    class Meta:
+        abstract = True
+
     class ShardMeta:
         group = "events"
         shard_key = "owner"
 
 
-class Sheet(SheetColumns, ShardedModel):
+class Folder(ShardedSheet):
+    pass
+
+
+class Sheet(ShardedSheet):
     folder = models.ForeignKey(Folder, models.CASCADE, related_name="sheets")
 
     class Meta:
         order_with_respect_to = "folder"
-
-    class ShardMeta:
-        group = "events"
-        shard_key = "owner"
 
 
 def folder_of_deleted() -> Folder:
@@ -96,26 +99,16 @@ def folder_of_deleted() -> Folder:
 REPLACEMENT_FOLDER = 1000
 
 
-class Clip(SheetColumns, ShardedModel):
+class Clip(ShardedSheet):
     folder = models.ForeignKey(Folder, models.SET(folder_of_deleted), related_name="clips")
 
-    class ShardMeta:
-        group = "events"
-        shard_key = "owner"
+
+class Desk(ShardedSheet):
+    pass
 
 
-class Desk(SheetColumns, ShardedModel):
-    class ShardMeta:
-        group = "events"
-        shard_key = "owner"
-
-
-class Drawer(SheetColumns, ShardedModel):
+class Drawer(ShardedSheet):
     desk = models.ForeignKey(Desk, models.CASCADE, related_name="drawers")
-
-    class ShardMeta:
-        group = "events"
-        shard_key = "owner"
 
 
 def drawer_of_deleted() -> Drawer:
@@ -126,15 +119,11 @@ def drawer_of_deleted() -> Drawer:
 REPLACEMENT_DRAWER = 1000
 
 
-class Letter(SheetColumns, ShardedModel):
+class Letter(ShardedSheet):
     """Deleted with its desk, and kept without its drawer."""
 
     desk = models.ForeignKey(Desk, models.CASCADE, related_name="letters")
     drawer = models.ForeignKey(Drawer, models.SET(drawer_of_deleted), related_name="letters")
-
-    class ShardMeta:
-        group = "events"
-        shard_key = "owner"
 
 
 class PlainFolder(SheetColumns):

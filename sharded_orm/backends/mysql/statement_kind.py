@@ -15,7 +15,7 @@ from enum import IntEnum
 from functools import lru_cache
 
 from sharded_orm.backends.function_calls import may_call
-from sharded_orm.backends.savepoints import savepoint_statement
+from sharded_orm.backends.savepoints import parse_savepoint
 
 
 class StatementKind(IntEnum):
@@ -231,8 +231,8 @@ def _bare(sql: str) -> str | None:
 def _classify(sql: str) -> StatementKind:
     text = sql.strip()
     # Look for savepoints first. Django quotes their names, and quoted names are removed below.
-    if (savepoint := savepoint_statement(text)) is not None:
-        return StatementKind[savepoint.name]
+    if (savepoint := parse_savepoint(text)) is not None:
+        return StatementKind[savepoint.action.name]
     upper = text.upper()
     if upper.startswith("SET"):
         if checks := _CHECKS.match(upper):

@@ -176,10 +176,13 @@ class ServerTransaction:
         self.existing.clear()
 
     def defer(self, sql: str) -> bool:
-        """If ``sql`` is a savepoint statement of Django's that can wait, keep it until the next
-        statement is sent.
+        """If a savepoint statement of Django's can wait, keep it until the next statement is sent.
 
         Return True if it is kept, and False if it must be sent now.
+
+        :param sql: a statement that :func:`~sharded_orm.backends.savepoints.parse_savepoint` knows.
         """
+        statement = savepoints.parse_savepoint(sql.strip())
+        assert statement is not None
         may_release = self.is_open and not self.unsure
-        return savepoints.defer(sql, self.pending, self.existing, may_release=may_release)
+        return savepoints.defer(statement, self.pending, self.existing, may_release=may_release)

@@ -32,7 +32,7 @@ from sharded_orm.backends.postgresql.session_lease import SessionLease
 from sharded_orm.backends.postgresql.sql_quotes import literal
 from sharded_orm.backends.postgresql.statement_kind import PostgreSQLKind
 from sharded_orm.backends.postgresql.two_phase import BranchPreparation
-from sharded_orm.backends.savepoints import SavepointStatement, savepoint_statement
+from sharded_orm.backends.savepoints import SavepointAction, parse_savepoint
 from sharded_orm.backends.session_mode import SessionMode
 from sharded_orm.exceptions import SessionStateRefused
 
@@ -402,28 +402,30 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
                 cursor.expire()
 
     def defer(self, sql: str) -> bool:
-        """If ``sql`` is a savepoint statement of Django's that can wait, keep it until the next
-        statement is sent.
+        """If a savepoint statement of Django's can wait, keep it until the next statement is sent.
 
         Return True if it is kept, and False if it must be sent now.
+
+        :param sql: a statement that :func:`~sharded_orm.backends.savepoints.parse_savepoint` knows.
         """
-        session, what = self.session, savepoint_statement(sql.strip())
+        session, statement = self.session, parse_savepoint(sql.strip())
+        assert statement is not None
         if session is not None and session.has_failed:
             # The transaction has failed, and must be rolled back. So the deferred RELEASE
             # statements are not needed any more.
             self.pending.clear()
-            if what is SavepointStatement.ROLLBACK_TO:
-                savepoints.record(sql, self.existing_savepoints)
+            if statement.action is SavepointAction.ROLLBACK_TO:
+                savepoints.record(statement, self.existing_savepoints)
             return False
-        if self.is_open and what is SavepointStatement.SAVEPOINT:
+        if self.is_open and statement.action is SavepointAction.SAVEPOINT:
             # Send SAVEPOINT now, in a packet of its own. The server parses a whole packet before it
             # executes any statement of it. If SAVEPOINT were sent with the next statement, and the
             # server could not parse that, the savepoint would not be set, and the whole transaction
             # would be lost.
-            savepoints.record(sql, self.existing_savepoints)
+            savepoints.record(statement, self.existing_savepoints)
             return False
         return savepoints.defer(
-            sql, self.pending, self.existing_savepoints, may_release=self.is_open
+            statement, self.pending, self.existing_savepoints, may_release=self.is_open
         )
 
     def fail_transaction(self, prefix: list[bytes]) -> None:

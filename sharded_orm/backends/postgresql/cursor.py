@@ -31,8 +31,8 @@ from sharded_orm.backends.postgresql.statement_kind import (
     prepares_transaction,
     reason,
     resets_path,
-    without_comments,
 )
+from sharded_orm.backends.postgresql.statement_text import without_comments
 from sharded_orm.backends.session_mode import SessionMode
 from sharded_orm.backends.write_hooks.route_check import check_route
 from sharded_orm.exceptions import SessionStateRefused

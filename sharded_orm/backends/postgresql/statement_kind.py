@@ -13,7 +13,8 @@ from enum import IntEnum
 from functools import lru_cache
 
 from sharded_orm.backends.function_calls import may_call
-from sharded_orm.backends.savepoints import SavepointStatement, savepoint_statement
+from sharded_orm.backends.postgresql.statement_text import strip
+from sharded_orm.backends.savepoints import parse_savepoint
 
 
 class PostgreSQLKind(IntEnum):
@@ -52,15 +53,9 @@ class PostgreSQLKind(IntEnum):
     """A statement that changes the search path of the session, or might do so."""
 
 
-_SAVEPOINTS = {
-    SavepointStatement.SAVEPOINT: PostgreSQLKind.SAVEPOINT,
-    SavepointStatement.ROLLBACK_TO: PostgreSQLKind.ROLLBACK_TO,
-    SavepointStatement.RELEASE: PostgreSQLKind.RELEASE,
-}
-
-# The kinds of statements of at most this many characters are cached. Longer statements, such as
-# queries over many shards and bulk inserts, would fill the memory, so only the last few of them are
-# cached.
+# The kinds of statements of at most this many characters are cached. For longer ones, such as
+# queries over many shards and bulk inserts, only the last few kinds are kept, because their texts
+# would fill the memory.
 _CACHED_LENGTH = 2000
 _CACHE_SIZE = 2048
 _LONG_LENGTH = 300_000
@@ -80,25 +75,6 @@ _CONTROL = frozenset(
     ["ABORT", "BEGIN", "COMMIT", "END", "RELEASE", "ROLLBACK", "SAVEPOINT", "START"]
 )
 
-# Matches quoted text and comments. The order of the alternatives is that of the server's scanner. A
-# backslash is an escape only in E'…'. For a comment /* … */, the pattern matches only the
-# beginning, because such comments can be nested. The last alternative matches an opening quote that
-# is never closed.
-_QUOTED = re.compile(
-    r"(?P<literal>\b[Ee]'(?:[^'\\]|\\.|'')*'|'[^']*'"
-    r"|(?<![\w$\x80-\U0010ffff])\$(?P<tag>[A-Za-z_\x80-\U0010ffff][\w\x80-\U0010ffff]*)?\$"
-    r".*?\$(?(tag)(?P=tag))\$)"
-    r'|"(?P<name>(?:[^"]|"")*)"'
-    r"|(?P<comment>--[^\n\r]*)"
-    r"|(?P<nesting>/\*)"
-    r"|(?P<open>['\"]|(?<![\w$\x80-\U0010ffff])\$(?:[A-Za-z_\x80-\U0010ffff][\w\x80-\U0010ffff]*)?\$)",
-    re.DOTALL,
-)
-# If a text contains none of these marks, it has only literals and quoted names of standard SQL.
-# These are found by the simpler pattern _STANDARD_QUOTED.
-_BEYOND_STANDARD = ("--", "/*", "$", "\\", "E'", "e'")
-_STANDARD_QUOTED = re.compile(r"'[^']*'|\"(?:[^\"]|\"\")*\"")
-_COMMENT_MARK = re.compile(r"/\*|\*/")
 _NEEDS_STRIPPING = ("'", '"', "--", "/*", "$", ";")
 _FIRST_WORD = re.compile(r"[\s(]*([A-Za-z_]+)")
 _QUOTED_NAME = re.compile(r'"([a-z_][a-z0-9_]*)"')
@@ -219,7 +195,7 @@ def reason(sql: str) -> str:
 
     A pinned session is kept for one alias. The returned text contains no values of ``sql``.
     """
-    bare = _strip(sql)
+    bare = strip(sql)
     if bare is None:
         return "text with an open quote"
     upper = bare.upper()
@@ -235,7 +211,7 @@ def is_several(sql: str) -> bool:
     """Whether ``sql`` contains more than one statement. Also True if that is unclear."""
     if ";" not in sql:
         return False
-    bare = _strip(sql)
+    bare = strip(sql)
     return bare is None or ";" in bare.strip("; \t\r\n")
 
 
@@ -245,7 +221,7 @@ def begins_anew(sql: str) -> bool:
 
     :param sql: a statement of the kind CONTROL, which begins or ends a transaction.
     """
-    bare = _strip(sql)
+    bare = strip(sql)
     return bare is None or _CHAIN.search(bare.upper()) is not None
 
 
@@ -254,7 +230,7 @@ def prepares_transaction(sql: str) -> bool:
 
     :param sql: a statement of the kind BARE, which the server refuses outside of a transaction.
     """
-    bare = _strip(sql)
+    bare = strip(sql)
     return bare is None or bare.lstrip("( \t\r\n").upper().startswith("PREPARE")
 
 
@@ -263,7 +239,7 @@ def resets_path(sql: str) -> bool:
 
     :param sql: a statement of the kind PATH, which changes the search path.
     """
-    bare = _strip(sql)
+    bare = strip(sql)
     return bare is None or _DEFAULT_PATH.search(bare.upper()) is not None
 
 
@@ -282,7 +258,7 @@ def is_repeatable(sql: str) -> bool:
 
 
 def _is_repeatable(sql: str) -> bool:
-    return not may_call(sql, _ends_in_call, _COMMENTS, _strip)
+    return not may_call(sql, _ends_in_call, _COMMENTS, strip)
 
 
 def _ends_in_call(text: str) -> bool:
@@ -303,63 +279,18 @@ def _ends_in_call(text: str) -> bool:
 
 def makes_table(sql: str) -> bool:
     """Whether ``sql`` is ``WITH … SELECT … INTO table``, a query that creates a table."""
-    bare = (_strip(sql) or "").upper()
+    bare = (strip(sql) or "").upper()
     return bare.startswith("WITH") and "INTO" in _NEW_ROWS.findall(bare)
-
-
-def without_comments(sql: str) -> str:
-    """Return ``sql`` without comments, and without semicolons at its end."""
-    return (_strip(sql, literals=True, names=True) or sql).rstrip("; \t\r\n")
-
-
-def _strip(sql: str, *, literals: bool = False, names: bool = False) -> str | None:
-    """Return ``sql`` without comments, and with ``?`` in place of each literal and each quoted
-    name.
-
-    Return None if it cannot be known where literals or comments end.
-
-    :param literals: if True, literals are kept.
-    :param names: if True, quoted names are kept.
-    """
-    if not (literals or names or any(mark in sql for mark in _BEYOND_STANDARD)):
-        # Try a simple pattern first, to save time: a statement over hundreds of shards has
-        # thousands of quoted names.
-        bare = _STANDARD_QUOTED.sub("?", sql)
-        return None if "'" in bare or '"' in bare else bare.strip()
-    parts: list[str] = []
-    start = 0
-    while (match := _QUOTED.search(sql, start)) is not None:
-        parts.append(sql[start : match.start()])
-        start = match.end()
-        if match["open"] is not None:
-            return None
-        if match["comment"] is not None:
-            parts.append(" ")
-        elif match["nesting"] is not None:
-            depth = 1
-            while depth:
-                mark = _COMMENT_MARK.search(sql, start)
-                if mark is None:
-                    return None
-                depth += 1 if mark[0] == "/*" else -1
-                start = mark.end()
-            parts.append(" ")
-        elif match["literal"] is not None:
-            parts.append(match[0] if literals else "?")
-        else:
-            parts.append(match[0] if names else "?")
-    parts.append(sql[start:])
-    return "".join(parts).strip()
 
 
 def _classify(sql: str) -> PostgreSQLKind:
     text = sql.strip()
     # Look for savepoints first. Django quotes their names, and quoted names are removed below.
-    if (savepoint := savepoint_statement(text)) is not None:
-        return _SAVEPOINTS[savepoint]
+    if (savepoint := parse_savepoint(text)) is not None:
+        return PostgreSQLKind[savepoint.action.name]
     bare: str | None = text
     if any(mark in text for mark in _NEEDS_STRIPPING):
-        bare = _strip(text)
+        bare = strip(text)
         if bare is None:
             return PostgreSQLKind.CONTROL
     upper = bare.upper().strip("; \t\r\n") if bare else ""
@@ -480,7 +411,7 @@ def _by_names(upper: str, text: str, raw: str) -> PostgreSQLKind:
         # Assume the worst: that it changes the search path.
         return PostgreSQLKind.PATH
     if '"' in text:
-        upper = _QUOTED_NAME.sub(r"\1", _strip(text, names=True) or "").upper()
+        upper = _QUOTED_NAME.sub(r"\1", strip(text, names=True) or "").upper()
     if _TEMPORARY.search(upper):
         return PostgreSQLKind.STATE
     if _SETTINGS.search(upper):

@@ -118,7 +118,9 @@ def insert(index: Index, row: IndexRow) -> None:
 def insert_missing(index: Index, rows: Sequence[IndexRow]) -> None:
     """Insert those of ``rows`` that their shards lack. Costs one statement for each shard.
 
-    :raises django.db.Error: a shard does not answer, or a key has no shard. Some rows may be inserted.
+    :raises django.db.Error: a shard does not answer. Some rows may be inserted.
+    :raises Exception: the error for which a key has no shard, see :func:`aliases_of`. Nothing is
+        inserted then.
     """
     # repeated() calls _insert_missing() again if a shard key has moved to another shard in the
     # meantime. The second call does not change rows that the first one has inserted.

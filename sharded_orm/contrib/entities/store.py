@@ -273,17 +273,13 @@ class DataStore:
         former = [(index, index.values_of(entity._stored)) for index in changed]
         version = entity.version + 1
         now, marked_at = timezone.now(), time.monotonic()
-        unique_rows = [
+        new_rows = [
             (index, IndexRow(values, entity.id, key, version))
             for index in changed
-            if index.unique and (values := index.values_of(stored)) is not None
+            if (values := index.values_of(stored)) is not None
         ]
-
-        rows = [
-            (index, IndexRow(values, entity.id, key, version))
-            for index in changed
-            if not index.unique and (values := index.values_of(stored)) is not None
-        ]
+        unique_rows = [(index, row) for index, row in new_rows if index.unique]
+        rows = [(index, row) for index, row in new_rows if not index.unique]
         with unbound():
             # Look up the shard before the entity is written. If the lookup failed later, put()
             # would raise an error although the entity was written.
@@ -413,6 +409,8 @@ class DataStore:
             store has no ``shard_on``.
         :raises EntityNotFound: the store has no such entity.
         :raises EntityDamaged: the stored body of the entity cannot be read.
+
+        Its end raises the errors of :meth:`put`.
         """
         with self._locked(as_uuid(id), key) as (state, _):
             if isinstance(state, EntityDamaged):

@@ -201,7 +201,7 @@ def _text(field: Any, value: Any, name: str, most: int) -> str:
     :param value: an integer, text or UUID, as the database stores it.
     """
     if isinstance(value, str):
-        limit = min(getattr(target_field(field), "max_length", None) or most, most)
+        limit = min(target_field(field).max_length or most, most)
         if str(value) != value or len(value) > limit:
             raise LookupRefused(
                 f"{value!r} cannot be followed by the lookup of {name}: it is longer than {limit}"

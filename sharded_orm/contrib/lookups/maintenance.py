@@ -93,7 +93,13 @@ def selected(names: Sequence[str]) -> list[ModelLookup]:
 
 
 def statuses() -> list[LookupStatus]:
-    """Return a :class:`LookupStatus` for each declared lookup. Two queries for each lookup."""
+    """Return a :class:`LookupStatus` for each declared lookup.
+
+    Costs one query for each table with entries of a lookup, and one more for each lookup on which
+    this process does not know that queries can rely.
+
+    :raises LookupRefused: a model cannot have one of its lookups.
+    """
     return [
         LookupStatus(
             lookup.name, lookup.unique, states.is_served(lookup), entries.count_of(lookup.name)

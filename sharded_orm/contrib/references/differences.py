@@ -85,7 +85,8 @@ def compare_rows(
 ) -> CopyDifference:
     """Compare the copies on the shard ``alias`` with the rows in the global database.
 
-    Costs two queries per 500 rows. If all rows are compared, costs two more per 500 copies.
+    Costs two queries per 500 rows. If all rows are compared, costs three queries per 500 rows, and
+    two more per 500 copies.
 
     :param pks: the primary keys of the rows to compare; None for all rows.
     :param newest_first: whether to begin with the highest primary keys, if all rows are compared.

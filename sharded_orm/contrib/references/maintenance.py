@@ -78,8 +78,8 @@ class ReferenceTables:
         """Return the state of the copies of each reference model, and sentences about problems.
 
         A state is a dict with the label of the model, the number of shards, the number of shards
-        whose copies are behind, and their lag in seconds. Costs one query per shard, and two more
-        for each model that is behind on a shard.
+        whose copies are behind, and their lag in seconds. Costs one query of the global database,
+        one per shard, and two more for each model that is behind on a shard.
         """
         models = reference_models()
         if not models:

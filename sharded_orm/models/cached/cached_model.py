@@ -19,7 +19,7 @@ from typing import Any
 from uuid import UUID
 
 from django.apps import apps
-from django.core.exceptions import FieldDoesNotExist, ImproperlyConfigured, ValidationError
+from django.core.exceptions import ImproperlyConfigured, ValidationError
 from django.db import connections, models, router
 from django.db.utils import load_backend
 
@@ -381,10 +381,6 @@ def field_of(model: Any, name: str) -> Any:
     for field in model._meta.concrete_fields:
         if name in (field.name, field.attname) and field.column is not None:
             return field
-    try:
-        model._meta.get_field(name)
-    except FieldDoesNotExist:
-        pass
     return None
 
 

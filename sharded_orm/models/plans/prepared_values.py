@@ -46,9 +46,7 @@ def only_adapts_datetimes(field: Any) -> bool:
     field_class: Any = type(field)
     return (
         _METHODS.isdisjoint(field.__dict__)
-        and all(
-            getattr(field_class, name, None) is method for name, method in _PREPARE_DATETIME.items()
-        )
+        and all(getattr(field_class, name) is method for name, method in _PREPARE_DATETIME.items())
         and _has_only_djangos_methods(field_class)
     )
 

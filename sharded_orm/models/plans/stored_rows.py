@@ -25,6 +25,7 @@ from sharded_orm.models.plans.saves import known_fields, save_loaded_row
 from sharded_orm.models.plans.switch import are_write_plans_on
 from sharded_orm.models.sharding.kept_shard import UNCHANGEABLE, KeptShard
 from sharded_orm.models.sharding.options import ShardOptions, required_options
+from sharded_orm.models.sharding.shard_refusals import refuse_relations_to_other_shards
 
 # The methods that save() calls. If a project overrides one of them, the fast save is not used.
 _CALLED = (
@@ -132,7 +133,7 @@ def save_stored_row(
     if shard is None or shard.alias != using:
         return None  # The row is refused.
     if has_related_rows:
-        row._refuse_relations_to_other_shards(options, using, names)
+        refuse_relations_to_other_shards(options, row, using, names)
     try:
         cached = observer.cached_model_of(model)
         if cached is None:

@@ -265,7 +265,7 @@ class RoutedQuerySet(CachedQuerySet[M]):
     def _combinator_query(self, combinator: str, *others: Any, **kwargs: Any) -> Any:
         self._refuse_other_alias(*others)
         combined = super()._combinator_query(combinator, *others, **kwargs)  # type: ignore[misc]  # missing in Django's type stubs
-        if any(getattr(other, "_hints", None) != self._hints for other in others):
+        if any(other._hints != self._hints for other in others):
             # The combined queryset has the routing hints of the first queryset. They may be wrong
             # for the rows of the other querysets, so remove them.
             combined._hints = {}
@@ -292,7 +292,7 @@ class RoutedQuerySet(CachedQuerySet[M]):
         # Django keeps the routing hints of the left queryset. If the right queryset ``other`` has
         # different hints, these may be wrong for its rows, so remove them.
         if isinstance(combined, RoutedQuerySet) and combined is not self and combined is not other:
-            if combined._hints != getattr(other, "_hints", None):
+            if combined._hints != other._hints:
                 combined._hints = {}
             combined._scatters = self._scatters or getattr(other, "_scatters", False)
         return combined

@@ -30,6 +30,7 @@ from sharded_orm.models.sharding.key_errors import describe
 from sharded_orm.models.sharding.options import ShardOptions
 from sharded_orm.models.sharding.row_placement import colocated_alias
 from sharded_orm.models.sharding.same_key import refuse_related_of_other_key
+from sharded_orm.models.sharding.shard_refusals import refuse_near_on_other_shard
 from sharded_orm.models.sharding.statements import check_insert, check_update
 from sharded_orm.models.sharding.type_variables import M
 from sharded_orm.scatter.refusals import check_values_of_time, check_written
@@ -108,7 +109,7 @@ class BulkWritingQuerySet(RoutedQuerySet[M]):
         model: Any = self.model
         if self._options.key_is_generated:
             for obj in objs:
-                obj._refuse_near_on_other_shard(self._options, self._db)
+                refuse_near_on_other_shard(self._options, obj, str(self._db))
         generated = generated_id_fields(model)
         without_id = [
             (obj, field.attname)

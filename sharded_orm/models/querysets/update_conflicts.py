@@ -107,7 +107,7 @@ def _is_of_no_row(field: Any, obj: Any) -> bool:
 
     Then no stored row equals the new row in this field.
     """
-    if getattr(field, "generated", False) or type(field).pre_save not in _OF_NO_ROW:
+    if field.generated or type(field).pre_save not in _OF_NO_ROW:
         return False
     if field.is_relation and field.get_cached_value(obj, default=None) is not None:
         # The foreign key may be empty now. But when the row is saved, Django copies the id of the

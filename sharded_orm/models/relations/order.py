@@ -65,6 +65,8 @@ def neighbour_in_order(row: Any, *, is_next: bool) -> Any:
     """Return the row that follows or precedes ``row`` among the rows of the same related row.
 
     :raises DoesNotExist: there is no such row.
+    :raises ShardKeyRequired: ``row`` has no related row, so it is ordered among the rows of its
+        shard only.
     """
     relation = row._meta.order_with_respect_to
     options, values = row._shard_options(), relation.get_filter_kwargs_for_object(row)

@@ -239,10 +239,7 @@ class BoundKeyQuery(Query):
         tables: set[str] = set()
         first = next(iter(self.alias_map), None)
         for alias, table in self.alias_map.items():
-            link, joined_to = (
-                getattr(table, "join_field", None),
-                getattr(table, "parent_alias", None),
-            )
+            link, joined_to = getattr(table, "join_field", None), table.parent_alias
             if relation is None:
                 is_own = alias == first
             else:

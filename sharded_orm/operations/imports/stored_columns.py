@@ -142,9 +142,7 @@ def _plain_json(text: str) -> str:
 def stored_columns(model: type[Model]) -> list[StoredColumn]:
     """Return the columns of the table of ``model``, except those that the database computes."""
     return [
-        StoredColumn(field)
-        for field in model._meta.local_concrete_fields
-        if not getattr(field, "generated", False)
+        StoredColumn(field) for field in model._meta.local_concrete_fields if not field.generated
     ]
 
 

@@ -223,7 +223,9 @@ class MoveRecord:
         self.position = position
 
     def was_settled(self) -> bool:
-        """Return whether another process has completed the move. One query."""
+        """Return whether another process has completed the move. If so, this object knows it from
+        now on. One query.
+        """
         if not rows().filter(pk=self.number, phase=SETTLED).exists():
             return False
         self.phase = SETTLED

@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 AUTO = "auto"
+_MOST_NAMED = 10
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ class NoProgress:
     def end(self) -> None: ...
 
 
-def keys_text(keys: Sequence[str], most: int = 10) -> str:
-    """Return a text that names at most ``most`` keys, and says how many more there are."""
-    shown = ", ".join(map(repr, keys[:most]))
-    return shown if len(keys) <= most else f"{shown} and {len(keys) - most} more"
+def keys_text(keys: Sequence[str]) -> str:
+    """Return a text that names at most ten keys, and says how many more there are."""
+    named = ", ".join(map(repr, keys[:_MOST_NAMED]))
+    return named if len(keys) <= _MOST_NAMED else f"{named} and {len(keys) - _MOST_NAMED} more"

@@ -296,14 +296,14 @@ class _Run:
                 self._fail(str(key.value), f"not begun: {'; '.join(exc.problems)}")
             return
         announced_at = now()
-        copied = self._in_threads(moves, self._prepare)
+        copied = self._in_threads(moves, KeyMover.prepare)
         # Other processes may remember the old shards of the keys until their leases end. Wait until
         # the last lease has ended. During the wait, copy the rows that the site changes.
         lease = runtime.config().placement_lease
         assert lease is not None
         while (left := announced_at + lease + MARGIN - now()) > 0 and not self._stopping():
             self._stopping.wait(min(left, FOLLOWED_EVERY))
-            copied = self._in_threads(copied, self._catch_up)
+            copied = self._in_threads(copied, KeyMover.catch_up)
         self._in_threads(copied, self._switch)
 
     def _announced(self, keys: Sequence[KeyToMove]) -> list[MoveRecord]:
@@ -312,12 +312,6 @@ class _Run:
         for move in moves:
             move.value = group_keys.stored(move.value)
         return moves
-
-    def _prepare(self, mover: KeyMover, move: MoveRecord) -> None:
-        mover.prepare(move)
-
-    def _catch_up(self, mover: KeyMover, move: MoveRecord) -> None:
-        mover.catch_up(move)
 
     def _switch(self, mover: KeyMover, move: MoveRecord) -> None:
         mover.switch(move)

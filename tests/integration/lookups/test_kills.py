@@ -6,19 +6,13 @@ Each row has its entries, no two rows have the same unique value, and a value th
 from __future__ import annotations
 
 import random
-import signal
 
 import pytest
 
+from tests.integration.imports.random_kills import die_at_any_time
 from tests.integration.lookups.site import PREAMBLE, Site
 from tests.patience import PATIENCE
 
-#: Works until the alarm ends the process, without a chance to clean up.
-_MORTAL = """
-import signal
-chance = random.Random({seed})
-signal.setitimer(signal.ITIMER_REAL, {seconds})
-"""
 _ANY_WRITES = """
 house = chance.randint(1, 4)
 
@@ -120,21 +114,7 @@ print("equal")
 )
 def test_writers_die_at_any_time(site: Site, kills: int) -> None:
     chance = random.Random(kills)
-    killed = 0
-    while killed < kills:
-        processes = [
-            site.start(
-                "run",
-                PREAMBLE
-                + _MORTAL.format(seed=killed + number, seconds=chance.uniform(0.01, 0.5))
-                + program,
-            )
-            for number, program in enumerate([*[_ANY_WRITES] * 5, _REPAIRS])
-        ]
-        for process in processes:
-            _, err = process.communicate(timeout=PATIENCE)
-            assert process.returncode == -signal.SIGALRM, err
-            killed += 1
+    programs = [*[_ANY_WRITES] * 5, _REPAIRS]
+    for killed in die_at_any_time(site, PREAMBLE, programs, kills, chance):
         state = _STATE.format(patience=PATIENCE, is_claimed_first=chance.random() < 0.5)
         assert site.run(state) == "equal", killed
-    print(f"{killed} processes were killed")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
-import signal
 from functools import partial
 
 import pytest
 
 from tests.integration.imports.kill_points import die_at_each_point
+from tests.integration.imports.random_kills import die_at_any_time
 from tests.integration.mirrors.site import PREAMBLE, Site
-from tests.patience import PATIENCE
 
 _PREPARE = """
 from sharded_orm.contrib.mirrors import relay, removal
@@ -66,16 +65,13 @@ def test_a_relay_dies_around_each_statement_and_commit(site: Site) -> None:
 
 
 #: Works until the alarm ends the process, without a chance to clean up.
-_MORTAL = """
-import random, signal
+_IMPORTS = """
 from django.db import OperationalError
 from sharded_orm.contrib.mirrors import relay, removal
 removal.REMOVED_AT_ONCE = 3
-chance = random.Random({seed})
-signal.setitimer(signal.ITIMER_REAL, {seconds})
 """
 _ANY_WRITES = """
-owner = {seed} % 4 + 1
+owner = seed % 4 + 1
 while True:
     try:
         notes = list(Note.objects.uncached().filter(owner_id=owner))
@@ -111,22 +107,7 @@ while True:
     ],
 )
 def test_writers_and_relays_die_at_any_time(site: Site, kills: int) -> None:
+    programs = [_ANY_WRITES, _ANY_WRITES, _RELAYS] * (2 if kills > 10 else 1)
     chance = random.Random(kills)
-    killed = 0
-    while killed < kills:
-        programs = [_ANY_WRITES, _ANY_WRITES, _RELAYS] * (2 if kills > 10 else 1)
-        processes = [
-            site.start(
-                "run",
-                PREAMBLE
-                + _MORTAL.format(seed=killed + number, seconds=chance.uniform(0.01, 0.5))
-                + program.replace("{seed}", str(killed + number)),
-            )
-            for number, program in enumerate(programs)
-        ]
-        for process in processes:
-            _, err = process.communicate(timeout=PATIENCE)
-            assert process.returncode == -signal.SIGALRM, err
-            killed += 1
+    for killed in die_at_any_time(site, PREAMBLE + _IMPORTS, programs, kills, chance):
         _both_sides_are_equal(site, killed)
-    print(f"{killed} processes were killed")

@@ -75,6 +75,23 @@ def refuses(session: Any, sql: str) -> bool:
     return is_refusal(caught.value.__cause__)
 
 
+def database_fixture(schema: Sequence[str], backends: Sequence[str]) -> Any:
+    """Return a fixture: on each of the backends, a database with the tables of ``schema``."""
+
+    @pytest.fixture(params=backends)
+    def database(
+        request: pytest.FixtureRequest, tmp_path: Path, django_db_blocker: Any
+    ) -> Iterator[Database]:
+        path = tmp_path / "shard.sqlite3"
+        with (
+            django_db_blocker.unblock(),
+            database_on(request.param, request, path, schema) as database,
+        ):
+            yield database
+
+    return database
+
+
 @contextmanager
 def database_on(
     backend: str, request: pytest.FixtureRequest, path: Path, schema: Sequence[str]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +16,7 @@ from sharded_orm.backends.change_capture import (
     KeyLink,
     trigger_name,
 )
-from tests.integration.moves.database import Database, database_on, refuses, run
+from tests.integration.moves.database import Database, database_fixture, refuses, run
 from tests.patience import PATIENCE
 
 # Seconds after which an attempt that must fail gives up. Nothing is asserted about the time.
@@ -41,14 +39,7 @@ SCHEMA = (
 )
 
 
-@pytest.fixture(params=["sqlite", *SERVERS])
-def database(
-    request: pytest.FixtureRequest, tmp_path: Path, django_db_blocker: Any
-) -> Iterator[Database]:
-    with django_db_blocker.unblock():
-        path = tmp_path / "shard.sqlite3"
-        with database_on(request.param, request, path, SCHEMA) as database:
-            yield database
+database = database_fixture(SCHEMA, ["sqlite", *SERVERS])
 
 
 @pytest.fixture

@@ -18,22 +18,14 @@ from django.db import OperationalError
 
 from sharded_orm.backends.change_capture import ChangeCapture
 from sharded_orm.exceptions import MoveFailed, MoveRefused
-from tests.integration.moves.database import Database, database_on, refuses, run
+from tests.integration.moves.database import Database, database_fixture, refuses, run
 from tests.integration.moves.test_change_capture import SCHEMA, SERVERS, SHORT, TABLES, all_triggers
 from tests.patience import PATIENCE
 
 MARIADB = pytest.mark.parametrize("database", ["repeatable read"], indirect=True)
 
 
-@pytest.fixture(params=["sqlite", *SERVERS])
-def database(
-    request: pytest.FixtureRequest, tmp_path: Path, django_db_blocker: Any
-) -> Iterator[Database]:
-    with (
-        django_db_blocker.unblock(),
-        database_on(request.param, request, tmp_path / "shard.sqlite3", SCHEMA) as database,
-    ):
-        yield database
+database = database_fixture(SCHEMA, ["sqlite", *SERVERS])
 
 
 @pytest.mark.parametrize("action", ["close", "reopen"])

@@ -5,8 +5,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
 
 import psycopg
 import pytest
@@ -15,7 +13,7 @@ from django.db import OperationalError
 from sharded_orm.backends.change_capture import FENCES, JOURNAL, CapturedTable, ChangeCapture
 from sharded_orm.backends.fence_messages import is_deadlock, is_refusal
 from sharded_orm.exceptions import MoveRefused
-from tests.integration.moves.database import Database, database_on, run
+from tests.integration.moves.database import Database, database_fixture, run
 from tests.integration.moves.postgresql_session import Session, eventually, waits
 from tests.integration.moves.test_change_capture import SCHEMA, SHORT, TABLES, changed
 from tests.patience import PATIENCE
@@ -25,24 +23,7 @@ FOREIGN_KEY = (
     " ON UPDATE CASCADE DEFERRABLE INITIALLY DEFERRED"
 )
 
-
-@pytest.fixture
-def database(
-    request: pytest.FixtureRequest, tmp_path: Path, django_db_blocker: Any
-) -> Iterator[Database]:
-    with (
-        django_db_blocker.unblock(),
-        database_on("postgresql read committed", request, tmp_path, SCHEMA) as database,
-    ):
-        yield database
-
-
-@pytest.fixture
-def sessions(database: Database) -> Iterator[list[Session]]:
-    sessions = [Session(database) for _ in range(3)]
-    yield sessions
-    for session in sessions:
-        session.driver.close()
+database = database_fixture(SCHEMA, ["postgresql read committed"])
 
 
 @pytest.fixture

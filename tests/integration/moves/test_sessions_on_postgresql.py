@@ -4,38 +4,19 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
 from django.db import OperationalError
 
 from sharded_orm.backends.change_capture import ChangeCapture
-from tests.integration.moves.database import Database, database_on
+from tests.integration.moves.database import Database, database_fixture
 from tests.integration.moves.postgresql_session import Session, eventually, waits
 from tests.integration.moves.test_change_capture import SCHEMA
 from tests.patience import PATIENCE
 
-
-@pytest.fixture
-def database(
-    request: pytest.FixtureRequest, tmp_path: Path, django_db_blocker: Any
-) -> Iterator[Database]:
-    with (
-        django_db_blocker.unblock(),
-        database_on("postgresql read committed", request, tmp_path, SCHEMA) as database,
-    ):
-        yield database
-
-
-@pytest.fixture
-def sessions(database: Database) -> Iterator[list[Session]]:
-    sessions = [Session(database) for _ in range(3)]
-    yield sessions
-    for session in sessions:
-        session.driver.close()
+database = database_fixture(SCHEMA, ["postgresql read committed"])
 
 
 def left(capture: ChangeCapture, marker: dict[str, Any]) -> int:

@@ -84,6 +84,43 @@ def results() -> list[Any]:
     return [read() for read in READS]
 
 
+def replace_method_of_connections(
+    monkeypatch: pytest.MonkeyPatch, shard: Any, name: str, place: str
+) -> list[str]:
+    """Replace a method, as another package may do. Return the list to which each call is added.
+
+    :param place: "class", or "object" for the connection object of the shard only.
+    """
+    calls: list[str] = []
+    kind = type(shard) if name in OVERRIDDEN else BaseDatabaseWrapper
+    original = getattr(kind, name)
+
+    @wraps(original)
+    def method(self: Any, *args: Any) -> Any:
+        calls.append(name)
+        return original(self, *args)
+
+    if place == "class":
+        monkeypatch.setattr(kind, name, method)
+    else:
+        monkeypatch.setattr(shard, name, lambda *args: method(shard, *args))
+    return calls
+
+
+def replace_method_of_cursors(monkeypatch: pytest.MonkeyPatch, name: str) -> list[str]:
+    """Do the same with a method of Django's cursors."""
+    calls: list[str] = []
+    original = getattr(CursorWrapper, name)
+
+    @wraps(original)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        calls.append(name)
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(CursorWrapper, name, method)
+    return calls
+
+
 def test_reads_need_no_cursor(
     plain: list[bool], shard: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,22 +137,10 @@ def test_reads_need_no_cursor(
 def test_a_replaced_method_of_connections_is_called(
     name: str, place: str, shard: Any, plain: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[str] = []
-    kind = type(shard) if name in OVERRIDDEN else BaseDatabaseWrapper
-    original = getattr(kind, name)
-
-    @wraps(original)
-    def method(self: Any, *args: Any) -> Any:
-        seen.append(name)
-        return original(self, *args)
-
-    if place == "class":
-        monkeypatch.setattr(kind, name, method)
-    else:
-        monkeypatch.setattr(shard, name, lambda *args: method(shard, *args))
+    calls = replace_method_of_connections(monkeypatch, shard, name, place)
     assert results() == RESULTS
     assert plain == [False] * len(READS)
-    assert len(seen) >= len(READS)
+    assert len(calls) >= len(READS)
     monkeypatch.undo()
     assert shard.read_rows("SELECT 1", ()) == ((1,),)
 
@@ -152,18 +177,10 @@ def test_methods_behind_those_of_the_package_are_called(
 def test_a_replaced_method_of_cursors_is_called(
     name: str, plain: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[str] = []
-    original = getattr(CursorWrapper, name)
-
-    @wraps(original)
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        seen.append(name)
-        return original(self, *args, **kwargs)
-
-    monkeypatch.setattr(CursorWrapper, name, method)
+    calls = replace_method_of_cursors(monkeypatch, name)
     assert results() == RESULTS
     assert plain == [False] * len(READS)
-    assert len(seen) >= len(READS)
+    assert len(calls) >= len(READS)
 
 
 @pytest.mark.parametrize("name", ["fetchall", "fetchone", "close"])

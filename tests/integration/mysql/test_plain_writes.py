@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from functools import wraps
 from typing import Any
 
 import pytest
@@ -16,9 +15,7 @@ from django.db import (
     connections,
     transaction,
 )
-from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
-from django.db.backends.utils import CursorWrapper
 from django.db.transaction import TransactionManagementError
 from django.test.utils import CaptureQueriesContext
 
@@ -30,8 +27,9 @@ from sharded_orm.exceptions import ShardDatabaseMissing
 from tests.integration.mysql.test_plain_reads import (
     OF_CONNECTIONS,
     OF_CURSORS,
-    OVERRIDDEN,
     chain,
+    replace_method_of_connections,
+    replace_method_of_cursors,
 )
 from tests.queries.conftest import DATABASES
 from tests.samples.models import Sample
@@ -133,40 +131,20 @@ def test_a_shard_joins_the_transaction_of_its_group(plain: list[bool], shard: An
 def test_a_replaced_method_of_connections_is_called(
     name: str, place: str, shard: Any, plain: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[str] = []
-    kind = type(shard) if name in OVERRIDDEN else BaseDatabaseWrapper
-    original = getattr(kind, name)
-
-    @wraps(original)
-    def method(self: Any, *args: Any) -> Any:
-        seen.append(name)
-        return original(self, *args)
-
-    if place == "class":
-        monkeypatch.setattr(kind, name, method)
-    else:
-        monkeypatch.setattr(shard, name, lambda *args: method(shard, *args))
+    calls = replace_method_of_connections(monkeypatch, shard, name, place)
     assert saved() == NAMES
     assert plain == [False] * len(NAMES)
-    assert len(seen) >= len(NAMES)
+    assert len(calls) >= len(NAMES)
 
 
 @pytest.mark.parametrize("name", OF_CURSORS)
 def test_a_replaced_method_of_cursors_is_called(
     name: str, plain: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[str] = []
-    original = getattr(CursorWrapper, name)
-
-    @wraps(original)
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        seen.append(name)
-        return original(self, *args, **kwargs)
-
-    monkeypatch.setattr(CursorWrapper, name, method)
+    calls = replace_method_of_cursors(monkeypatch, name)
     assert saved() == NAMES
     assert plain == [False] * len(NAMES)
-    assert len(seen) >= len(NAMES)
+    assert len(calls) >= len(NAMES)
 
 
 @pytest.mark.parametrize("alias", ["photos", None])

@@ -129,13 +129,19 @@ def test_the_admin_lists_changes_and_deletes(admin_user: Visitor, client: Client
     assert Pin.objects.with_deleted().get(pk=pins[0].pk).note == "by admin"
 
 
+def change_link(client: Client, admin: str) -> str:
+    """Return the address of the change page of the one pin that an admin site lists."""
+    rows = client.get(reverse(f"{admin}:pinboards_pin_changelist")).content.decode()
+    (link,) = re.findall(r'href="([^"]*/change/[^"]*)"', rows)
+    return html.unescape(link)
+
+
 def test_an_admin_that_names_its_fields_compares_versions(
     admin_user: Visitor, client: Client
 ) -> None:
     client.force_login(admin_user)
     pin = on(Pin, 1, board=on(Board, 2, name="b"), note="a", link="https://example.org/")
-    rows = client.get(reverse("short:pinboards_pin_changelist")).content.decode()
-    (link,) = (html.unescape(each) for each in re.findall(r'href="([^"]*/change/[^"]*)"', rows))
+    link = change_link(client, "short")
     page = client.get(link)
     seen = re.search(r'name="object_version" value="(\d+)"', page.content.decode())
     assert seen is not None
@@ -150,8 +156,7 @@ def test_a_change_between_the_check_of_a_form_and_its_save(
 ) -> None:
     client.force_login(admin_user)
     pin = on(Pin, 1, board=on(Board, 2, name="b"), note="a", link="https://example.org/")
-    rows = client.get(reverse("pinboards:pinboards_pin_changelist")).content.decode()
-    (link,) = (html.unescape(each) for each in re.findall(r'href="([^"]*/change/[^"]*)"', rows))
+    link = change_link(client, "pinboards")
     sent = data_of(client.get(link).context["adminform"].form)
 
     def change(instance: Any, using: str, **kwargs: Any) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
-import signal
 from functools import partial
 
 import pytest
 
 from tests.integration.imports.kill_points import die_at_each_point
+from tests.integration.imports.random_kills import die_at_any_time
 from tests.integration.references.site import PREAMBLE, Site
-from tests.patience import PATIENCE
 
 #: There are eight shards, and the points of all are more than 1,400.
 STRIDE = 7
@@ -81,12 +80,6 @@ def test_a_relay_dies_around_each_statement_and_commit(site: Site) -> None:
 
 
 #: Works until the alarm ends the process, without a chance to clean up.
-_MORTAL = """
-import random, signal
-from django.db import InterfaceError, OperationalError
-chance = random.Random({seed})
-signal.setitimer(signal.ITIMER_REAL, {seconds})
-"""
 _ANY_WRITES = """
 def refer():
     country = chance.choice(Country.objects.all())
@@ -126,21 +119,8 @@ while True:
     ],
 )
 def test_writers_and_relays_die_at_any_time(site: Site, kills: int) -> None:
-    chance = random.Random(kills)
-    killed = 0
-    while killed < kills:
-        processes = [
-            site.start(
-                "run",
-                PREAMBLE
-                + _MORTAL.format(seed=killed + number, seconds=chance.uniform(0.01, 0.7))
-                + program,
-            )
-            for number, program in enumerate([_ANY_WRITES, _ANY_WRITES, _RELAYS] * 2)
-        ]
-        for process in processes:
-            _, err = process.communicate(timeout=PATIENCE)
-            assert process.returncode == -signal.SIGALRM, err
-            killed += 1
+    preamble = PREAMBLE + "from django.db import InterfaceError, OperationalError\n"
+    programs = [_ANY_WRITES, _ANY_WRITES, _RELAYS] * 2
+    for killed in die_at_any_time(site, preamble, programs, kills, random.Random(kills), 0.7):
         _copies_are_equal(site, killed)
     site.manage("mirrors", "check", "--verbosity", "0")

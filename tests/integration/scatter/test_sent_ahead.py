@@ -11,8 +11,9 @@ from contextlib import contextmanager
 from threading import Barrier
 from typing import Any, ClassVar
 
+import MySQLdb
 import pytest
-from django.db import connections
+from django.db import OperationalError, connections
 from django.db.backends.utils import CursorWrapper
 from django.db.models.signals import post_init
 
@@ -268,6 +269,24 @@ def test_an_interrupted_read_leaves_no_answer_to_others(when_sent: Any) -> None:
     assert sessions[0].retired
     for _ in range(3):
         assert read() == ROWS
+
+
+def test_an_error_while_a_cursor_is_closed_leaves_no_other_cursor_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail_once(cursor: NodeCursor) -> None:
+        close(cursor)
+        closed.append(cursor)
+        if len(closed) == 1:
+            raise MySQLdb.OperationalError("refused")
+
+    close, closed = NodeCursor.close, list[NodeCursor]()
+    with monkeypatch.context() as patched:
+        patched.setattr(NodeCursor, "close", fail_once)
+        with pytest.raises(OperationalError, match="refused"):
+            read()
+    assert len(closed) == len({runtime.shard("photos", number).node for number in SHARDS})
+    assert read() == ROWS
 
 
 def test_other_statements_meanwhile_get_their_own_answers(when_sent: Any) -> None:

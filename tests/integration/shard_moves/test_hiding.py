@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import MySQLdb
@@ -15,7 +13,7 @@ from django.db import OperationalError, ProgrammingError
 
 from sharded_orm.backends.schema_move import SchemaMove
 from sharded_orm.exceptions import MoveFailed
-from tests.integration.moves.database import Database, database_on, run
+from tests.integration.moves.database import Database, database_fixture, run
 from tests.patience import PATIENCE
 
 TABLES = (
@@ -31,15 +29,7 @@ SERVERS = pytest.mark.parametrize("database", [MARIADB, POSTGRESQL], indirect=Tr
 ATTEMPTS = ("RENAME", "NOWAIT")
 
 
-@pytest.fixture(params=["sqlite", MARIADB, POSTGRESQL])
-def database(
-    request: pytest.FixtureRequest, tmp_path: Path, django_db_blocker: Any
-) -> Iterator[Database]:
-    with (
-        django_db_blocker.unblock(),
-        database_on(request.param, request, tmp_path / "1.sqlite3", TABLES) as database,
-    ):
-        yield database
+database = database_fixture(TABLES, ["sqlite", MARIADB, POSTGRESQL])
 
 
 def schema_of(database: Database) -> SchemaMove:

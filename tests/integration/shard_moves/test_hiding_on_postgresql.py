@@ -14,7 +14,7 @@ from sharded_orm.backends.schema_move import SchemaMove, as_hidden
 from sharded_orm.exceptions import MoveFailed
 from sharded_orm.ids.layout import TIMESTAMPED
 from sharded_orm.ids.timestamps_postgresql import create_function, create_sequence, set_default
-from tests.integration.moves.database import Database, database_on, run
+from tests.integration.moves.database import Database, database_fixture, run
 from tests.integration.moves.postgresql_session import Session, eventually
 from tests.integration.shard_moves.test_hiding import schema_of
 from tests.patience import PATIENCE
@@ -34,21 +34,9 @@ TABLES = (
 )
 
 
-def database_with(tables: tuple[str, ...]) -> Any:
-    @pytest.fixture
-    def database(
-        request: pytest.FixtureRequest, tmp_path: Path, django_db_blocker: Any
-    ) -> Iterator[Database]:
-        with (
-            django_db_blocker.unblock(),
-            database_on("postgresql read committed", request, tmp_path, tables) as database,
-        ):
-            yield database
-
-    return database
-
-
-source, target = database_with(TABLES), database_with(())
+READ_COMMITTED = ["postgresql read committed"]
+source = database_fixture(TABLES, READ_COMMITTED)
+target = database_fixture((), READ_COMMITTED)
 
 
 @pytest.fixture

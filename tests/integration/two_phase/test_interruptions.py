@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,6 +15,18 @@ from sharded_orm.two_phase.branch_watch import watch
 from tests.integration.two_phase.bank import START, Bank
 from tests.integration.two_phase.test_kills import recover
 from tests.unit.backends.group.conftest import GROUP
+
+
+@contextlib.contextmanager
+def failing_transfer(bank: Bank, *errors: type[BaseException]) -> Iterator[None]:
+    """A block in two phases that takes money from shard 8 for shard 0, and ends with an error.
+
+    The caller's statements run at the end of the block.
+    """
+    with pytest.raises(errors), sharded_orm.atomic(GROUP, two_phase=True):
+        bank.add(0, 1)
+        bank.add(8, -1)
+        yield
 
 
 class Interruption:
@@ -57,17 +70,13 @@ def test_an_interrupted_branch_is_not_bound_in_the_next_block(bank: Bank, point:
         if commit:
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt), sharded_orm.atomic(GROUP, two_phase=True):
-        bank.add(0, 1)
-        bank.add(8, -1)
+    with failing_transfer(bank, KeyboardInterrupt):
         branch.leave_group_levels = interrupted
     del branch.leave_group_levels
     bank.close()
     recover(bank)
     assert bank.balances() == [START + 1, START, START - 1, START]
-    with pytest.raises(ZeroDivisionError), sharded_orm.atomic(GROUP, two_phase=True):
-        bank.add(0, 1)
-        bank.add(8, -1)
+    with failing_transfer(bank, ZeroDivisionError):
         1 / 0  # noqa: B018
     assert bank.balances() == [START + 1, START, START - 1, START]
 
@@ -85,12 +94,7 @@ def test_an_interrupted_decision_is_as_one_whose_answer_is_lost(bank: Bank, is_s
 
     # PostgreSQL refuses to switch autocommit on in an open transaction, and this error takes the
     # place of the interruption.
-    with (
-        pytest.raises((KeyboardInterrupt, CommitOutcomeUnknown)),
-        sharded_orm.atomic(GROUP, two_phase=True),
-    ):
-        bank.add(0, 1)
-        bank.add(8, -1)
+    with failing_transfer(bank, KeyboardInterrupt, CommitOutcomeUnknown):
         decider._commit = interrupted
     del decider._commit
     assert len(bank.prepared()) == 1
@@ -124,12 +128,7 @@ def test_a_recovery_is_told_of_branches_if_the_decider_cannot_be_closed(
 
     monkeypatch.setattr(watch, "note", recorded)
     # An error of close() must not take the place of CommitOutcomeUnknown. An interruption may.
-    with (
-        pytest.raises((KeyboardInterrupt, CommitOutcomeUnknown)),
-        sharded_orm.atomic(GROUP, two_phase=True),
-    ):
-        bank.add(0, 1)
-        bank.add(8, -1)
+    with failing_transfer(bank, KeyboardInterrupt, CommitOutcomeUnknown):
         decider._commit, decider.close = interrupted, interrupted_close
     # On MariaDB, the session stays open, because autocommit is on after the interruption.
     decider.__dict__.pop("close", None)
@@ -169,12 +168,7 @@ def test_autocommit_after_an_interrupted_end_commits_nothing(bank: Bank) -> None
         raise KeyboardInterrupt
 
     # PostgreSQL refuses to switch autocommit on, and this error takes the place of the interruption.
-    with (
-        pytest.raises((KeyboardInterrupt, ZeroDivisionError)),
-        sharded_orm.atomic(GROUP, two_phase=True),
-    ):
-        bank.add(0, 1)
-        bank.add(8, -1)
+    with failing_transfer(bank, KeyboardInterrupt, ZeroDivisionError):
         wrapper._rollback = interrupted
         1 / 0  # noqa: B018
     wrapper._rollback = rollback
@@ -186,12 +180,8 @@ def test_a_session_with_state(bank: Bank) -> None:
     with bank[8].cursor() as cursor:
         sql = "SET @mark = 1" if bank[8].vendor == "mysql" else "SET statement_timeout = 99999"
         cursor.execute(sql)
-    with (
-        pytest.raises(TwoPhaseMisused, match="state of its own"),
-        sharded_orm.atomic(GROUP, two_phase=True),
-    ):
-        bank.add(0, 1)
-        bank.add(8, -1)
+    with pytest.raises(TwoPhaseMisused, match="state of its own"):
+        bank.transfer(0, 8)
     bank[8].close()
     assert bank.balances() == [START] * 4
 
@@ -222,12 +212,8 @@ def test_a_node_without_autocommit(bank: Bank) -> None:
     wrapper = bank[8]
     wrapper.settings_dict["AUTOCOMMIT"] = False
     try:
-        with (
-            pytest.raises(TwoPhaseMisused, match="autocommit"),
-            sharded_orm.atomic(GROUP, two_phase=True),
-        ):
-            bank.add(0, 1)
-            bank.add(8, -1)
+        with pytest.raises(TwoPhaseMisused, match="autocommit"):
+            bank.transfer(0, 8)
     finally:
         wrapper.close()
         wrapper.settings_dict["AUTOCOMMIT"] = True

@@ -4,22 +4,33 @@ from __future__ import annotations
 
 import pytest
 
-from sharded_orm.backends.savepoints import SavepointStatement, defer, savepoint_statement
+from sharded_orm.backends import savepoints
+from sharded_orm.backends.savepoints import SavepointAction, SavepointStatement, parse_savepoint
 
 
 @pytest.mark.parametrize(
-    ("sql", "what"),
+    ("sql", "action", "name"),
     [
-        ('SAVEPOINT "s1_x1"', SavepointStatement.SAVEPOINT),
-        ("ROLLBACK TO SAVEPOINT `s1_x1`", SavepointStatement.ROLLBACK_TO),
-        ('RELEASE SAVEPOINT "s140_x12"', SavepointStatement.RELEASE),
-        ("SAVEPOINT mine", None),
-        ('SAVEPOINT "s1_x1"; DELETE FROM t', None),
-        ("SELECT 1", None),
+        ('SAVEPOINT "s1_x1"', SavepointAction.SAVEPOINT, '"s1_x1"'),
+        ("ROLLBACK TO SAVEPOINT `s1_x1`", SavepointAction.ROLLBACK_TO, "`s1_x1`"),
+        ('RELEASE SAVEPOINT "s140_x12"', SavepointAction.RELEASE, '"s140_x12"'),
     ],
 )
-def test_django_s_own_savepoints_are_known(sql: str, what: SavepointStatement | None) -> None:
-    assert savepoint_statement(sql) is what
+def test_django_s_own_savepoints_are_known(sql: str, action: SavepointAction, name: str) -> None:
+    assert parse_savepoint(sql) == SavepointStatement(action, name)
+
+
+@pytest.mark.parametrize(
+    "sql", ["SAVEPOINT mine", 'SAVEPOINT "s1_x1"; DELETE FROM t', "SELECT 1", ""]
+)
+def test_other_statements_are_none_of_django_s_savepoints(sql: str) -> None:
+    assert parse_savepoint(sql) is None
+
+
+def defer(sql: str, pending: list[bytes], existing: list[str], *, may_release: bool) -> bool:
+    statement = parse_savepoint(sql)
+    assert statement is not None
+    return savepoints.defer(statement, pending, existing, may_release=may_release)
 
 
 def test_a_savepoint_without_statements_is_never_sent() -> None:

@@ -403,8 +403,17 @@ def test_failed_release_breaks_the_outer_block(
     assert shards.rows(0) == shards.rows(1) == []
 
 
-def _fail_to_release(wrapper: Any, sid: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Release a savepoint of the group. The first release of the shard ``wrapper`` fails."""
+def _fail_to_release(shards: Shards, monkeypatch: pytest.MonkeyPatch, failed: int) -> list[str]:
+    """Set two savepoints of the group and write after them. The release of one fails on shard 1.
+
+    :param failed: 0 for the outer savepoint, 1 for the inner.
+    :returns: both savepoints.
+    """
+    shards.add(0, 1)
+    sids = [getattr(transaction, SAVEPOINT)(using=GROUP) for _ in range(2)]
+    shards.add(0, 2)
+    shards.add(1, 2)
+    wrapper = shards[1]
     release = wrapper._savepoint_commit
 
     def fail(sid: str) -> None:
@@ -413,8 +422,9 @@ def _fail_to_release(wrapper: Any, sid: str, monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(wrapper, "_savepoint_commit", fail)
     with pytest.raises(OperationalError, match="no such"):
-        transaction.savepoint_commit(sid, using=GROUP)
+        transaction.savepoint_commit(sids[failed], using=GROUP)
     assert not transaction.get_rollback(using=GROUP)
+    return sids
 
 
 @pytest.mark.parametrize("inner", [False, True])
@@ -423,11 +433,7 @@ def test_a_rollback_after_a_failed_release_stores_nothing(
 ) -> None:
     """The program catches both errors. Shard 0 has no savepoint any more to roll back to."""
     with atomic(using=GROUP):
-        shards.add(0, 1)
-        sids = [getattr(transaction, SAVEPOINT)(using=GROUP) for _ in range(2)]
-        shards.add(0, 2)
-        shards.add(1, 2)
-        _fail_to_release(shards[1], sids[0], monkeypatch)
+        sids = _fail_to_release(shards, monkeypatch, failed=0)
         with pytest.raises(OperationalError, match="outer block"):
             transaction.savepoint_rollback(sids[inner], using=GROUP)
         with pytest.raises(TransactionManagementError):
@@ -439,11 +445,7 @@ def test_a_rollback_to_a_savepoint_outside_of_a_failed_release(
     shards: Shards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with atomic(using=GROUP):
-        shards.add(0, 1)
-        sids = [getattr(transaction, SAVEPOINT)(using=GROUP) for _ in range(2)]
-        shards.add(0, 2)
-        shards.add(1, 2)
-        _fail_to_release(shards[1], sids[1], monkeypatch)
+        sids = _fail_to_release(shards, monkeypatch, failed=1)
         transaction.savepoint_rollback(sids[0], using=GROUP)
         shards.add(1, 3)
     assert (shards.rows(0), shards.rows(1)) == ([1], [3])

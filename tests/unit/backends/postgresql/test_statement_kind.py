@@ -13,7 +13,6 @@ from sharded_orm.backends.postgresql.statement_kind import (
     makes_table,
     reason,
     resets_path,
-    without_comments,
 )
 
 CASES = {
@@ -384,8 +383,3 @@ def test_reads_that_call_functions_run_once(sql: str, may_run_twice: bool) -> No
 )
 def test_a_statement_that_makes_a_table(sql: str, expected: bool) -> None:
     assert makes_table(sql) is expected
-
-
-def test_comments_are_removed_and_literals_are_not() -> None:
-    sql = "-- a\nCREATE EXTENSION \"x-y\" VERSION '1--2'; /* b /* c */ */ "
-    assert without_comments(sql) == "CREATE EXTENSION \"x-y\" VERSION '1--2'"
