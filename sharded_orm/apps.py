@@ -59,7 +59,15 @@ class ShardedOrmConfig(AppConfig):
         from sharded_orm.scatter import counted_ids
         from sharded_orm.topology.aliases import ShardedDatabases
 
-        for module in ("cache", "commands", "databases", "models", "nodes", "sqlite_files"):
+        for module in (
+            "cache",
+            "commands",
+            "databases",
+            "models",
+            "nodes",
+            "packages",
+            "sqlite_files",
+        ):
             # Importing the module registers its system checks.
             import_module(f"sharded_orm.checks.{module}")
         runtime.provide_directory(DatabaseDirectory)

@@ -95,7 +95,12 @@ class ShardRouter:
         if instance is None:
             if alias is not None:
                 return alias
-            raise shard_key_required(options, f"{model.__name__} is read or written without one")
+            raise shard_key_required(
+                options,
+                f"{model.__name__} is read or written without one",
+                " If the query has such a condition, its manager does not read it: derive the manager"
+                " from ShardedManager, or from a ShardedQuerySet by as_manager().",
+            )
         if alias is not None and _is_new_link_row(instance):
             _refuse_links_to_other_shards(options, instance, alias)
             return alias

@@ -26,7 +26,12 @@ from sharded_orm.models.base import ShardedModel
 from sharded_orm.models.sharding.copies import has_copies
 from sharded_orm.models.sharding.counted_ids import counts_per_shard
 from sharded_orm.models.sharding.options import ShardOptions, shard_options
-from sharded_orm.models.sharding.rewritten_keys import is_shard_key, name_of_new_value
+from sharded_orm.models.sharding.rewritten_keys import (
+    is_shard_key,
+    name_of_new_value,
+    name_of_policy,
+    policy_of,
+)
 
 
 def check_relations(model: type[models.Model]) -> Iterator[checks.CheckMessage]:
@@ -42,7 +47,7 @@ def _relations(model: type[models.Model]) -> Iterator[checks.CheckMessage]:
         if remote is None or isinstance(remote.model, str):
             continue
         other = group_of_model(remote.model)
-        policy: Any = remote.on_delete
+        policy = policy_of(remote.on_delete)
         is_policy = policy in on_delete.POLICIES
         if own is not None and is_shard_key(field):
             name = "SET_NULL" if policy is on_delete.SET_NULL else name_of_new_value(policy)
@@ -51,7 +56,7 @@ def _relations(model: type[models.Model]) -> Iterator[checks.CheckMessage]:
                 continue
         if is_policy and (own is None or other is not None):
             yield checks.Error(
-                f"sharded_orm.on_delete.{policy.__name__} is for foreign keys from shards to"
+                f"sharded_orm.on_delete.{name_of_policy(policy)} is for foreign keys from shards to"
                 " the global database, and this one is none.",
                 hint="Use on_delete=DO_NOTHING, or inside one group or the global database one of"
                 " Django's.",
@@ -81,7 +86,7 @@ def _relations(model: type[models.Model]) -> Iterator[checks.CheckMessage]:
             )
         if policy is not models.DO_NOTHING and not is_policy:
             yield checks.Error(
-                f"on_delete={policy.__name__} of a foreign key to {where} would run on the"
+                f"on_delete={name_of_policy(policy)} of a foreign key to {where} would run on the"
                 " alias of the deleted row, where these rows are not.",
                 hint=f"Set {_policies_hint(own, other)}.",
                 obj=field,

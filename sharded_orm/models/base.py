@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from django.apps import apps
 from django.db import models
-from django.db.models.base import ModelBase
 
 from sharded_orm import compat, runtime
 from sharded_orm.cache import request_cache
@@ -33,10 +31,8 @@ from sharded_orm.models.plans.stored_rows import SaveMethods, save_stored_row
 from sharded_orm.models.plans.switch import are_write_plans_on
 from sharded_orm.models.querysets.route import colocation_on
 from sharded_orm.models.querysets.sharded import ShardedManager, ShardedQuerySet
-from sharded_orm.models.relations.descriptors import install_descriptors
-from sharded_orm.models.relations.forms import install_relations_in_forms
-from sharded_orm.models.relations.order import install_order, neighbour_in_order
-from sharded_orm.models.relations.through import install_through
+from sharded_orm.models.relations.model_class import ShardedModelBase
+from sharded_orm.models.relations.order import neighbour_in_order
 from sharded_orm.models.row_validation import RowValidation
 from sharded_orm.models.sharding import row_placement, statements
 from sharded_orm.models.sharding.bound_key import key_in_force, unbound
@@ -45,7 +41,6 @@ from sharded_orm.models.sharding.current_shard import current_alias, is_of_other
 from sharded_orm.models.sharding.generic_keys import check_references
 from sharded_orm.models.sharding.kept_shard import KeptShard, keep_shard
 from sharded_orm.models.sharding.key_errors import shard_key_required
-from sharded_orm.models.sharding.key_validation import install_key_validation
 from sharded_orm.models.sharding.options import ShardOptions, shard_options
 from sharded_orm.models.sharding.rewritten_keys import refuse_rewritten_keys
 from sharded_orm.models.sharding.same_key import are_of_two_keys
@@ -55,33 +50,6 @@ from sharded_orm.models.sharding.shard_refusals import (
     refuse_relations_to_other_shards,
 )
 from sharded_orm.models.sharding.statements import check_insert, check_update, has_expressions
-
-
-class ShardedModelBase(ModelBase):
-    """The metaclass of sharded models.
-
-    It installs this library's descriptors and managers, instead of Django's, for the relations and
-    the automatic many-to-many tables of a model. It also makes the model's forms and serializers
-    report an error if somebody changes the shard key of a stored row.
-    """
-
-    def __new__(
-        mcs, name: str, bases: tuple[type, ...], attrs: dict[str, Any], **kwargs: Any
-    ) -> Any:
-        if "ShardMeta" in attrs:
-            for config in apps.get_app_configs():
-                # An installed app may add fields to each class that has a ShardMeta. Its AppConfig
-                # then has a method fields_of_sharded_model().
-                if (fields_of := getattr(config, "fields_of_sharded_model", None)) is not None:
-                    attrs = {**attrs, **fields_of(name, attrs)}
-        cls: Any = super().__new__(mcs, name, bases, attrs, **kwargs)
-        if not cls._meta.abstract:
-            install_descriptors(cls)
-            install_through(cls)
-            install_key_validation(cls)
-            install_relations_in_forms(cls)
-            install_order(cls)
-        return cls
 
 
 class ShardedModel(RowValidation, metaclass=ShardedModelBase):
@@ -177,18 +145,24 @@ class ShardedModel(RowValidation, metaclass=ShardedModelBase):
             forget_shard_choice([self])
 
     def delete(
-        self, using: str | None = None, keep_parents: bool = False
+        self, using: str | None = None, keep_parents: bool = False, **kwargs: Any
     ) -> tuple[int, dict[str, int]]:
+        # The next base class may belong to another package, whose delete() has other parameters:
+        # that of a package for soft deletion may not have keep_parents, and may return None.
         refuse_other_key(self)
         refuse_rewritten_keys(self.__class__)
         options = self._shard_options()
+        if keep_parents:
+            kwargs["keep_parents"] = keep_parents
 
         def write() -> tuple[int, dict[str, int]]:
             alias = self._write_alias(options, using)
             with writing(self):
-                return super(ShardedModel, self).delete(using=alias, keep_parents=keep_parents)
+                return super(ShardedModel, self).delete(using=alias, **kwargs)
 
-        return repeated(options.group, write, nothing_written=lambda counts: not counts[0])
+        return repeated(
+            options.group, write, nothing_written=lambda counts: bool(counts) and not counts[0]
+        )
 
     delete.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
 

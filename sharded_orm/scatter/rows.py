@@ -71,10 +71,56 @@ def _iterable(
     prepared = copy.copy(compiler)
     prepared.execute_sql = lambda *args, **kwargs: results
     query = compiler.query.clone()
-    query.get_compiler = lambda *args, **kwargs: prepared
+    if _is_from_django(queryset._iterable_class):
+        query.get_compiler = lambda *args, **kwargs: prepared
+    else:
+        query.__class__ = type(query.__class__.__name__, (_SentQuery, query.__class__), {})
+        query.__dict__["_sent"] = (prepared, _contents(query))
     single = queryset._clone()
     single._query = query
     single._db = alias
     single._result_cache = None
     iterator: Iterator[Any] = iter(queryset._iterable_class(single))
     return iterator
+
+
+class _SentQuery:
+    """The query that an iterable class of a project or of another package gets.
+
+    Such a class may change its query before it asks for the compiler. But the statements have been
+    sent already, so the change would be lost.
+    """
+
+    def get_compiler(self, *args: Any, **kwargs: Any) -> Any:
+        compiler, contents = self.__dict__["_sent"]
+        if _contents(self) != contents:
+            raise refuse(
+                "an iterable class that changes its query",
+                "query one shard at a time, or read with values()",
+            )
+        return compiler
+
+
+def _contents(query: Any) -> dict[str, Any]:
+    """Return copies of the attributes of ``query``, also of those that another package has added."""
+    contents = {
+        name: copy.copy(value)
+        for name, value in vars(query).items()
+        if name not in _CHANGE_BY_READING
+    }
+    # A copy of a node shares its list of conditions.
+    return {**contents, "where": query.where.clone()}
+
+
+# Attributes that Django sets when it copies or compiles a query. They are not its contents.
+_CHANGE_BY_READING = frozenset(
+    {
+        "_annotation_select_cache", "_extra_select_cache", "_lookup_joins", "_sent", "base_table",
+        "filter_is_sticky", "subq_aliases", "table_map", "used_aliases",
+    }
+)  # fmt: skip
+
+
+def _is_from_django(iterable_class: type) -> bool:
+    modules = {cls.__module__ for cls in iterable_class.__mro__} - {"builtins", "typing"}
+    return all(module.startswith(("django.", "sharded_orm.")) for module in modules)

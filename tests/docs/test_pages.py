@@ -14,7 +14,7 @@ from sharded_orm import contrib, exceptions
 from sharded_orm.admin import checks as admin_checks
 from sharded_orm.admin import exceptions as admin_exceptions
 from sharded_orm.admin import inlines
-from sharded_orm.checks import cache, commands, databases, models, relations, sqlite_files
+from sharded_orm.checks import cache, commands, databases, models, packages, relations, sqlite_files
 from sharded_orm.checks import nodes as node_checks
 from sharded_orm.conf import cache as cache_setting
 from sharded_orm.conf import groups, nodes, parser, tickets
@@ -59,6 +59,7 @@ CHECKS = {
         models,
         databases,
         node_checks,
+        packages,
         sqlite_files,
         installation,
         relations,

@@ -14,8 +14,9 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import models
 from django.db.backends.utils import truncate_name
 
-from sharded_orm.models.base import ShardedModel, ShardedModelBase
+from sharded_orm.models.base import ShardedModel
 from sharded_orm.models.fields import TimestampedIDField
+from sharded_orm.models.relations.model_class import ShardedModelBase
 
 if TYPE_CHECKING:
     from sharded_orm.contrib.entities.index import Index

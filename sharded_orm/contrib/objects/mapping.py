@@ -17,7 +17,8 @@ from sharded_orm.contrib.objects.mapping_manager import (
     sides_changed,
 )
 from sharded_orm.contrib.objects.options import read_meta
-from sharded_orm.models.base import ShardedModel, ShardedModelBase
+from sharded_orm.models.base import ShardedModel
+from sharded_orm.models.relations.model_class import ShardedModelBase
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,8 @@ from sharded_orm.contrib.objects.mapping_manager import id_of
 from sharded_orm.contrib.objects.object_queryset import Batch
 from sharded_orm.contrib.objects.options import read_meta
 from sharded_orm.models import ExactCharField, ShardedManager
-from sharded_orm.models.base import ShardedModel, ShardedModelBase
+from sharded_orm.models.base import ShardedModel
+from sharded_orm.models.relations.model_class import ShardedModelBase
 
 _Manager: Any = ShardedManager
 

@@ -31,7 +31,8 @@ from sharded_orm.contrib.objects.fields import BodyField, values_were_read, valu
 from sharded_orm.contrib.objects.object_queryset import ObjectManager
 from sharded_orm.contrib.objects.options import ObjectOptions, read_meta
 from sharded_orm.models import PackedIDField
-from sharded_orm.models.base import ShardedModel, ShardedModelBase
+from sharded_orm.models.base import ShardedModel
+from sharded_orm.models.relations.model_class import ShardedModelBase
 from sharded_orm.models.sharding.key_errors import describe
 
 # The columns of the table of an object.
@@ -363,7 +364,9 @@ class ShardedObject(ShardedModel, metaclass=ObjectBase):
         self.__dict__.pop("_stored_ts", None)
         values_were_read(self)
 
-    def delete(self, using: Any = None, keep_parents: bool = False) -> tuple[int, dict[str, int]]:
+    def delete(  # type: ignore[override]  # takes no arguments of other base classes
+        self, using: Any = None, keep_parents: bool = False
+    ) -> tuple[int, dict[str, int]]:
         """Set ``active`` to False. From then on, only ``with_deleted()`` finds the object.
 
         To undo this, set ``active`` to True in ``edit()``. If other objects have this object in a

@@ -8,10 +8,11 @@ from typing import Any, Self
 from asgiref.sync import sync_to_async
 from django.core.exceptions import FieldError
 from django.db.models.query import EmptyQuerySet
+from django.db.models.sql import Query
 from django.db.models.sql.where import AND, WhereNode
 
 from sharded_orm import runtime
-from sharded_orm.exceptions import CrossShardRelation, RoutingError
+from sharded_orm.exceptions import CrossShardRelation, RoutingError, UnknownExpression
 from sharded_orm.models.cached.queryset import CachedQuerySet
 from sharded_orm.models.moves.scatter import keys_left_out
 from sharded_orm.models.querysets.guesses import guess_of, shard_of
@@ -57,6 +58,8 @@ class RoutedQuerySet(CachedQuerySet[M]):
     def __init__(
         self, model: Any = None, query: Any = None, using: str | None = None, hints: Any = None
     ) -> None:
+        if query is not None:
+            refuse_other_query(model, query)
         super().__init__(model, query or ShardedQuery(model), using, hints)
 
     @property
@@ -296,3 +299,17 @@ class RoutedQuerySet(CachedQuerySet[M]):
                 combined._hints = {}
             combined._scatters = self._scatters or getattr(other, "_scatters", False)
         return combined
+
+
+def refuse_other_query(model: Any, query: Any) -> None:
+    """Raise :exc:`UnknownExpression` if ``query`` is not the query of a sharded queryset.
+
+    Some packages give their querysets a class of queries of their own. Such a query does not know
+    the shards of instances, and may change its conditions after the shards were found.
+    """
+    if not isinstance(query, ShardedQuery) and isinstance(query, Query):
+        raise UnknownExpression(
+            f"A queryset of {model.__name__} was given a query of the class {type(query).__qualname__},"
+            " which cannot find its shards. Use a queryset class that leaves the query to"
+            " ShardedQuerySet, and put its conditions into get_queryset() of a ShardedManager."
+        )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.db.models import Manager
 
+from sharded_orm.models.querysets.base import refuse_other_query
 from sharded_orm.models.querysets.updates import PlannedUpdateQuerySet
 from sharded_orm.models.sharding.type_variables import M
 
@@ -24,6 +25,13 @@ class ShardedQuerySet(PlannedUpdateQuerySet[M]):
     :exc:`ScatterNotSupported`. Writes run shard by shard: each shard's write is atomic, but all of
     them together are not (Pinterest, P14).
     """
+
+    if not TYPE_CHECKING:  # For type checkers, ``query`` stays the attribute of Django's QuerySet.
+
+        @PlannedUpdateQuerySet.query.setter
+        def query(self, value: Any) -> None:
+            refuse_other_query(self.model, value)
+            PlannedUpdateQuerySet.query.fset(self, value)
 
 
 ShardedManager: Callable[[], Manager[Any]] = Manager.from_queryset(

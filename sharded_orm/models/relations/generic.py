@@ -34,6 +34,7 @@ from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.relations.content_types import install_manager
 from sharded_orm.models.relations.descriptors import make_related_manager, refuse_equal_values
 from sharded_orm.models.relations.managers import NullableBeside, RelatedRows
+from sharded_orm.models.relations.model_class import installers_of_relations
 from sharded_orm.models.relations.outside_managers import NullableFromOutside
 from sharded_orm.models.sharding.bound_key import EXEMPT
 from sharded_orm.models.sharding.bound_query import BoundKeyQuery
@@ -470,6 +471,8 @@ def install() -> None:
     for model in apps.get_models(include_auto_created=True):
         _install_on(model)
     class_prepared.connect(_install_on, dispatch_uid="sharded_orm.generic")
+    if _install_on not in installers_of_relations:
+        installers_of_relations.append(_install_on)
 
 
 def _install_on(sender: Any, **kwargs: Any) -> None:

@@ -27,6 +27,8 @@ def check_set_values(field: Any) -> None:
     """
     relation = field.remote_field
     on_delete: Any = getattr(relation, "on_delete", None)
+    if getattr(on_delete, "__module__", None) == __name__:
+        return  # This function was called for the field before.
     if (arguments := set_arguments(on_delete)) is not None:
         (value,) = arguments
         if callable(value) or isinstance(value, Model):

@@ -35,6 +35,8 @@ def install_through(model: type[Model]) -> None:
         through = field.remote_field.through
         if isinstance(through, str) or through is None or not through._meta.auto_created:
             continue
+        if through.save_base is _save_base:
+            continue  # This function was called for the field before.
         # Remove Django's manager from the table's model. Otherwise it would take precedence over
         # ShardedManager.
         through._meta.local_managers.clear()

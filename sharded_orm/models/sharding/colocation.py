@@ -15,6 +15,7 @@ from django.db.models.expressions import Col
 from django.db.models.lookups import Exact, IsNull
 from django.db.models.sql import Query
 from django.db.models.sql.constants import LOUTER
+from django.db.models.sql.datastructures import Join
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import CrossShardRelation
@@ -139,13 +140,15 @@ class Colocation:
             return
         tables: dict[str, Any] = query.alias_map
         models = {
-            alias: query.model if join.parent_alias is None else _joined_model(join.join_field)
+            alias: _joined_model(join.join_field) if isinstance(join, Join) else query.model
             for alias, join in tables.items()
         }
         for alias, join in tables.items():
             # Check only joins with a reference. If Django has removed a join from the SQL, it is
             # still in alias_map, with a reference count of 0.
-            if join.parent_alias is not None and query.alias_refcount[alias]:
+            # Skip a table that another package has joined by a class of its own, such as a common
+            # table expression: parts_to_check() refuses it.
+            if isinstance(join, Join) and query.alias_refcount[alias]:
                 self._check_model(query, models[alias], "joins")
                 self._check_way_from_copy(query, models[join.parent_alias], models[alias])
                 self._check_join(query, join)

@@ -35,11 +35,12 @@ def key_of_row_changed(row: Model, name: str, key: Any, new_key: Any) -> ShardKe
     )
 
 
-def shard_key_required(options: ShardOptions, problem: str) -> ShardKeyRequired:
+def shard_key_required(options: ShardOptions, problem: str, hint: str = "") -> ShardKeyRequired:
     """Return the error for an operation whose shard is unknown. The message lists remedies.
 
     :param problem: a clause of the message that says what is wrong with the query, such as "the row
         to find or create is on no one shard".
+    :param hint: a sentence about another possible cause, with a space before it.
     """
     name = options.model._meta.object_name
     if options.key is None:
@@ -51,5 +52,5 @@ def shard_key_required(options: ShardOptions, problem: str) -> ShardKeyRequired:
         ways = f"filter by it ({name}.objects.filter({key}=…))"
     return ShardKeyRequired(
         f"{what}, and {problem}: {ways}, name a shard with .using('{options.group}_00000'), or ask"
-        " every shard on purpose with .scatter()."
+        f" every shard on purpose with .scatter().{hint}"
     )

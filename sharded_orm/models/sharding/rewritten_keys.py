@@ -21,9 +21,29 @@ from sharded_orm.exceptions import ShardKeyChanged
 _models: WeakSet[Any] = WeakSet()
 
 
+def policy_of(on_delete: Any) -> Any:
+    """Return the function that ``on_delete`` is or wraps.
+
+    django-polymorphic puts an object around the ``on_delete`` of each foreign key of its models.
+    The object has the function as its attribute ``action``, and no name.
+    """
+    while not hasattr(on_delete, "__name__") and callable(
+        action := getattr(on_delete, "action", None)
+    ):
+        on_delete = action
+    return on_delete
+
+
+def name_of_policy(on_delete: Any) -> str:
+    """Return the name of ``on_delete`` for an error message. A callable object may have no name."""
+    policy = policy_of(on_delete)
+    return str(getattr(policy, "__name__", None) or type(policy).__name__)
+
+
 def set_arguments(on_delete: Any) -> tuple[Any, ...] | None:
     """Return the arguments of ``SET()`` if ``on_delete`` is a function that it has returned."""
     # Migrations call this method to write SET() into their files.
+    on_delete = policy_of(on_delete)
     if not hasattr(on_delete, "deconstruct"):
         return None
     path, arguments, _ = on_delete.deconstruct()
@@ -39,6 +59,7 @@ def name_of_new_value(on_delete: Any) -> str | None:
     """
     if set_arguments(on_delete) is not None:
         return "SET(…)"
+    on_delete = policy_of(on_delete)
     if on_delete in (SET_NULL, SET_DEFAULT) or (
         compat.changes_rows_unseen(on_delete) and on_delete.__name__ != "DB_CASCADE"
     ):
@@ -96,7 +117,7 @@ def _followed_relations(model: Any) -> Iterator[Any]:
         ]
         for relation in get_candidate_relations_to_delete(model._meta):
             yield relation
-            on_delete: Any = relation.field.remote_field.on_delete  # type: ignore[attr-defined]  # missing in Django's type stubs
+            on_delete = policy_of(relation.field.remote_field.on_delete)  # type: ignore[attr-defined]  # missing in Django's type stubs
             if on_delete is CASCADE or compat.changes_rows_unseen(on_delete):
                 related.append(relation.related_model)
         found += set(related) - seen

@@ -834,3 +834,45 @@ def test_the_app_is_not_installed() -> None:
 @override_settings(SHARDED_ORM={**settings.SHARDED_ORM, "TICKETS": []})
 def test_ticket_field_without_ticket_servers() -> None:
     assert ids(Photo) == {"W079"}
+
+
+class Guard:
+    """Wraps an ``on_delete``, as django-polymorphic does, and has no name."""
+
+    def __init__(self, action: Any) -> None:
+        self.action = action
+
+    def __call__(self, *args: Any) -> None:
+        self.action(*args)
+
+
+def test_a_wrapped_on_delete_is_that_function() -> None:
+    def guarded(policy: Any) -> Callable[[], type[Any]]:
+        def body() -> type[Any]:
+            class Paper(Base):
+                id = TicketField(primary_key=True)
+                writer = models.ForeignKey(User, Guard(policy), null=True, db_constraint=False)
+
+            return Paper
+
+        return body
+
+    assert declare(guarded(models.DO_NOTHING)) == set()
+    assert declare(guarded(models.CASCADE)) == {"E007"}
+    for policy in (models.SET_NULL, models.SET_DEFAULT, models.SET(5)):
+        assert list(_on_delete_of_key(Guard(policy)).values()) == [{"E080"}]
+
+
+def test_an_on_delete_without_a_name_is_reported() -> None:
+    class Own:
+        def __call__(self, *args: Any) -> None:
+            pass
+
+    def own() -> type[Any]:
+        class Paper(Base):
+            id = TicketField(primary_key=True)
+            writer = models.ForeignKey(User, Own(), db_constraint=False)
+
+        return Paper
+
+    assert declare(own) == {"E007"}
