@@ -137,6 +137,34 @@ class Letter(SheetColumns, ShardedModel):
         shard_key = "owner"
 
 
+class Dish(SheetColumns, ShardedModel):
+    class ShardMeta:
+        group = "events"
+        shard_key = "owner"
+
+
+class Meal(SheetColumns, ShardedModel):
+    dishes: models.ManyToManyField[Dish, Serving] = models.ManyToManyField(
+        Dish, through="Serving", related_name="meals"
+    )
+
+    class ShardMeta:
+        group = "events"
+        shard_key = "owner"
+
+
+class Serving(SheetColumns, ShardedModel):
+    """Relates a meal and a dish, and may lie on a desk."""
+
+    meal = models.ForeignKey(Meal, models.CASCADE)
+    dish = models.ForeignKey(Dish, models.CASCADE)
+    desk = models.ForeignKey(Desk, models.CASCADE, null=True)
+
+    class ShardMeta:
+        group = "events"
+        shard_key = "owner"
+
+
 class PlainFolder(SheetColumns):
     pass
 
