@@ -12,7 +12,11 @@ from sharded_orm.exceptions import CrossKeyRelation, CrossShardRelation, ShardKe
 from tests.queries.conftest import DATABASES
 from tests.twins.models import Desk, Dish, Meal, Serving
 
-pytestmark = [pytest.mark.every_backend, pytest.mark.django_db(databases=DATABASES)]
+pytestmark = [
+    pytest.mark.every_backend,
+    pytest.mark.long_on("mysql"),
+    pytest.mark.django_db(databases=DATABASES),
+]
 
 #: Keys of two shards, and one that shares the shard of the first.
 ONE, TWO, NEAR = 1, 2, 9
