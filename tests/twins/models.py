@@ -126,6 +126,34 @@ class Letter(ShardedSheet):
     drawer = models.ForeignKey(Drawer, models.SET(drawer_of_deleted), related_name="letters")
 
 
+class Dish(SheetColumns, ShardedModel):
+    class ShardMeta:
+        group = "events"
+        shard_key = "owner"
+
+
+class Meal(SheetColumns, ShardedModel):
+    dishes: models.ManyToManyField[Dish, Serving] = models.ManyToManyField(
+        Dish, through="Serving", related_name="meals"
+    )
+
+    class ShardMeta:
+        group = "events"
+        shard_key = "owner"
+
+
+class Serving(SheetColumns, ShardedModel):
+    """Relates a meal and a dish, and may lie on a desk."""
+
+    meal = models.ForeignKey(Meal, models.CASCADE)
+    dish = models.ForeignKey(Dish, models.CASCADE)
+    desk = models.ForeignKey(Desk, models.CASCADE, null=True)
+
+    class ShardMeta:
+        group = "events"
+        shard_key = "owner"
+
+
 class PlainFolder(SheetColumns):
     pass
 

@@ -80,9 +80,9 @@ class Command(dumpdata.Command):
         # because it makes querysets of one database, and the rows of sharded models are on many.
         if options["format"] not in serializers.get_public_serializer_formats():
             raise CommandError(f"Unknown serialization format: {options['format']}")
-        if options["use_natural_foreign_keys"]:
-            selected = serializers.sort_dependencies([(None, selected)], allow_cycles=True)
         try:
+            if options["use_natural_foreign_keys"]:
+                selected = serializers.sort_dependencies([(None, selected)], allow_cycles=True)
             rows = [queryset for model in selected for queryset in _rows_of(model, options)]
             shows_progress = options["output"] and options["verbosity"] and self.stdout.isatty()
             self.stdout.ending = None  # type: ignore[assignment]  # the type stubs allow no None, which Django's command sets, too

@@ -13,6 +13,7 @@ from typing import Any
 
 from django.db import router
 from django.db.models import Model, Q
+from django.db.models.utils import resolve_callables
 
 from sharded_orm import compat
 from sharded_orm.exceptions import CrossShardRelation
@@ -25,7 +26,13 @@ from sharded_orm.models.sharding.instance_shard import on_shard_of
 from sharded_orm.models.sharding.key_errors import describe
 from sharded_orm.models.sharding.options import ShardOptions, options_of, shard_options
 from sharded_orm.models.sharding.row_placement import colocated_alias
-from sharded_orm.models.sharding.same_key import key_for_related, refuse_two_keys, with_key
+from sharded_orm.models.sharding.same_key import (
+    key_for_related,
+    key_names,
+    refuse_related_of_other_key,
+    refuse_two_keys,
+    with_key,
+)
 
 
 class RelatedRows:
@@ -224,7 +231,7 @@ class ManyBeside(RelatedRows):
         if not in_transaction(self._options.group):
             write_in_part()
         add = super().add  # type: ignore[misc]  # Django's manager class has this method
-        defaults = self._through_with_key(through_defaults)
+        defaults = self._through_with_key(through_defaults) if objs else through_defaults
         self._repeated(lambda: add(*objs, through_defaults=defaults))
 
     add.alters_data = True  # type: ignore[attr-defined]  # Django's method has this attribute, too
@@ -250,7 +257,8 @@ class ManyBeside(RelatedRows):
         # removes old rows before it checks the new rows, so check the new rows first.
         objs = tuple(objs)
         self.check_targets(objs)
-        through_defaults = self._through_with_key(through_defaults)
+        if objs:
+            through_defaults = self._through_with_key(through_defaults)
         manager = super()
         self._repeated(
             lambda: compat.set_base(
@@ -319,10 +327,36 @@ class ManyBeside(RelatedRows):
             super()._add_items(*args, **kwargs)  # type: ignore[misc]  # Django's manager class has this method
 
     def _through_with_key(self, values: Any) -> Any:
-        # ``values`` is the argument through_defaults. A value in it may be a callable. Do not call
-        # it, because Django calls it once for each row.
+        """Return ``values`` of a new row of the many-to-many table, with the shard key added.
+
+        :param values: the argument ``through_defaults``.
+        :raises CrossKeyRelation, CrossShardRelation, ShardKeyRequired: the row would have another
+            shard key than the instance, or would refer to a row of another key.
+        """
         key = key_for_related(self.through, self._rel.field, self.instance)
-        return with_key(self.through, key, values or {}) if key else values
+        with_its_key = with_key(self.through, key, values or {}) if key else values
+        return self._checked_through_values(with_its_key) if values else with_its_key
+
+    def _checked_through_values(self, values: dict[str, Any]) -> dict[str, Any]:
+        # Check the row of the many-to-many table before anything is written. Django stores or
+        # deletes other rows first: create() stores the related row, and set() deletes old rows.
+        options = shard_options(self.through)
+        if options is None or options.key is None:
+            return values
+        decisive = key_names(options)
+        for field in self.through._meta.concrete_fields:
+            if field.is_relation:
+                decisive |= {field.name, field.attname}
+        # Call the callables among these values now. Django would call them after those writes.
+        given = dict(resolve_callables({k: v for k, v in values.items() if k in decisive}))
+        row = self.through(**given)
+        if given.keys().isdisjoint((self.source_field.name, self.source_field.attname)):
+            setattr(row, self.source_field.name, self.instance)
+        refuse_related_of_other_key(row)
+        alias = router.db_for_write(self.through, instance=self.instance)
+        if alias != options.group and not key_names(options).isdisjoint(given):
+            row._refuse_other_shard(alias)
+        return {**values, **given}
 
     def check_targets(self, objs: Any) -> None:
         """Check that ``objs``, instances or primary keys, can be related to the instance. One query

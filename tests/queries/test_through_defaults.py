@@ -1,0 +1,108 @@
+"""``through_defaults`` that no row of the many-to-many table can have: nothing is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+
+from sharded_orm.exceptions import CrossKeyRelation, CrossShardRelation, ShardKeyRequired
+from tests.queries.conftest import DATABASES
+from tests.twins.models import Desk, Dish, Meal, Serving
+
+pytestmark = [
+    pytest.mark.every_backend,
+    pytest.mark.long_on("mysql"),
+    pytest.mark.django_db(databases=DATABASES),
+]
+
+#: Keys of two shards, and one that shares the shard of the first.
+ONE, TWO, NEAR = 1, 2, 9
+
+CallOfManager = Callable[[Any, Any, dict[str, Any]], Any]
+
+CALLS: dict[str, CallOfManager] = {
+    "add": lambda rows, other, values: rows.add(other, through_defaults=values),
+    "set": lambda rows, other, values: rows.set([other], through_defaults=values),
+    "set, cleared first": lambda rows, other, values: rows.set(
+        [other], clear=True, through_defaults=values
+    ),
+    "create": lambda rows, other, values: rows.create(id=50, through_defaults=values),
+    "acreate": lambda rows, other, values: async_to_sync(create)(rows, values),
+    "get_or_create": lambda rows, other, values: rows.get_or_create(id=50, through_defaults=values),
+    "update_or_create": lambda rows, other, values: rows.update_or_create(
+        id=50, through_defaults=values
+    ),
+}
+VALUES: dict[str, tuple[Callable[[], dict[str, Any]], type[Exception]]] = {
+    "key of another shard": (lambda: {"owner": TWO}, CrossKeyRelation),
+    "key of the same shard": (lambda: {"owner": NEAR}, CrossKeyRelation),
+    "called key": (lambda: {"owner": lambda: TWO}, CrossKeyRelation),
+    "no key": (lambda: {"owner": None}, ShardKeyRequired),
+    "row of another shard": (lambda: {"desk": desk(TWO)}, CrossShardRelation),
+    "row of another key": (lambda: {"desk": desk(NEAR)}, CrossKeyRelation),
+    "called row": (lambda: {"desk": lambda: desk(TWO)}, CrossShardRelation),
+}
+
+
+async def create(rows: Any, values: dict[str, Any]) -> Any:
+    return await rows.acreate(id=50, through_defaults=values)
+
+
+def desk(key: int) -> Desk:
+    return Desk.objects.get(owner=key)
+
+
+@pytest.fixture
+def meal(db: None) -> Meal:
+    """A meal with one dish, beside another dish and desks of three keys."""
+    for key in (ONE, TWO, NEAR):
+        Desk.objects.create(id=key, owner=key)
+    meal = Meal.objects.create(id=10, owner=ONE)
+    dish = Dish.objects.create(id=20, owner=ONE)
+    Dish.objects.create(id=21, owner=ONE)
+    Meal.objects.create(id=11, owner=ONE)
+    Serving.objects.create(id=30, owner=ONE, meal=meal, dish=dish)
+    return meal
+
+
+def rows() -> list[tuple[Any, ...]]:
+    return [
+        row
+        for model in (Meal, Dish, Serving)
+        for row in model.objects.scatter().order_by("pk").values_list()
+    ]
+
+
+@pytest.mark.parametrize("values", VALUES)
+@pytest.mark.parametrize("call", CALLS)
+def test_nothing_is_written_before_a_refusal(meal: Meal, call: str, values: str) -> None:
+    make, error = VALUES[values]
+    before = rows()
+    for manager, other in (
+        (meal.dishes, Dish.objects.get(owner=ONE, pk=21)),
+        (Dish.objects.get(owner=ONE, pk=20).meals, Meal.objects.get(owner=ONE, pk=11)),
+    ):
+        with pytest.raises(error):
+            CALLS[call](manager, other, {"id": 40, **make()})
+        assert rows() == before
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_values_of_the_key_are_stored(meal: Meal, call: str) -> None:
+    other = Dish.objects.get(owner=ONE, pk=21)
+    values = {"id": 40, "owner": ONE, "desk": lambda: desk(ONE)}
+    CALLS[call](meal.dishes, other, values)
+    serving = Serving.objects.get(owner=ONE, pk=40)
+    assert (serving.meal_id, serving.desk_id) == (meal.pk, ONE)
+
+
+def test_callables_are_not_called_without_a_new_row(meal: Meal) -> None:
+    def refuse() -> int:
+        raise AssertionError("There is no row that this value is for.")
+
+    meal.dishes.add(through_defaults={"owner": refuse})
+    meal.dishes.set([], through_defaults={"owner": refuse})
+    assert not meal.dishes.exists()
