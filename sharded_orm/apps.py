@@ -50,7 +50,7 @@ class ShardedOrmConfig(AppConfig):
         from sharded_orm.models.cached.write_observer import CacheObserver
         from sharded_orm.models.moves.repetition import refuse_former_route
         from sharded_orm.models.moves.transactions import check_use, poll_before_snapshot
-        from sharded_orm.models.relations import deserialized_rows, formset_rows
+        from sharded_orm.models.relations import deserialized_rows
         from sharded_orm.models.sharding.counted_ids import counts_per_shard
         from sharded_orm.models.tables.directory import DatabaseDirectory
         from sharded_orm.models.text_keys import guard
@@ -83,7 +83,6 @@ class ShardedOrmConfig(AppConfig):
         key_guard.provide_guard(guard)
         counted_ids.provide(counts_per_shard)
         deserialized_rows.install_check()
-        formset_rows.install_rows()
         creation.provide_isolation(_cache_isolation)
         provide_test_databases(_test_databases)
         provide_pool_class(_ticket_pool_class)

@@ -112,40 +112,6 @@ def test_a_formset(tags: dict[int, Tag], key: int) -> None:
     assert list(errors) == ["tags"]
 
 
-@pytest.mark.parametrize("scattered", [False, True])
-@pytest.mark.parametrize("pk", ["9999", "", "x"])
-def test_a_formset_with_the_id_of_a_row_that_it_does_not_have(
-    tags: dict[int, Tag], pk: str, scattered: bool
-) -> None:
-    tag = Tag.objects.create(id=60, user_id=ONE, name="old")
-    rows = Tag.objects.scatter() if scattered else Tag.objects.filter(user_id=ONE)
-    form_class = modelformset_factory(Tag, fields=["name"], extra=0)
-    deleted = {"form-0-id": pk or str(tag.pk), "form-0-name": "new"}
-    if not pk:
-        tag.delete()
-    formset = form_class({**_management("form", 1, initial=1), **deleted}, queryset=rows)
-    (errors,) = formset.errors
-    assert list(errors) == ["id"]
-    assert NOT_OFFERED in str(errors) or pk == "x"
-
-
-@OTHER_KEYS
-def test_an_inline_formset_with_the_id_of_a_row_of_another_parent(
-    tags: dict[int, Tag], key: int
-) -> None:
-    albums = {key: Album.objects.create(owner_id=key, title="a") for key in (ONE, NEAR, TWO)}
-    photo = Photo.objects.create(user_id=key, title="old", album=albums[key])
-    form_class = inlineformset_factory(Album, Photo, fields=["title"], extra=0)
-    data = {
-        **_management("photos", 1, initial=1),
-        "photos-0-photo_id": str(photo.pk),
-        "photos-0-title": "new",
-    }
-    formset = form_class(data, instance=albums[ONE])
-    (errors,) = formset.errors
-    assert list(errors) == ["photo_id"]
-
-
 def _offered(form: Any, name: str = "tags") -> list[Any]:
     return list(form[name].field.queryset)
 

@@ -62,7 +62,7 @@ class RelatedRowsField(ModelChoiceField):  # type: ignore[type-arg]  # the class
             # query for the key of the row would raise an error.
             is_refused = bound_key is not None and bound_key.value not in key.values()
             self.queryset = rows.none() if is_refused else rows.filter(**key)
-        elif rows is not None and self._is_key_wrong(form) and not names_shards(rows):
+        elif rows is not None and self._is_key_wrong(form) and not _names_shards(rows):
             self.queryset = rows.none()
         return super().get_bound_field(form, field_name)
 
@@ -94,8 +94,7 @@ class RelatedRowsField(ModelChoiceField):  # type: ignore[type-arg]  # the class
         return {} if name is None or value is None else {name: value}
 
 
-def names_shards(rows: Any) -> bool:
-    """Return whether the queryset ``rows`` can be read without further conditions."""
+def _names_shards(rows: Any) -> bool:
     try:
         return bool(rows.db)
     except ShardKeyRequired:
