@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from django.db import Error
 
+from sharded_orm.backends.two_phase import old_decisions
 from sharded_orm.backends.two_phase.coordinator import Coordinator
-from sharded_orm.two_phase import recovery
+from sharded_orm.two_phase import branch_watch, recovery
 from tests.integration.two_phase.bank import NUMBERS, START, Bank, in_child, kill_self, start
 from tests.integration.two_phase.failpoint import failpoint
 from tests.patience import PATIENCE
@@ -74,6 +75,17 @@ def all_moved(balances: list[int], before: list[int], *numbers: int) -> bool:
         after[NUMBERS.index(number)] -= 1
     assert balances in (before, after)
     return balances == after
+
+
+def test_no_moment_depends_on_the_time(bank: Bank, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests count the moments of one transfer, and kill another one at a moment from its end."""
+    counts = set()
+    for seconds in (PATIENCE, 0.0):
+        monkeypatch.setattr(branch_watch, "INTERVAL", seconds)
+        monkeypatch.setattr(old_decisions, "KEPT_FOR", seconds)
+        branch_watch.watch.__init__()  # type: ignore[misc]  # It forgets when it has to search next.
+        counts.add(count_moments(bank, 0, 8))
+    assert len(counts) == 1
 
 
 def test_a_process_killed_at_every_moment(bank: Bank) -> None:
