@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +12,8 @@ import psycopg
 
 from sharded_orm.backends.mysql.session import NodeSession
 from sharded_orm.backends.pool import pools
+from sharded_orm.backends.two_phase import old_decisions
+from sharded_orm.two_phase import branch_watch
 
 
 class Failpoint:
@@ -40,7 +43,10 @@ class Failpoint:
 
 @contextmanager
 def failpoint(point: int, act: Callable[[], object]) -> Iterator[Failpoint]:
-    """Act at a moment of the block. All sessions of the pools are opened anew."""
+    """Act at a moment of the block. All sessions of the pools are opened anew.
+
+    A packet that is due at a certain time is not sent in the block, so each run has the same moments.
+    """
     counter = Failpoint(point, act)
     wait = psycopg.Connection.wait
     init = NodeSession.__init__
@@ -56,6 +62,7 @@ def failpoint(point: int, act: Callable[[], object]) -> Iterator[Failpoint]:
 
     _dispose_sessions()
     with (
+        _nothing_due(),
         mock.patch.object(NodeSession, "__init__", counted_init),
         mock.patch.object(psycopg.Connection, "wait", counted_wait),
     ):
@@ -63,6 +70,23 @@ def failpoint(point: int, act: Callable[[], object]) -> Iterator[Failpoint]:
             yield counter
         finally:
             _dispose_sessions()
+
+
+@contextmanager
+def _nothing_due() -> Iterator[None]:
+    """Delete no old decision, and search only for branches that a transaction has just left."""
+    watch = branch_watch.watch
+    due = watch._next
+    # 0.0 says that a branch may be left.
+    watch._next = math.inf if due else 0.0
+    with (
+        mock.patch.object(branch_watch, "INTERVAL", math.inf),
+        mock.patch.object(old_decisions, "KEPT_FOR", math.inf),
+    ):
+        try:
+            yield
+        finally:
+            watch._next = min(watch._next, due)
 
 
 def _dispose_sessions() -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import time
 from contextlib import suppress
+from itertools import combinations
 from random import Random
 from typing import Any
 
 import pytest
 from django.db import Error
 
+from sharded_orm.backends.two_phase import old_decisions
 from sharded_orm.backends.two_phase.coordinator import Coordinator
-from sharded_orm.two_phase import recovery
+from sharded_orm.two_phase import branch_watch, recovery
 from tests.integration.two_phase.bank import NUMBERS, START, Bank, in_child, kill_self, start
 from tests.integration.two_phase.failpoint import failpoint
 from tests.patience import PATIENCE
@@ -76,6 +78,17 @@ def all_moved(balances: list[int], before: list[int], *numbers: int) -> bool:
     return balances == after
 
 
+def test_no_moment_depends_on_the_time(bank: Bank, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests count the moments of one transfer, and kill another one at a moment from its end."""
+    counts = set()
+    for seconds in (PATIENCE, 0.0):
+        monkeypatch.setattr(branch_watch, "INTERVAL", seconds)
+        monkeypatch.setattr(old_decisions, "KEPT_FOR", seconds)
+        branch_watch.watch.__init__()  # type: ignore[misc]  # It forgets when it has to search next.
+        counts.add(count_moments(bank, 0, 8))
+    assert len(counts) == 1
+
+
 def test_a_process_killed_at_every_moment(bank: Bank) -> None:
     """Three shards: two of them on one server, in two branches."""
     numbers = (0, 8, 9)
@@ -113,15 +126,21 @@ def test_an_interruption_at_every_moment(bank: Bank) -> None:
 def test_a_storm_of_kills(bank: Bank) -> None:
     """Three processes at a time die anywhere in transfers that wait for each other's rows."""
     random = Random(7)
+    # Each process does two transfers. A fifth of the processes live on, whatever a server's moments are.
+    ends = {
+        numbers: count_moments(bank, *numbers) * 2 * 5 // 4
+        for count in (2, 3)
+        for numbers in combinations(NUMBERS, count)
+    }
     killed = 0
     for _ in range(ROUNDS):
         pids = set()
         for _ in range(3):
             # In one order, because no server sees that transactions wait for each other on two servers.
-            numbers = sorted(random.sample(NUMBERS, random.choice((2, 2, 3))))
-            point = random.randrange(45)
+            numbers = tuple(sorted(random.sample(NUMBERS, random.choice((2, 2, 3)))))
+            point = random.randrange(ends[numbers])
 
-            def work(numbers: list[int] = numbers, point: int = point) -> None:
+            def work(numbers: tuple[int, ...] = numbers, point: int = point) -> None:
                 bank.close()
                 with failpoint(point, kill_self):
                     bank.transfer(*numbers)
