@@ -130,6 +130,25 @@ class OnShard(Expression):
         raise FullResultSet
 
 
+class NoRow(NothingNode):
+    """A condition that no row meets, at any place of a tree of conditions.
+
+    Django puts its own NothingNode only on top of a tree. Below, it asks each condition of HAVING for
+    columns to group by and for the annotations to which it refers, which a NothingNode cannot answer.
+    """
+
+    is_summary = False
+
+    def get_group_by_cols(self) -> list[Any]:
+        return []
+
+    def get_refs(self) -> set[str]:
+        return set()
+
+    def replace_expressions(self, replacements: Any) -> NoRow:
+        return self
+
+
 class OnlyOnShard(OnShard):
     """A condition for a comparison with an instance inside of an expression.
 

@@ -10,7 +10,8 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from django.db import connections
-from django.db.models import Count
+from django.db.models import Count, F
+from django.db.models.expressions import OrderBy
 
 from sharded_orm.backends.features import features_of
 from sharded_orm.scatter import first_rows, ungrouped_aggregates
@@ -95,15 +96,9 @@ def count(
     query = targets[0].query
     check(query)
     failures = Failures(len(targets), partial=partial, report=on_failure)
-    if query.distinct or query.group_by is not None:
-        total = _count_rows(targets, failures, local_columns)
-    else:
-        unlimited = _transformed(targets, _without_limits)
-        values = ungrouped_aggregates.aggregate(unlimited, query, {"__count": Count("*")}, failures)
-        total = values["__count"]
+    number = _count_slice(_transformed(targets, _as_counted), failures, local_columns)
     failures.finish()
-    low, high = query.low_mark, query.high_mark
-    return max(0, (total if high is None else min(total, high)) - low)
+    return number
 
 
 def exists(
@@ -122,14 +117,13 @@ def exists(
         return False
     query = targets[0].query
     check(query)
-    if query.low_mark and (query.distinct or query.group_by is not None):
-        sliced = count(
-            queryset, targets, partial, on_failure=on_failure, local_columns=local_columns
-        )
-        return sliced > 0
     if query.is_empty() or query.high_mark == query.low_mark:
         return False
     failures = Failures(len(targets), partial=partial, report=on_failure)
+    if query.low_mark and (query.distinct or query.group_by is not None):
+        number = _count_slice(_transformed(targets, _without_order), failures, local_columns)
+        failures.finish()
+        return number > 0
     existence = _transformed(targets, lambda q: q.exists())
     low = query.low_mark
     options = CompileOptions(limit=low + 1, existence=True, local_columns=local_columns)
@@ -156,7 +150,8 @@ def aggregate(
     failures = Failures(len(targets), partial=partial, report=on_failure)
     query = targets[0].query if targets else queryset.query
     check(query)
-    values = ungrouped_aggregates.aggregate(targets, query, aggregates, failures)
+    # The query of a target may be certain to have no rows, because of its shard.
+    values = ungrouped_aggregates.aggregate(targets, queryset.query, aggregates, failures)
     failures.finish()
     return values
 
@@ -187,10 +182,44 @@ def _rows(
     return plan, cut(merged(plan, executor), low, high)
 
 
+def _count_slice(
+    targets: Sequence[Target], failures: Failures, local_columns: frozenset[str]
+) -> int:
+    """Return the number of rows that are left by the OFFSET and LIMIT of a query."""
+    query = targets[0].query
+    if query.distinct or query.group_by is not None or _may_join(query):
+        total = _count_rows(targets, failures, local_columns)
+    else:
+        unlimited = _transformed(targets, _without_limits)
+        values = ungrouped_aggregates.aggregate(unlimited, query, {"__count": Count("*")}, failures)
+        total = values["__count"]
+    low, high = query.low_mark, query.high_mark
+    return max(0, (total if high is None else min(total, high)) - low)
+
+
+def _may_join(query: Query) -> bool:
+    """Return whether the ORDER BY of a query may join tables, and so add rows.
+
+    For example, ``order_by("comments__stars")`` gives a photo once for each of its comments.
+    """
+    meta = query.get_meta()
+    order: Any = query.order_by or (meta.ordering if query.default_ordering else ())
+    own = {"pk", "?", *query.annotations}
+    own.update(field.attname for field in meta.concrete_fields)
+    # An order by a foreign key is that of the related model.
+    own.update(field.name for field in meta.concrete_fields if not field.is_relation)
+    for item in order:
+        part: Any = item.expression if isinstance(item, OrderBy) else item
+        name = part.name if isinstance(part, F) else part  # type: ignore[attr-defined]  # missing in the stubs
+        if not isinstance(name, str) or name.removeprefix("-") not in own:
+            return True
+    return False
+
+
 def _count_rows(
     targets: Sequence[Target], failures: Failures, local_columns: frozenset[str]
 ) -> int:
-    """Return the number of rows of a query with DISTINCT or GROUP BY, without its OFFSET and LIMIT."""
+    """Return the number of rows of a query, without its OFFSET and LIMIT."""
     unlimited = _transformed(targets, _without_limits)
     plan = make_plan(unlimited, CompileOptions(local_columns=local_columns), failures)
     template = plan.template
@@ -202,12 +231,25 @@ def _count_rows(
     return sum(row[0] for row in Executor(plan, failures, CHUNK_SIZE).chained())
 
 
-def _without_limits(query: Query) -> Query:
+def _as_counted(query: Query) -> Query:
     query = query.clone()
     # Remove the ORDER BY in the cases in which Django's count() does so. A sliced query keeps it
-    # (force=False), because it matters for the count: DISTINCT also compares the columns of ORDER
-    # BY.
+    # (force=False), because it matters for the count: it may join rows, and DISTINCT also compares
+    # the columns of ORDER BY.
     query.clear_ordering(force=False)
+    # As Django's count() does: select_related() of a FilteredRelation leaves rows out.
+    query.select_related = False
+    return query
+
+
+def _without_order(query: Query) -> Query:
+    query = query.clone()
+    query.clear_ordering(force=True)
+    return query
+
+
+def _without_limits(query: Query) -> Query:
+    query = query.clone()
     query.clear_limits()
     return query
 

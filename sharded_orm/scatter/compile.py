@@ -269,7 +269,7 @@ class _Root(SQLCompiler):
                 sql = self._compile_selected(part)
                 if _hashable(sql) not in selected:
                     selected.append(_hashable(sql))
-                    extra.append((part, part.select_format(self, *sql), None))
+                    extra.append((part, self._select_format(part, sql), None))
         return extra
 
     @property
@@ -303,13 +303,15 @@ class _Root(SQLCompiler):
         if self.query.distinct and not self.query.distinct_fields:
             raise refuse("distinct() with this order", "order by columns that are selected")
         alias = f"__scatter{len(self.columns)}"
-        # Only the merge reads this column, so its type may be unknown to Django. In this case, do
-        # not call select_format(), which would raise an error.
-        selected = expression.select_format(self, *sql) if has_field(expression) else sql
-        self._added.append((expression, selected, alias))
+        self._added.append((expression, self._select_format(expression, sql), alias))
         self._sql.append(key)
         self.columns.append(self._described(expression))
         return len(self.columns) - 1
+
+    def _select_format(self, expression: Any, sql: Any) -> Any:
+        # Only the server and the merge read a column that ORDER BY adds, so its type may be unknown
+        # to Django. In this case, do not call select_format(), which would raise an error.
+        return expression.select_format(self, *sql) if has_field(expression) else sql
 
     def _described(self, expression: Any) -> Column:
         if features_of(self.connection).computes_beyond_types:

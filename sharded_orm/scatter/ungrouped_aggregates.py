@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from django.db import connections
 from django.db.models import Avg, Count, DurationField, ExpressionWrapper, Field, Sum
 from django.db.models.functions import Coalesce
-from django.db.models.sql.where import WhereNode
+from django.db.models.lookups import In
+from django.db.models.sql.where import AND, NothingNode, WhereNode
 
 from sharded_orm import compat
 from sharded_orm.backends.features import features_of
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from sharded_orm.scatter.plan import ScatterPlan
 
 _CHUNK_SIZE = 2000
+
+# Stands for the value of an aggregate of no rows.
+_NO_ROWS = object()
 
 
 class _Resolved(Exception):
@@ -126,6 +130,9 @@ def aggregate(
         values.update(_plain_values(targets_with_summaries, expressions, plain, failures))
     for alias, plan in plans.items():
         values[alias] = _distinct_value(plan, expressions[alias], failures)
+    for alias, value in values.items():
+        if value is _NO_ROWS:
+            values[alias] = _value_without_rows(expressions[alias], query)
     return {alias: values[alias] for alias in expressions}
 
 
@@ -180,7 +187,7 @@ def _plain_values(
     rows = list(merged(plan, executor))
     selected = [expressions[alias] for alias in aliases]
     if plan.template is None or not rows:
-        return dict(zip(aliases, map(_value_without_rows, selected), strict=True))
+        return dict.fromkeys(aliases, _NO_ROWS)
     compiler = plan.template.compiler
     row = rows[0][: plan.template.width]
     converters = compiler.get_converters(selected)
@@ -188,13 +195,32 @@ def _plain_values(
     return dict(zip(aliases, values, strict=True))
 
 
-def _value_without_rows(expression: Any) -> Any:
+def _value_without_rows(expression: Any, query: Query) -> Any:
+    """Return the value that one database gives for an aggregate of no rows.
+
+    :param query: the query for all shards.
+    """
     value = expression.empty_result_set_value
     if value is NotImplemented:
         raise refuse(
             f"the aggregate {type(expression).__name__} of no rows", "give a plain default"
         )
-    return value
+    if value is None or not has_field(expression) or _has_certainly_no_rows(query.where):
+        return value
+    # A database would give a default, such as the 0 of ``Sum("price", default=0)``, as a value of
+    # the aggregate's type. This conversion uses no connection.
+    return expression.convert_value(value, expression, None)
+
+
+def _has_certainly_no_rows(node: Any) -> bool:
+    """Return whether Django sends no query with these conditions, and returns defaults as they are."""
+    if isinstance(node, In):
+        listed = node.rhs
+        return isinstance(listed, list | tuple | set) and not any(v is not None for v in listed)
+    if not isinstance(node, WhereNode) or node.negated or not node.children:
+        return isinstance(node, NothingNode)
+    certain = map(_has_certainly_no_rows, node.children)
+    return any(certain) if node.connector == AND else all(certain)
 
 
 def _check_distinct(expression: Any, connection: Any) -> None:
@@ -250,7 +276,7 @@ def _distinct_value(plan: ScatterPlan, expression: Any, failures: Failures) -> A
     remaining values in Python.
     """
     if plan.template is None:
-        return _value_without_rows(expression)
+        return _NO_ROWS
     aggregate = _without_default(expression)
     compiler = plan.template.compiler
     features = features_of(compiler.connection)
@@ -263,7 +289,7 @@ def _distinct_value(plan: ScatterPlan, expression: Any, failures: Failures) -> A
         return sum(1 for _ in different)
     total, count = total_of(different)
     if not count:
-        return _value_without_rows(expression)
+        return _NO_ROWS
     if type(aggregate) is Avg:
         (source,), _ = compat.arguments_of(aggregate)
         divide = divider(

@@ -351,6 +351,12 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
             return
         keys = [_key_of_copy(self), _key_of_copy(other)]
         if keys[0] != keys[1]:
+            if EXEMPT in keys:
+                raise BoundKeyMismatch(
+                    f"Only one of these querysets of {self.model.__name__} is for all keys, by"
+                    " scatter() or inside unbound(), so they cannot be combined. Remedy: call"
+                    " scatter() on both, or on the combination only."
+                )
             shown = " and ".join("no bound key" if key is None else str(key) for key in keys)
             raise BoundKeyMismatch(
                 f"Querysets of {self.model.__name__} that were built under {shown} cannot be"

@@ -18,7 +18,7 @@ from uuid import UUID
 from django.db.models.expressions import Col
 from django.db.models.lookups import Exact, In
 from django.db.models.sql import Query
-from django.db.models.sql.where import AND, NothingNode, WhereNode
+from django.db.models.sql.where import AND, WhereNode
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import ScatterNotSupported
@@ -33,6 +33,7 @@ from sharded_orm.models.sharding.rows_of_keys import RowsOfKeys
 from sharded_orm.routing.where_clause import (
     Bound,
     KeysOfRows,
+    NoRow,
     OnShard,
     WhereReader,
     compares_as,
@@ -421,5 +422,5 @@ def _narrowed_query(
         where.children[position] = own_lookup
     for where, position, condition in list(_on_shards(narrowed.where)):
         if condition.alias != shard.alias:
-            where.children[position] = NothingNode()
+            where.children[position] = NoRow()
     return narrowed
