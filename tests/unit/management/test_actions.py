@@ -23,8 +23,17 @@ class _Fail(Action):
         raise self.error
 
 
+class _Interrupt(Action):
+    name = "interrupt"
+    help = "Be interrupted by Ctrl-C."
+
+    def run(self, command: Any, options: dict[str, Any]) -> None:
+        raise KeyboardInterrupt
+
+
 class _Command(CommandOfActions):
-    actions = (_Fail,)
+    requires_system_checks: ClassVar[Any] = []
+    actions = (_Fail, _Interrupt)
 
 
 def message_of(error: Exception) -> str:
@@ -48,3 +57,22 @@ def test_an_error_of_a_database_names_the_shard() -> None:
 def test_an_error_without_notes_is_as_it_is() -> None:
     assert message_of(ShardedOrmError("Name a shard.")) == "Name a shard."
     assert message_of(DatabaseError("no such table: x")) == "no such table: x"
+
+
+def test_an_interrupt_ends_the_command_line_without_a_traceback(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        _Command().run_from_argv(["manage.py", "example", "interrupt"])
+    assert caught.value.code == 130
+    assert capsys.readouterr().err == (
+        "Interrupted. The same command may be run again; 'manage.py shards status' names an"
+        " operation that was broken off.\n"
+    )
+
+
+def test_an_interrupt_reaches_those_who_ask_for_it() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        _Command().run_from_argv(["manage.py", "example", "interrupt", "--traceback"])
+    with pytest.raises(KeyboardInterrupt):
+        call_command(_Command(), "interrupt")
