@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import DatabaseError, OperationalError
+from django.db import DatabaseError, OperationalError, connections
 
 from sharded_orm import runtime
 from sharded_orm.backends.shard_errors import add_shard_note
@@ -44,6 +45,7 @@ def message_of(error: Exception) -> str:
     return str(caught.value)
 
 
+@pytest.mark.django_db(databases="__all__")
 def test_an_error_of_a_database_names_the_shard() -> None:
     shard = runtime.shard("photos", 1)
     error = OperationalError(1205, "Lock wait timeout exceeded; try restarting transaction")
@@ -52,6 +54,18 @@ def test_an_error_of_a_database_names_the_shard() -> None:
         "(1205, 'Lock wait timeout exceeded; try restarting transaction'). This was on shard"
         f" 'photos_00001', node {shard.node!r}."
     )
+
+
+@pytest.mark.django_db(databases="__all__")
+def test_an_error_of_a_node_that_does_not_answer_has_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard = runtime.shard("photos", 1)
+    missing = {**connections.settings[shard.alias], "NAME": str(tmp_path / "missing" / "file")}
+    error = OperationalError("unable to open database file")
+    add_shard_note(error, shard)
+    monkeypatch.setitem(connections.settings, shard.alias, missing)
+    assert "See that its server runs" in message_of(error)
 
 
 def test_an_error_without_notes_is_as_it_is() -> None:
