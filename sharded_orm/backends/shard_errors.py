@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from django.db import Error
@@ -117,3 +118,11 @@ def _add_note_of_locked_file(error: Error, wrapper: Any) -> None:
 def add_shard_note(error: Error, shard: Shard) -> None:
     """Add a note to ``error`` that names the shard and its node."""
     error.add_note(f"This was on shard {shard.alias!r}, node {shard.node!r}.")
+
+
+def noted_alias(error: Exception) -> str | None:
+    """Return the alias of the shard in the note of :func:`add_shard_note`; None without such a note."""
+    for note in getattr(error, "__notes__", ()):
+        if match := re.match(r"This was on shard '(\w+)', node ", note):
+            return match[1]
+    return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 from abc import ABC, abstractmethod
 from argparse import SUPPRESS
 from collections.abc import Callable, Iterable
@@ -49,6 +51,18 @@ class CommandOfActions(BaseCommand):
         commands = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
         for action in self.actions:
             action().add_arguments(add_action(commands, action.name, action.help))
+
+    def run_from_argv(self, argv: list[str]) -> None:
+        try:
+            super().run_from_argv(argv)
+        except KeyboardInterrupt:
+            if "--traceback" in argv:
+                raise
+            self.stderr.write(
+                "Interrupted. The same command may be run again; 'manage.py shards status' names an"
+                " operation that was broken off."
+            )
+            sys.exit(128 + signal.SIGINT)
 
     def handle(self, **options: Any) -> None:
         (action_class,) = (action for action in self.actions if action.name == options["action"])

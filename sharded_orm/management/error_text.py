@@ -9,6 +9,7 @@ from django.db import DEFAULT_DB_ALIAS, Error, InterfaceError, OperationalError,
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from sharded_orm import runtime
+from sharded_orm.backends.shard_errors import noted_alias
 from sharded_orm.exceptions import ShardedOrmError
 from sharded_orm.operations.runs.global_database import database_place
 
@@ -16,13 +17,20 @@ from sharded_orm.operations.runs.global_database import database_place
 def error_text(error: Exception) -> str:
     """Return the message of ``error`` and its notes, as a command shows them without a traceback.
 
-    The notes of a database error name the shard. A database error without notes may be one of the
+    The notes of a database error name the shard. If its node does not answer now, the text has the remedy.
+    A database error without notes may be one of the
     global database or of the directory. If one of these does not answer now, the text names it, its
     server and the remedy. This costs a login to each of them.
     """
     notes: list[str] = list(getattr(error, "__notes__", []))
-    if not notes and isinstance(error, (OperationalError, InterfaceError)):
-        notes += _unreachable_databases()
+    if isinstance(error, (OperationalError, InterfaceError)):
+        if not notes:
+            notes += _unreachable_databases()
+        elif (alias := noted_alias(error)) and not _answers(alias):
+            notes.append(
+                "The node does not answer. See that its server runs and takes connections, or correct the entry"
+                " in NODES; then run the command again."
+            )
     if not notes:
         return str(error)
     return " ".join([f"{str(error).rstrip('.')}.", *notes])

@@ -113,9 +113,10 @@ def cached_models_on(alias: str) -> list[CachedModel]:
     :return: at least one model.
     :raises LookupError: there is no such shard or database, or it has no tables of cached models.
     """
-    if runtime.topology().resolve(alias) is None and alias not in connections.settings:
+    topology = runtime.topology()
+    if topology.resolve(alias) is None and alias not in connections.settings:
         raise LookupError(
-            f"There is neither a shard nor a database {alias!r}; an alias is such as 'photos_00042'."
+            f"There is neither a shard nor a database {alias!r}; shards are {topology.alias_spans()}."
         )
     models = [cached for cached in cached_models() if cached.caches_alias(alias)]
     if not models:

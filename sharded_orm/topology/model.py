@@ -188,6 +188,13 @@ class Topology:
         # time, because each write calls resolve() several times.
         return {}
 
+    def alias_spans(self) -> str:
+        """Return the aliases of all shards for a message: ``'photos_00000' to 'photos_00007'``."""
+        return ", ".join(
+            f"{group.shard(0).alias!r} to {group.shard(group.count - 1).alias!r}"
+            for group in self.groups.values()
+        )
+
     def pair_of(self, node: str) -> tuple[str, ...]:
         """Return the two nodes of the pair to which ``node`` belongs; () if it belongs to no pair.
 

@@ -58,7 +58,11 @@ class Recover(Action):
                     command.stdout.write(str(result))
             left = [result for result in results if not result.is_over]
             problems += map(str, left)
-            problems += (f"Node {node!r} does not answer: {exc}" for node, exc in failures.items())
+            problems += (
+                f"Node {node!r} does not answer: {exc}. Its branches keep their locks. Start it, or correct its"
+                " HOST, PORT, USER and PASSWORD in NODES; then run the command again."
+                for node, exc in failures.items()
+            )
             count = 0
             if not failures and not options["keep_decisions"]:
                 count = recovery.forget_decisions(group)

@@ -110,8 +110,8 @@ def shard_loads(topology: Topology, path: str) -> dict[str, float]:
     if unknown:
         raise BalanceRefused(
             [
-                f"{path!r} names {', '.join(map(repr, unknown[:5]))}, but shards are meant, such as"
-                " 'photos_00042'"
+                f"{path!r} names {', '.join(map(repr, unknown[:5]))}, but shards are meant:"
+                f" {topology.alias_spans()}"
             ]
         )
     return loads

@@ -350,9 +350,10 @@ def settle(alias: str, *, done: bool) -> None:
     :raises NothingUnclear: the shard has no unclear operation.
     :raises OperationHeld: the group is being migrated.
     """
-    shard = runtime.topology().resolve(alias)
+    topology = runtime.topology()
+    shard = topology.resolve(alias)
     if shard is None:
-        raise UnknownShard(f"There is no shard {alias!r}; an alias is such as 'photos_00042'.")
+        raise UnknownShard(f"There is no shard {alias!r}; shards are {topology.alias_spans()}.")
     request = _unclear(shard)
     if request is None:
         raise NothingUnclear(

@@ -33,13 +33,14 @@ def check_plan(plan: SwitchPlan, options: SwitchOptions) -> None:
     require_publication(
         plan.changes, SwitchRefused, subject="Sides", done="switched", news="which side is active"
     )
-    if plan.changes:
-        group = runtime.group(plan.group)
-        refuse_prepared(group, [change.on(change.source) for change in plan.changes])
     problems: list[str] = []
     for one, other in sorted({(change.source, change.target) for change in plan.changes}):
         problems += _server_problems(one, other, options)
     if not problems:
+        if plan.changes:
+            # Not before: its error about a dead server names no remedy.
+            group = runtime.group(plan.group)
+            refuse_prepared(group, [change.on(change.source) for change in plan.changes])
         for change in plan.changes:
             problems += _shard_problems(change)
     if problems:

@@ -100,7 +100,7 @@ def account_problems(side: MySQLPairSide) -> Iterator[str]:
     if account_of(side) is None:
         yield (
             f'node {side.name!r} has no REPLICATION: give it "REPLICATION": {{"USER": …, "PASSWORD":'
-            " …}}, the account with which the other side reads its log (GRANT REPLICATION SLAVE ON *.*)"
+            " …}, the account with which the other side reads its log (GRANT REPLICATION SLAVE ON *.*)"
         )
 
 

@@ -99,13 +99,15 @@ def neighbour_problems(source: str, target: str) -> Iterator[str]:
     except Error as exc:
         yield (
             f"whether {source!r} and {target!r} replicate from each other is not known"
-            f" ({error_line(exc)}): grant {_to_see(source)} to the account of the node, or give it an"
-            " OPERATOR"
+            f" ({error_line(exc)}): {_remedy(source, exc)}"
         )
 
 
-def _to_see(node: str) -> str:
-    return server_class(runtime.topology().nodes[node]).texts.to_see
+def _remedy(node: str, exc: Error) -> str:
+    server = server_class(runtime.topology().nodes[node])
+    if server.has_no_answer(exc):
+        return "see that both servers run, or correct the HOST and PORT of the nodes"
+    return f"grant {server.texts.to_see} to the accounts of the nodes, or give them an OPERATOR"
 
 
 def link_problems(source: str, target: str, seconds: float) -> Iterator[str]:
@@ -125,7 +127,7 @@ def link_problems(source: str, target: str, seconds: float) -> Iterator[str]:
     except Error as exc:
         yield (
             f"the replication from {source!r} to {target!r} cannot be looked at ({error_line(exc)}):"
-            f" grant {_to_see(source)} to the accounts, or give the nodes an OPERATOR"
+            f" {_remedy(source, exc)}"
         )
 
 

@@ -130,7 +130,10 @@ def test_rows(fleet: Fleet) -> None:
         ({"photos_00000": -1}, "must be a number from 0 to 1e+18, not '-1'"),
         ({"photos_00000": 10**400}, "must be a number from 0 to 1e+18, not '1000"),
         ({"photos_00000": float("nan")}, "must be a number from 0 to 1e+18, not 'nan'"),
-        ({"photos_99999": 1}, "names 'photos_99999', but shards are meant"),
+        (
+            {"photos_99999": 1},
+            "names 'photos_99999', but shards are meant: 'photos_00000' to 'photos_",
+        ),
         ([1], "must have a JSON object"),
     ],
 )

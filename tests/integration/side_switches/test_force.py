@@ -128,6 +128,14 @@ def test_a_node_with_shards_of_several_groups(site: PairSite, tmp_path: Path) ->
     assert_in_order(site)
 
 
+def test_two_phases_hide_no_remedy(site: PairSite) -> None:
+    """The search for prepared branches asks the dead server, too."""
+    site.apps = ["sharded_orm.contrib.two_phase"]
+    site.save()
+    site.pair.first.kill()
+    assert "--all-from db1 --force gives it up" in site.switch("photos", "0", code=1).err
+
+
 def test_a_node_that_is_in_several_pairs(site: PairSite) -> None:
     """Each pair is given up by itself. The third node is the second server by another name."""
     site.setting["NODES"]["db3"] = site.setting["NODES"]["db2"]
