@@ -137,8 +137,8 @@ class _ReadOnlyAdmin(ShardedModelAdmin):
 
 
 @admin.register(WrittenComment)
-class WrittenCommentAdmin(_ReadOnlyAdmin):
-    """A mirror follows the comment, which is with the photo's owner."""
+class WrittenCommentAdmin(ShardedModelAdmin):
+    """A mirror follows the comment, which is with the photo's owner. So its pages are read-only."""
 
     list_display = ["__str__", "picture", "author", "owner", "posted_at"]
     date_hierarchy = "posted_at"

@@ -119,6 +119,17 @@ def is_followed(model: Any, *, on_shard: bool) -> bool:
     return False
 
 
+def is_read_only(model: Any) -> bool:
+    """Return whether a follower refuses all writes of programs to ``model``.
+
+    Such a follower has the attribute ``is_read_only``, with the value True. Pages for editing ask
+    this before they offer what would be refused.
+    """
+    return any(
+        getattr(follower, "is_read_only", False) for follower in followers_of(model, on_shard=True)
+    )
+
+
 def followers_of(model: Any, *, on_shard: bool) -> list[WriteFollower]:
     """Return the followers of ``model``: the objects to call for each write to the model.
 
