@@ -125,17 +125,6 @@ class CommentAdmin(ShardedModelAdmin):
     raw_id_fields = ["owner", "photo", "author"]
 
 
-class _ReadOnlyAdmin(ShardedModelAdmin):
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-
 @admin.register(WrittenComment)
 class WrittenCommentAdmin(ShardedModelAdmin):
     """A mirror follows the comment, which is with the photo's owner. So its pages are read-only."""
@@ -151,7 +140,7 @@ class WrittenCommentAdmin(ShardedModelAdmin):
 
 
 @admin.register(PhotoAddress)
-class PhotoAddressAdmin(_ReadOnlyAdmin):
+class PhotoAddressAdmin(ShardedModelAdmin):
     """Only the lookup writes addresses."""
 
     list_display = ["value", "key"]

@@ -120,12 +120,13 @@ def is_followed(model: Any, *, on_shard: bool) -> bool:
 
 
 def is_read_only(model: Any) -> bool:
-    """Return whether a follower refuses all writes of programs to ``model``.
+    """Return whether only this library writes rows of ``model``.
 
-    Such a follower has the attribute ``is_read_only``, with the value True. Pages for editing ask
-    this before they offer what would be refused.
+    Either a follower refuses all other writes, and has the attribute ``is_read_only``, with the
+    value True; or the model has ``_is_written_by_library``. Pages for editing ask this before they
+    offer what must not be done.
     """
-    return any(
+    return getattr(model, "_is_written_by_library", False) or any(
         getattr(follower, "is_read_only", False) for follower in followers_of(model, on_shard=True)
     )
 

@@ -17,6 +17,7 @@ from sharded_orm.contrib.objects.mapping_manager import (
     check_entry,
     entry_id,
     id_of,
+    refuse_other_id,
     sides_changed,
 )
 from sharded_orm.contrib.objects.options import read_meta
@@ -173,10 +174,7 @@ class Mapping(MappingEntry):
             exc.update_error_dict(errors)
         for column, cls in self._classes_by_column():
             if column not in errors and column not in (exclude or ()):
-                try:
-                    id_of(cls, getattr(self, column))
-                except ValueError:
-                    errors[column] = [_not_an_id(cls, getattr(self, column))]
+                refuse_other_id(self, column, cls, errors)
         if errors:
             raise ValidationError(errors)
 
@@ -248,14 +246,6 @@ class MirrorMapping(MappingEntry):
     def _make_sides(cls) -> MappingSides:
         sides = cls.mapping._sides
         return MappingSides(sides.app_label, sides.far, sides.near, "target_id", "source_id")
-
-
-def _not_an_id(cls: Any, value: Any) -> ValidationError:
-    return ValidationError(
-        _("%(id)s is not the id of a %(model)s."),
-        code="invalid_choice",
-        params={"model": cls._meta.verbose_name, "id": value},
-    )
 
 
 def _is_object_class(side: Any) -> bool:

@@ -23,10 +23,10 @@ from sharded_orm.contrib.objects.exceptions import ConcurrentEdit, InvalidObject
 from sharded_orm.contrib.objects.forms import ObjectForm
 from tests.integration.objects.conftest import DATABASES, on, set_body
 from tests.integration.objects.site import site
-from tests.pinboards.models import Board, BoardPins, Everything, Pin
+from tests.pinboards.models import Board, BoardPins, Everything, FacebookUsers, Pin, User
 
 pytestmark = [
-    pytest.mark.django_db(databases=DATABASES),
+    pytest.mark.django_db(databases=[*DATABASES, "events"]),
     pytest.mark.urls("tests.integration.objects.site"),
 ]
 
@@ -50,6 +50,12 @@ class EntryForm(forms.ModelForm):
     class Meta:
         model = BoardPins
         fields = ("source_id", "target_id", "sequence")
+
+
+class FacebookUserForm(forms.ModelForm):
+    class Meta:
+        model = FacebookUsers
+        fields = ("value", "target_id")
 
 
 class EverythingForm(ObjectForm):
@@ -105,6 +111,13 @@ def test_a_form_of_a_mapping_refuses_ids_of_other_types(
     assert set(form.errors) == {field}
     model = {"source_id": "board", "target_id": "pin"}[field]
     assert form.errors[field] == [f"{form.data[field]} is not the id of a {model}."]
+
+
+def test_a_form_of_a_lookup_refuses_ids_of_other_types() -> None:
+    board = on(Board, 2, name="b")
+    form = FacebookUserForm({"value": "4711", "target_id": board.pk})
+    assert form.errors == {"target_id": [f"{board.pk} is not the id of a user."]}
+    assert FacebookUserForm({"value": "4711", "target_id": on(User, 2, name="u").pk}).is_valid()
 
 
 def test_a_form_of_a_mapping_changes_the_position_only() -> None:
