@@ -21,6 +21,7 @@ from sharded_orm.admin.failures import outage_text
 from sharded_orm.admin.identity import is_misplaced
 from sharded_orm.admin.object_links import unwrap
 from sharded_orm.admin.shard_scope import ShardScope, scope_of
+from sharded_orm.backends.write_hooks.followers import is_read_only
 from sharded_orm.exceptions import DanglingShardKey, NoOpenShard
 from sharded_orm.models.after_migrate.permissions import may_access
 from sharded_orm.models.sharding.options import ShardOptions, shard_options
@@ -176,6 +177,8 @@ class ShardedBase(_ModelAdmin):
         return all(self.has_shard_permission(request, shard) for shard in shards)
 
     def _may_access(self, request: HttpRequest, row: Any, *, write: bool) -> bool:
+        if write and is_read_only(self.model):
+            return False
         # One page calls this method about sixty times. So look up only once whether the user may
         # access the shard group, and keep the answer on the request.
         groups: dict[str, bool] = request.__dict__.setdefault("_sharded_orm_groups", {})

@@ -19,6 +19,7 @@ from sharded_orm.admin.forms import InlineFormSetOnShard, with_base, with_fixed_
 from sharded_orm.admin.object_links import site_url, unwrap
 from sharded_orm.admin.relation_widgets import PickersMixin
 from sharded_orm.admin.shard_scope import ShardScope, scope_of, set_scope
+from sharded_orm.backends.write_hooks.followers import is_read_only
 from sharded_orm.models.after_migrate.permissions import may_access
 from sharded_orm.models.sharding.options import ShardOptions, shard_options
 from sharded_orm.topology.model import Shard
@@ -186,7 +187,11 @@ class ShardedInlineMixin(PickersMixin, _Inline):
             type(own).has_shard_permission is not ShardedBase.has_shard_permission
         )
 
-    def _may_access(self, request: HttpRequest, parent: Any, *, add: bool = False) -> bool:
+    def _may_access(
+        self, request: HttpRequest, parent: Any, *, write: bool = True, add: bool = False
+    ) -> bool:
+        if write and is_read_only(self.model):
+            return False
         if not may_access(request.user, self.shard_options.group):
             return False
         if not self._restricts_shards:
@@ -203,7 +208,9 @@ class ShardedInlineMixin(PickersMixin, _Inline):
         return super().has_add_permission(request, obj) and self._may_access(request, obj, add=True)
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return super().has_view_permission(request, obj) and self._may_access(request, obj)
+        return super().has_view_permission(request, obj) and self._may_access(
+            request, obj, write=False
+        )
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return super().has_change_permission(request, obj) and self._may_access(request, obj)

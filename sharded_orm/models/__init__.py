@@ -12,7 +12,7 @@ from sharded_orm.models.fields import (
     TimestampedIDField,
 )
 from sharded_orm.models.global_models import GlobalManager, GlobalModel, GlobalQuerySet
-from sharded_orm.models.installation import check_installation
+from sharded_orm.models.installation import check_contrib_apps, check_installation
 from sharded_orm.models.querysets.direct_plans import PlanManager, PlanQuerySet
 from sharded_orm.models.querysets.route import Route
 from sharded_orm.models.querysets.sharded import ShardedManager, ShardedQuerySet
@@ -47,3 +47,4 @@ __all__ = [
 ]
 
 checks.register(check_installation, checks.Tags.models)
+checks.register(check_contrib_apps, checks.Tags.models)

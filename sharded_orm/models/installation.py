@@ -1,7 +1,7 @@
-"""The check that the library's app is installed.
+"""The checks that the library's app, and its apps whose models a project uses, are installed.
 
-All other checks are registered by that app, so none of them can tell that it is missing. This one
-is registered by the import of :mod:`sharded_orm.models`.
+All other checks are registered by these apps, so none of them can tell that an app is missing.
+These checks are registered by the import of :mod:`sharded_orm.models`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from django.apps import AppConfig, apps
 from django.core import checks
 
 APP = "sharded_orm"
+_CONTRIB = f"{APP}.contrib."
 
 
 def check_installation(
@@ -29,3 +30,38 @@ def check_installation(
             id="sharded_orm.E078",
         )
     ]
+
+
+def check_contrib_apps(
+    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
+) -> list[checks.CheckMessage]:
+    """Report an error if a model derives from a class of an app of ``sharded_orm.contrib`` that is
+    not installed.
+    """
+    missing = {
+        app: model
+        for model in reversed(apps.get_models())
+        # Models of such an app itself count as models of this library if the app is not installed.
+        if not model.__module__.startswith(_CONTRIB)
+        for app in _apps_of(model)
+        if not apps.is_installed(app)
+    }
+    return [
+        checks.Error(
+            f"It needs {app!r}, which is not in INSTALLED_APPS: its checks, tables and commands are"
+            " missing.",
+            hint=f"Add {app!r} to INSTALLED_APPS.",
+            obj=model,
+            id="sharded_orm.E081",
+        )
+        for app, model in sorted(missing.items())
+    ]
+
+
+def _apps_of(model: Any) -> set[str]:
+    """Return the apps of ``sharded_orm.contrib`` whose abstract models ``model`` derives from."""
+    return {
+        _CONTRIB + cls.__module__.removeprefix(_CONTRIB).partition(".")[0]
+        for cls in model.__mro__
+        if cls.__module__.startswith(_CONTRIB) and hasattr(cls, "_meta")
+    }

@@ -15,6 +15,7 @@ from sharded_orm.models.sharding import row_placement
 from sharded_orm.models.sharding.bound_key import unbound
 from sharded_orm.models.sharding.bound_rows import has_other_key, refuse_other_key
 from sharded_orm.models.sharding.current_shard import current_alias
+from sharded_orm.models.sharding.key_sources import unique_fields
 from sharded_orm.models.sharding.key_validation import clean_key
 from sharded_orm.models.sharding.options import ShardOptions, group_of
 from sharded_orm.models.sharding.same_key import key_for_related
@@ -89,6 +90,36 @@ class RowValidation(models.Model):
                 errors[field.name] = [does_not_exist(field, getattr(self, field.attname))]
         if errors:
             raise ValidationError(errors)
+
+    def validate_unique(self, exclude: Any = None) -> None:
+        # Overrides Model.validate_unique(), which only knows what is unique on a shard. Values of
+        # unique lookups are unique over all shards.
+        errors: dict[str, Any] = {}
+        try:
+            super().validate_unique(exclude=exclude)
+        except ValidationError as exc:
+            errors = exc.update_error_dict(errors)
+        for field in unique_fields(type(self)):
+            if field.name not in errors and field.name not in (exclude or ()):
+                value = getattr(self, field.attname)
+                if value is not None and self._is_taken(field, value):
+                    errors[field.name] = [self.unique_error_message(type(self), (field.name,))]
+        if errors:
+            raise ValidationError(errors)
+
+    def _is_taken(self, field: Any, value: Any) -> bool:
+        """Whether a row other than this one has ``value``, on any shard and under any key."""
+        key = self._shard_options().key
+        if hasattr(value, "resolve_expression"):
+            return False
+        with unbound():
+            rows = list(type(self)._default_manager.filter(**{field.name: value})[:2])
+        return any(
+            self._state.adding
+            or row.pk != self.pk
+            or (key is not None and getattr(row, key.attname) != getattr(self, key.attname))
+            for row in rows
+        )
 
     def _perform_unique_checks(self, unique_checks: Any) -> Any:
         # Overrides Model._perform_unique_checks(), because values must be unique only on this row's

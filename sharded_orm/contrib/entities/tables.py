@@ -101,6 +101,13 @@ def index_model(index: Index) -> type[ShardedModel]:
     )
 
 
+class EntityTable(ShardedModel):
+    """The base class of the generated models. By it a system check sees that they need this app."""
+
+    class Meta:
+        abstract = True
+
+
 def _model(
     module: str,
     name: str,
@@ -116,7 +123,7 @@ def _model(
         "ShardMeta": type("ShardMeta", (), {"group": group, "shard_key": shard_key}),
         **columns,
     }
-    model: type[ShardedModel] = ShardedModelBase(name, (ShardedModel,), attributes)
+    model: type[ShardedModel] = ShardedModelBase(name, (EntityTable,), attributes)
     return model
 
 

@@ -86,15 +86,28 @@ class EntryKeySource:
             return None
         return EntryGuess(self._remembered, place, self._remembered.get(place))
 
-    def hint(self, model: Any) -> str:
-        waiting = [
-            lookup.field.name
+    def unique_fields(self, model: Any) -> Sequence[Any]:
+        return [
+            lookup.field
             for lookup in lookups_of(model)
-            if lookup.problem is None and not is_served(lookup)
+            if lookup.unique and lookup.problem is None and is_served(lookup)
         ]
-        if not waiting:
+
+    def hint(self, model: Any) -> str:
+        lookups = [lookup for lookup in lookups_of(model) if lookup.problem is None]
+        waiting = [lookup.field.name for lookup in lookups if not is_served(lookup)]
+        if waiting:
+            return f"its lookups {waiting!r} are not served yet (run 'manage.py lookups build')"
+        if not lookups:
             return ""
-        return f"its lookups {waiting!r} are not served yet (run 'manage.py lookups build')"
+        names = [lookup.field.name for lookup in lookups]
+        text = (
+            f"its lookups {names!r} only find rows by exact values of one of these fields, at most"
+            f" {entries.MAX_VALUES!r} of them"
+        )
+        if any(lookup.table is not None for lookup in lookups):
+            text += ", whose entries are on one shard if they are in a table on shards"
+        return text
 
 
 def _lookup_by(model: Any, field: Any) -> ModelLookup | None:

@@ -60,6 +60,8 @@ class LookupTable(ShardedModel, EntryColumns):
 
     id: models.BigAutoField[int, int] = models.BigAutoField(primary_key=True)
     ids_are_internal = True
+    #: So the admin offers no changes, which would make the lookup miss rows.
+    _is_written_by_library = True
 
     class Meta:
         abstract = True

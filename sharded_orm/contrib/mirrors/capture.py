@@ -58,6 +58,10 @@ class OutboxFollower:
     def __init__(self, followed: Source | Mirror) -> None:
         self._followed = followed
 
+    @property
+    def is_read_only(self) -> bool:
+        return isinstance(self._followed, Mirror)
+
     def concerns(self, query: Any) -> bool:
         return True
 

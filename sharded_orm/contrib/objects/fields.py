@@ -407,7 +407,9 @@ class Ref(BodyField, models.BigIntegerField):
     def _missing(self, value: Any) -> ValidationError:
         return ValidationError(
             _("There is no %(model)s with the id %(id)s."),
-            code="invalid",
+            # Form fields replace the message of an error with the code "invalid" by their own,
+            # which for numbers is "Enter a whole number."
+            code="invalid_choice",
             params={"model": self.target._meta.verbose_name, "id": value},
         )
 

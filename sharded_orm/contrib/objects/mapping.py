@@ -7,13 +7,17 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from django.apps import apps
+from django.core.exceptions import ValidationError
 from django.db import models
+from django.utils.translation import gettext_lazy as _
 
 from sharded_orm.contrib.objects.exceptions import InvalidObjectType
 from sharded_orm.contrib.objects.mapping_manager import (
     MappingManager,
     check_entry,
     entry_id,
+    id_of,
+    refuse_other_id,
     sides_changed,
 )
 from sharded_orm.contrib.objects.options import read_meta
@@ -161,6 +165,41 @@ class Mapping(MappingEntry):
     @classmethod
     def _make_sides(cls) -> MappingSides:
         return MappingSides(cls._meta.app_label, cls.source, cls.target, "source_id", "target_id")
+
+    def clean_fields(self, exclude: Any = None) -> None:
+        """Raise ``ValidationError`` also for ids of other types, so that forms show the error."""
+        errors: dict[str, list[ValidationError]] = {}
+        try:
+            super().clean_fields(exclude=exclude)
+        except ValidationError as exc:
+            exc.update_error_dict(errors)
+        for column, cls in self._classes_by_column():
+            if column not in errors and column not in (exclude or ()):
+                refuse_other_id(self, column, cls, errors)
+        if errors:
+            raise ValidationError(errors)
+
+    def clean(self) -> None:
+        """Raise ``ValidationError`` if a form would change the sides of a stored entry, or add an
+        entry for a pair that has one.
+        """
+        super().clean()
+        try:
+            pk = entry_id(*(id_of(cls, getattr(self, c)) for c, cls in self._classes_by_column()))
+        except ValueError:
+            return  # clean_fields() has said so.
+        if self._state.adding:
+            if type(self).objects.contains(self.source_id, self.target_id):
+                raise ValidationError(_("This pair is there already."), code="unique_together")
+        elif pk != self.id:
+            raise ValidationError(
+                _("The source and the target never change. Delete this, and add another one."),
+                code="sides_changed",
+            )
+
+    def _classes_by_column(self) -> tuple[tuple[str, Any], ...]:
+        sides = self._sides
+        return (sides.near_column, sides.near_class), (sides.far_column, sides.far_class)
 
     def save(self, *args: Any, **kwargs: Any) -> None:
         check_entry(self)

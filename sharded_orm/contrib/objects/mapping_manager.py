@@ -8,6 +8,9 @@ from itertools import chain
 from typing import Any
 from uuid import UUID
 
+from django.core.exceptions import ValidationError
+from django.utils.translation import gettext_lazy as _
+
 from sharded_orm.contrib.objects.exceptions import (
     DamagedObject,
     InvalidPageSize,
@@ -243,6 +246,23 @@ def sides_changed(model: Any) -> ObjectWriteRefused:
         f"The source and the target of an entry of {model.__name__} never change: remove() it, and add()"
         " another one."
     )
+
+
+def refuse_other_id(
+    row: Any, column: str, cls: Any, errors: dict[str, list[ValidationError]]
+) -> None:
+    """Add an error to ``errors`` if ``column`` of ``row`` has no id of an object of ``cls``."""
+    value = getattr(row, column)
+    try:
+        id_of(cls, value)
+    except ValueError:
+        errors[column] = [
+            ValidationError(
+                _("%(id)s is not the id of a %(model)s."),
+                code="invalid_choice",
+                params={"model": cls._meta.verbose_name, "id": value},
+            )
+        ]
 
 
 def id_of(cls: Any, value: Any) -> int:

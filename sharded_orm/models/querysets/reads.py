@@ -327,7 +327,14 @@ class ReadingQuerySet(RoutedQuerySet[M]):
             not determine exactly one shard.
         """
         if using is None and not self._is_pinned():
-            route = self._route()
+            try:
+                route = self._route()
+            except ShardKeyRequired as exc:
+                # Its remedies include scatter(), which raw SQL cannot use.
+                raise ShardKeyRequired(
+                    f"raw() on {self.model.__name__} runs on one shard, and this query does not say"
+                    " which: filter by one key before it, or name the shard with raw(…, using=…)."
+                ) from exc
             if len(route.shards) != 1:
                 raise ShardKeyRequired(
                     f"raw() on {self.model.__name__} runs on one shard, and this query is about"

@@ -67,6 +67,11 @@ class KeySource(Protocol):
         source knows no reason.
         """
 
+    def unique_fields(self, model: type[Model]) -> Sequence[Field[Any, Any]]:
+        """Return the fields whose values are unique over all shards, and by which queries of
+        ``model`` find the shard.
+        """
+
 
 _sources: list[KeySource] = []
 # The function that hand_over() sets for the next read of this thread or task. keys_of_read()
@@ -84,6 +89,11 @@ def provide_key_source(source: KeySource) -> None:
 
 def has_key_sources() -> bool:
     return bool(_sources)
+
+
+def unique_fields(model: type[Model]) -> list[Field[Any, Any]]:
+    """Return the fields of ``model`` whose values a source keeps unique over all shards."""
+    return [field for source in _sources for field in source.unique_fields(model)]
 
 
 def known_keys(

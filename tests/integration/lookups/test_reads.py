@@ -76,6 +76,11 @@ def test_other_conditions_are_refused_as_before(accounts: Any, query: Any) -> No
         list(query())
 
 
+def test_a_refusal_says_what_lookups_find(accounts: Any) -> None:
+    with pytest.raises(ShardKeyRequired, match=r"only find rows by exact values .* at most 500"):
+        Account.objects.filter(serial__in=range(501)).count()
+
+
 def test_a_lookup_is_not_asked_if_the_key_is_given(accounts: Any) -> None:
     with CaptureQueriesContext(connections["default"]) as sent:
         assert Account.objects.get(user_id=ONE, email="ada@x") == accounts[0]

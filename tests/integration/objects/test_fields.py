@@ -18,7 +18,7 @@ from django.db.migrations.state import ModelState, ProjectState
 from django.db.models import F
 from django.test.utils import CaptureQueriesContext, isolate_apps
 
-from sharded_orm.contrib.objects import Mapping, ShardedObject, fields
+from sharded_orm.contrib.objects import Mapping, ObjectLookup, ShardedObject, fields
 from sharded_orm.contrib.objects.body_column import prepare_body
 from sharded_orm.contrib.objects.checks import check_objects
 from sharded_orm.contrib.objects.exceptions import (
@@ -378,9 +378,19 @@ def test_checks_look_at_fields_of_the_body_and_at_references() -> None:
         class Meta:
             app_label = "pinboards"
 
+    class PinsByAddress(ObjectLookup):
+        target = WrongPin
+
+        class Meta:
+            app_label = "pinboards"
+
+        class LookupMeta:
+            group = "pins"
+
     config = WrongPin._meta.apps.get_app_config("pinboards")
     found = [(message.obj, message.id) for message in check_objects([config])]
     price, board = WrongPin._meta.get_field("price"), WrongPin._meta.get_field("board")
     assert (board, "sharded_orm_objects.E001") in found
     assert {name for obj, name in found if obj is price} == {"fields.E130", "fields.E132"}
     assert (LostMapping, "sharded_orm_objects.E001") in found
+    assert (PinsByAddress, "sharded_orm_objects.E002") in found

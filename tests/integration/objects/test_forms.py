@@ -23,10 +23,10 @@ from sharded_orm.contrib.objects.exceptions import ConcurrentEdit, InvalidObject
 from sharded_orm.contrib.objects.forms import ObjectForm
 from tests.integration.objects.conftest import DATABASES, on, set_body
 from tests.integration.objects.site import site
-from tests.pinboards.models import Board, Everything, Pin
+from tests.pinboards.models import Board, BoardPins, Everything, FacebookUsers, Pin, User
 
 pytestmark = [
-    pytest.mark.django_db(databases=DATABASES),
+    pytest.mark.django_db(databases=[*DATABASES, "events"]),
     pytest.mark.urls("tests.integration.objects.site"),
 ]
 
@@ -44,6 +44,18 @@ class PinForm(ObjectForm):
     class Meta:
         model = Pin
         fields = ("board", "note", "link")
+
+
+class EntryForm(forms.ModelForm):
+    class Meta:
+        model = BoardPins
+        fields = ("source_id", "target_id", "sequence")
+
+
+class FacebookUserForm(forms.ModelForm):
+    class Meta:
+        model = FacebookUsers
+        fields = ("value", "target_id")
 
 
 class EverythingForm(ObjectForm):
@@ -83,6 +95,51 @@ def test_a_form_refuses_references_to_nothing(board: str) -> None:
     gone.delete()
     form = PinForm({"board": ids.get(board, board), "note": "n", "link": "https://example.org/"})
     assert set(form.errors) == {"board"}
+    if board not in ("", "x"):
+        assert form.errors["board"] == [f"There is no board with the id {ids.get(board, board)}."]
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "field"), [("pin", "pin", "source_id"), ("board", "board", "target_id")]
+)
+def test_a_form_of_a_mapping_refuses_ids_of_other_types(
+    source: str, target: str, field: str
+) -> None:
+    board = on(Board, 2, name="b")
+    ids = {"board": board.pk, "pin": on(Pin, 3, board=board).pk}
+    form = EntryForm({"source_id": ids[source], "target_id": ids[target], "sequence": 1})
+    assert set(form.errors) == {field}
+    model = {"source_id": "board", "target_id": "pin"}[field]
+    assert form.errors[field] == [f"{form.data[field]} is not the id of a {model}."]
+
+
+def test_a_form_of_a_lookup_refuses_ids_of_other_types() -> None:
+    board = on(Board, 2, name="b")
+    form = FacebookUserForm({"value": "4711", "target_id": board.pk})
+    assert form.errors == {"target_id": [f"{board.pk} is not the id of a user."]}
+    assert FacebookUserForm({"value": "4711", "target_id": on(User, 2, name="u").pk}).is_valid()
+
+
+def test_a_form_of_a_mapping_changes_the_position_only() -> None:
+    board = on(Board, 2, name="b")
+    pins = [on(Pin, 3, board=board), on(Pin, 3, board=board)]
+    form = EntryForm({"source_id": board.pk, "target_id": pins[0].pk, "sequence": 1})
+    assert form.is_valid(), form.errors
+    entry = form.save()
+    sent = {"source_id": board.pk, "target_id": pins[0].pk, "sequence": 2}
+    form = EntryForm(sent, instance=BoardPins.objects.get(source_id=board.pk, pk=entry.pk))
+    assert form.is_valid(), form.errors
+    assert form.save().sequence == 2
+    form = EntryForm(sent | {"target_id": pins[1].pk}, instance=form.instance)
+    assert "never change" in form.errors["__all__"][0]
+
+
+def test_a_form_of_a_mapping_refuses_a_pair_that_is_there() -> None:
+    board = on(Board, 2, name="b")
+    pin = on(Pin, 3, board=board)
+    BoardPins.objects.add(board, pin)
+    form = EntryForm({"source_id": board.pk, "target_id": pin.pk, "sequence": 1})
+    assert "is there already" in form.errors["__all__"][0]
 
 
 def test_a_form_does_not_overwrite_what_its_visitor_has_not_seen() -> None:

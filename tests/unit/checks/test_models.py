@@ -19,6 +19,7 @@ from django.test.utils import isolate_apps
 from sharded_orm import on_delete
 from sharded_orm.checks.models import check_models
 from sharded_orm.checks.sqlite_files import check_autonomous_files, check_ticket_files
+from sharded_orm.contrib.entities.tables import EntityTable
 from sharded_orm.ids.layout import PackedLayout, TimestampedLayout
 from sharded_orm.models import (
     ExactCharField,
@@ -28,8 +29,9 @@ from sharded_orm.models import (
     TicketField,
     TimestampedIDField,
 )
-from sharded_orm.models.installation import check_installation
+from sharded_orm.models.installation import _apps_of, check_contrib_apps, check_installation
 from tests.photos.models import Photo
+from tests.pinboards.models import Board
 from tests.versions import HAS_DATABASE_ON_DELETE
 
 
@@ -829,6 +831,20 @@ def test_the_app_is_not_installed() -> None:
     assert message.id == "sharded_orm.E078"
     assert "cache, mirrors and lookups are not kept up to date" in message.msg
     assert message.hint
+
+
+def test_an_app_whose_models_are_used_is_not_installed() -> None:
+    assert check_contrib_apps() == []
+    installed = [app for app in settings.INSTALLED_APPS if "sharded_orm.contrib." not in app]
+    with override_settings(INSTALLED_APPS=installed):
+        found = check_contrib_apps()
+    assert {message.id for message in found} == {"sharded_orm.E081"}
+    hints = {str(message.hint): message.obj for message in found}
+    assert hints["Add 'sharded_orm.contrib.objects' to INSTALLED_APPS."] is Board
+
+
+def test_a_table_of_entities_needs_their_app() -> None:
+    assert _apps_of(EntityTable) == {"sharded_orm.contrib.entities"}
 
 
 @override_settings(SHARDED_ORM={**settings.SHARDED_ORM, "TICKETS": []})
