@@ -145,8 +145,6 @@ class ShardedModel(RowValidation, metaclass=ShardedModelBase):
             )
         return options
 
-    # -- Writing ---------------------------------------------------------------
-
     def save_base(
         self,
         raw: bool = False,
@@ -162,8 +160,9 @@ class ShardedModel(RowValidation, metaclass=ShardedModelBase):
         using = self._write_alias(options, using)
         self._refuse_relations_to_other_shards(options, using, update_fields)
         self._refuse_near_on_other_shard(options, using)
-        # Check the expressions among the row's values here, because an error after the transaction
-        # has begun would make it unusable. Lazy objects, which pre_save may replace, are checked later.
+        # Check the expressions among the row's values now, because an error inside the transaction
+        # would make the transaction unusable. Lazy objects are checked later, because a receiver of
+        # pre_save may replace them.
         if has_expressions(self):
             check_update(colocation_on(options, using), [self], update_fields, lazy=False)
         if self._state.adding and not raw:
@@ -399,8 +398,8 @@ class ShardedModel(RowValidation, metaclass=ShardedModelBase):
         key = options.key
         update: Any = super()._do_update
         if key is None or key.model._meta.concrete_model is not base_qs.model._meta.concrete_model:
-            # Add no condition on the shard key, because the table of a parent model may have no
-            # column for it.
+            # This UPDATE is for the table of a parent model, which may have no column for the shard
+            # key. So add no condition on the key.
             return update(
                 base_qs, using, pk_val, values, update_fields, forced_update, *returning_fields
             )
@@ -448,8 +447,6 @@ class ShardedModel(RowValidation, metaclass=ShardedModelBase):
                 " under the new key and delete the old one."
             )
         return updated
-
-    # -- Reading ---------------------------------------------------------------
 
     def refresh_from_db(
         self, using: str | None = None, fields: Any = None, from_queryset: Any = None

@@ -40,8 +40,8 @@ class CachedRead:
     :param request: the request to the cache.
     :param level: the first-level cache of the current request; None if there is none.
     :param query_database: called if the cache does not have the result. It queries the database,
-        and returns the rows as the driver returns them, or the number or numbers. None if the
-        caller queries the database itself.
+        and returns the rows as the driver returns them, or the number or numbers. Pass None if
+        the caller queries the database itself.
     """
 
     __slots__ = (

@@ -62,17 +62,17 @@ _READ_HERE = frozenset(
 
 @dataclass(slots=True)
 class QueryFingerprint:
-    """The text that identifies a query, and the conditions that set a column equal to a value.
+    """The text that identifies a query, and its conditions of the form ``column = value``.
 
     :param conditions: the conditions as nested tuples, such as ``("AND", False, [("Exact",
         "user_id", 1)])``: connector, whether it is negated, and a list of conditions. None if only
         the SQL can identify the query.
     :param order: the columns by which the rows are ordered, such as ``("-stars", "id")``.
     :param limits: the bounds of a slice: (0, 10) for ``[:10]``, (0, None) without a slice.
-    :param equal: maps a column to the values that conditions set it equal to, such as
-        ``{"user_id": [1]}``. Every row of the result must meet all these conditions.
-    :param only_equal: True if the query has no other conditions than those in ``equal``, each of
-        them once, and no offset. A limit is allowed, unless it is 0.
+    :param equal: the conditions of the form ``column = value`` that every row of the result must
+        meet. Maps each column to its values, such as ``{"user_id": [1]}``.
+    :param only_equal: True if ``equal`` contains all conditions of the query, if none of them
+        occurs twice in the query, and if the query has no offset. A limit other than 0 is allowed.
     """
 
     conditions: Any
@@ -184,8 +184,8 @@ class _Conditions:
                 part = None
             if part is None:
                 # The kind of this condition is unknown, so the text of this query must be its SQL.
-                # Still read the other conditions: without a condition on the shard key, the query
-                # is not cached, and one of them may be this condition.
+                # Still read the other conditions, because one of them may be the condition on the
+                # shard key. If none were found, the query would not be cached.
                 unknown = True
             else:
                 parts.append(part)

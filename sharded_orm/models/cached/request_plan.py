@@ -56,7 +56,10 @@ _SHARD = -1
 
 
 class LeftToDjango(Exception):
-    """The queries are cached, but their request must be made from a query that Django has built."""
+    """Raised if queries are cached, but a :class:`RequestPlan` cannot make their requests.
+
+    Each request must then be made from a query that Django has built.
+    """
 
 
 class RequestPlan:
@@ -135,7 +138,8 @@ class RequestPlan:
     ) -> Any:
         """Do :meth:`read` for a query by primary key, which finds at most one row.
 
-        This method is faster than :meth:`prepare` if the process remembers the row.
+        If the process has read the row before and remembers it, this takes less time than
+        :meth:`prepare`.
         """
         scope_and_use = self._scope_of(queryset, values, connection)
         pk = None if scope_and_use is None else self._pk_of(values)

@@ -166,10 +166,11 @@ def follow_shard(group: str, write: Callable[[], R]) -> R:
     """Return the result of ``write``. Call ``write`` again if its shard moves to another node
     meanwhile.
 
-    Use this function for writes that open a transaction of their own. (A single statement needs no
-    such function: the database backend repeats it on the new node.) A write that fails because its
-    shard moves has written nothing. While shards or keys of the group move, ``write`` is also
-    called again after a deadlock, because it may be one with the process that moves them.
+    Use this function for writes that open a transaction of their own. A single statement does not
+    need it, because the database backend repeats the statement on the new node. A write that fails
+    because its shard moves has written nothing. While shards or keys of the group move, ``write``
+    is also called again after a deadlock, because the process that moves them may have caused the
+    deadlock.
 
     :param write: changes all its rows on one shard, or none. It is called again for at most
         ``MOVE_WAIT`` seconds.
@@ -208,7 +209,10 @@ def _moves_now(group: str) -> bool:
 
 
 def write_in_part() -> None:
-    """Record that a part of this thread's current write is stored, so that it must not be repeated."""
+    """Record that a part of this thread's current write is stored.
+
+    The whole write is then not repeated if a key moves, because that would store the part twice.
+    """
     attempt = current_uses()
     if isinstance(attempt, WriteAttempt):
         attempt.is_in_part = True

@@ -98,8 +98,8 @@ class Condition(NamedTuple):
     def frozen(self, value: Any) -> Any:
         """Return what to record of ``value``, so that later changes by the caller have no effect.
 
-        That is a copy of a list. Of a model instance, it is the value to which the foreign key
-        refers, or a copy of the instance if ``names_instance`` is True. Any other value is returned
+        For a list, return a copy. For a model instance, return the value to which the foreign key
+        refers, or a copy of the instance if ``names_instance`` is True. Return any other value
         unchanged.
         """
         if self.form is ValueForm.LIST:

@@ -91,7 +91,8 @@ def batch_instances(queryset: Any, ids: dict[Shard, list[int]]) -> list[Any]:
 
     Costs what :func:`batch_rows` costs, and raises its errors.
 
-    :param queryset: the queryset to which the instances belong.
+    :param queryset: a queryset of all rows, with which :func:`batch_rows` reads. The instances are
+        made as if this queryset had read them.
     """
     key = (queryset.model, None, None)
     instances: list[Any] = []
@@ -109,13 +110,13 @@ def batch_instances(queryset: Any, ids: dict[Shard, list[int]]) -> list[Any]:
             if not loader.is_unobserved():
                 others.append((aliases, rows))
                 continue
-            # No code of the project runs here, so make the instances already, while the other nodes
-            # still execute their statements.
+            # No code of the project runs while these instances are made. So make them now, while
+            # other nodes still execute their statements.
             try:
                 instances += loader.loaded(rows, queryset, aliases)
             except ValueError as error:
                 # A stored value cannot be converted. Raise this error only after all nodes have
-                # answered: if a node has failed, its error must be raised instead.
+                # answered. If one of them fails, the error of that node must be raised instead.
                 refusal = error
     if refusal is not None:
         raise refusal

@@ -216,8 +216,8 @@ class InstanceLoader:
         return self._instances(values, aliases, queryset)
 
     def _instances(self, values: Sequence[Row], aliases: Iterable[str], queryset: Any) -> list[Any]:
-        # ``receivers`` is checked first, because it is usually empty, and then the slow
-        # has_listeners() need not be called.
+        # Check ``receivers`` first. It is usually empty, and then the slow has_listeners() need not
+        # be called.
         model = self._model
         is_plain = (
             self._is_plain

@@ -72,7 +72,7 @@ class ReadCache(Protocol):
         connection: Any,
         query_database: Callable[[], Any],
     ) -> Any:
-        """Prepare :meth:`read`, for a caller that looks up several reads together.
+        """Prepare a :meth:`read`, for a caller that then asks the cache for several reads at once.
 
         Return None if the cache must not be used now.
         """
@@ -93,7 +93,7 @@ class Plan:
     :param names: the attnames of the selected fields; None for all fields of the model.
     :param joined: makes the instances of ``select_related()``; None if the rows are of one table.
     :param declarations: the declarations from which the SQL was made.
-    :param connection: a connection whose class is that of all connections that may use the plan.
+    :param connection: a connection. Only connections of the same class may use the plan.
     :param cache: finds the results in a cache; None if these queries are never cached.
     """
 

@@ -129,7 +129,7 @@ def save_row(
     """Update one row by a plan, and return whether a row matched.
 
     Return None, without sending anything, if Django must update the row. For example, Django does
-    the first save of a shape, and also the second, at which the plan is made.
+    the first two saves of each shape. The plan is made at the second one.
 
     :param options: the shard key and the group of the row's model.
     :param rows: all rows of the table on the row's shard.
@@ -154,8 +154,8 @@ def save_loaded_row(
     """Update ``row`` by a plan that an earlier save has made, and return whether a row matched.
 
     Does what ``Model._save_table()`` and ``_do_update()`` do before the UPDATE. Return None,
-    without sending anything, if Django must save the row; Django then calls ``pre_save()`` of the
-    fields again.
+    without sending anything, if Django must save the row. ``pre_save()`` of the fields may have
+    been called by then, and Django calls it again.
 
     :param model: the model whose table is written. Its rows are not cached.
     :param alias: the shard of the row.
