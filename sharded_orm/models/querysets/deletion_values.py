@@ -44,9 +44,9 @@ def check_before_deletion(collector: Any) -> None:
 def refuse_values_of_deletion(collector: Any) -> None:
     """Raise an error if rows would refer to an instance of another shard or shard key.
 
-    Rows that the collector also deletes may get an instance of another key on their shard, as in
-    one database. An instance on another shard is refused for them, too. Foreign keys to it could
-    not be written: MariaDB and MySQL check them at once.
+    If the collector also deletes the rows that get the instance, the instance may have another
+    shard key, but must be on their shard. Otherwise the foreign keys could not be written, because
+    MariaDB and MySQL check at once that the instance exists.
 
     Cost: one query for each batch of rows that would get an instance.
 

@@ -16,7 +16,8 @@ among the photos of all users. One shard does not have all these rows. Refused a
 
 - window functions, unless all rows of a partition are on one shard
 - ``distinct("stars")``, unless all rows with the same value are on one shard
-- groups of several rows, which a queryset of instances has only if private methods made them
+- a GROUP BY whose groups have several rows, which only private methods can give to a queryset of
+  instances
 - ``union()``, ``intersection()`` and ``difference()``: Django does not limit their parts to the
   instances, so each shard would return the rows of all instances
 """

@@ -1,4 +1,4 @@
-"""The order of rows with ``order_with_respect_to``, which is kept for each related row.
+"""The order of rows with ``order_with_respect_to``: the rows of each related row have an order.
 
 The methods of Django compare only the id of the related row, so their queries do not determine a
 shard. This module replaces them.
@@ -26,7 +26,8 @@ def install_order(model: type[Model]) -> None:
     # A field by now; the stubs know its name only.
     relation: Any = model._meta.order_with_respect_to
     if relation is not None and relation.remote_field is not None:
-        # Django has called lazy_related_operation() earlier, so it sets its methods before these.
+        # Django has called lazy_related_operation() earlier. So Django's methods are set first, and
+        # these methods replace them.
         lazy_related_operation(_install_accessors, model, relation.remote_field.model)
 
 
@@ -62,9 +63,11 @@ def _set_order(related: Any, model: Any, id_list: Any, using: str | None = None)
 
 
 def neighbour_in_order(row: Any, *, is_next: bool) -> Any:
-    """Return the row that follows or precedes ``row`` among the rows of the same related row.
+    """Return the row that follows or precedes ``row`` in its order.
 
-    :raises DoesNotExist: there is no such row.
+    The order contains the rows that refer to the same related row as ``row``.
+
+    :raises DoesNotExist: ``row`` is the last row of the order, or the first one.
     """
     relation = row._meta.order_with_respect_to
     options, values = row._shard_options(), relation.get_filter_kwargs_for_object(row)
