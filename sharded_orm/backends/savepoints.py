@@ -11,7 +11,7 @@ from enum import Enum
 
 # Matches a statement about a savepoint of Django's atomic(), recognized by the form of its name,
 # such as s1234_x1 (see BaseDatabaseWrapper.savepoint()). Does not match savepoints from the
-# project's own SQL: only Django's certainly nest, and never use a name twice.
+# project's own SQL. These may use a name twice, or not be nested, as Django's always are.
 _DJANGO = re.compile(r"(SAVEPOINT|ROLLBACK TO SAVEPOINT|RELEASE SAVEPOINT) ([`\"]s\d+_x\d+[`\"])$")
 
 

@@ -1,8 +1,8 @@
 """Hide, create and show the tables of a shard while the shard moves to another node.
 
-To *hide* a table is to rename it, and to store its real name in a table of names. A hidden table is
-safe from programs that do not know on which node the shard is now: they find no table of that name.
-Programs that do not use this library do not find it, either.
+To *hide* a table is to rename it, and to store its real name in a table of names. Then no program
+finds the table by its real name. So a program that does not know on which node the shard is now
+gets an error, even if it does not use this library.
 
 Each backend derives a class from :class:`SchemaMove`. ``connection.schema_move()`` returns an
 object of that class, which has a session of its own.

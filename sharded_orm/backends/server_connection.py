@@ -179,8 +179,8 @@ class ServerConnectionMixin(ShardConnectionMixin, Generic[P]):
 
     def leave_branch(self) -> None:
         if self.connection is not None:
-            # leave_branch() closes the session, and raises an error if other state of the session
-            # is lost with it. Ignore this error, because the caller wants to get rid of the
+            # leave_branch() closes the session. If the session has other state, which is then lost,
+            # it raises an error. Ignore this error, because the caller wants to get rid of the
             # session.
             with suppress(self.Database.Error):
                 self.connection.leave_branch()

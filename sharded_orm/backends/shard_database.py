@@ -189,11 +189,11 @@ class ShardDatabaseMixin:
         """Return how many statements the connection has sent while it held a session. Statements
         that cannot change the schema need not be counted.
 
-        The caller looks for statements that change the schema by an ``execute_wrapper()``. But
-        ``callproc()`` and the driver's own cursors send statements past it. So if the number has
-        grown by more than the caller has seen, the caller reads the schema again. If the result is
-        None, the caller must always read the schema again, because the number is unknown or reading
-        is cheap.
+        The caller installs an ``execute_wrapper()``, to notice statements that change the schema.
+        But statements of ``callproc()`` and of the driver's own cursors do not pass through this
+        wrapper. So if the number has grown by more than the caller has seen, the caller reads the
+        schema again. If the result is None, the caller must always read the schema again, because
+        the number is unknown or reading is cheap.
         """
         return 0
 

@@ -102,7 +102,7 @@ class BatchReader:
     def _have_same_guards(
         kept: Sequence[_KeptRow], guard_of: Callable[[str], bytes | None]
     ) -> bool:
-        """Whether the guards of all ``kept`` rows have the same bytes as when these were valid."""
+        """Whether all ``kept`` rows have guards with the same bytes as when the rows were valid."""
         names = chain.from_iterable([address.scope.guards for _, address, _ in kept])
         return [*map(guard_of, names)] == [
             *chain.from_iterable([seen.guards for _, _, seen in kept])
@@ -116,7 +116,7 @@ class BatchReader:
         entries: Sequence[FoundEntry],
         began: float,
     ) -> None:
-        """Put the rows whose entries are valid into their batches, and requests for the others.
+        """Put each row whose entry is valid into its batch. For each other row, put a request there.
 
         :param guard_of: takes the name of a guard and returns its bytes.
         :param began: the time on the monotonic clock before the entries were read.

@@ -96,7 +96,7 @@ class Marker(NamedTuple):
     :param at: when the write was announced, by the writer's clock, in seconds since 1970.
     :param wide: whether the write may concern the rows of every isolate key (a value of the field
         that divides the rows of a shard key). True if the isolate keys of the written rows are not
-        known, or are too many. Then they get no markers of their own in their guards.
+        known, or are too many. Then no markers are added to the guards of the isolate keys.
     :param writer: the database session of the transaction.
     :param pks: tokens (:func:`~sharded_orm.cache.keys.token`) of the primary keys of the written
         rows; None for all rows of the guard. New rows are left out, because no object (cached row)
@@ -321,9 +321,9 @@ def revision(guards: Iterable[Guard]) -> str:
 
     :param guards: the guards of all sets of rows that contain the rows of the lists, from the
         widest set to the narrowest. For example, the guards of a table, of a shard key and of an
-        isolate key. Any change of the last guard changes the revision. Of each guard before it,
-        only a new generation changes the revision. A guard gets one after a write that may concern
-        any of its rows.
+        isolate key. Any change of the last guard changes the revision. A change of another guard
+        changes the revision only if this guard gets a new generation (a random digest), which is so
+        after a write that may concern any of its rows.
     """
     *wider, own = guards
     return digest(own.digest, *(guard.generation for guard in wider))

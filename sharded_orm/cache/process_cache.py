@@ -223,9 +223,9 @@ class Decoded:
     LIMIT = 8 << 20
     #: An entry with more bytes is not remembered.
     LONGEST = 1 << 14
-    #: If the guards of an entry have more bytes together than this, they are not remembered with
-    #: the entry, because remembered guards count for LIMIT with each entry. Few guards are as long:
-    #: a guard with half as many bytes may already be compacted.
+    #: If the guards of an entry have more bytes together than this, the entry is remembered without
+    #: them. Many entries may have the same guards, but each entry counts their bytes towards LIMIT
+    #: again. Few guards are that long, because a guard with half as many bytes may be compacted.
     LONGEST_GUARDS = 1 << 12
 
     _all: ClassVar[WeakSet[Decoded]] = WeakSet()

@@ -162,7 +162,8 @@ class Reader:
             for request in missed:
                 forbid_fill(request)
         if len(requests) == 1:
-            # The most frequent case. A Counter would take longer than all the rest.
+            # The most frequent case is one request. Do not use a Counter here, because this would
+            # take longer than all other work of this method.
             (request,) = requests
             name = request.counters[request.outcome]
             self.cache.statistics.add(request.scope.type.name, **{name: 1})

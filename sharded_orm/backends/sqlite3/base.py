@@ -1,8 +1,8 @@
 """Django's SQLite backend, with one file for each shard.
 
 With SQLite, a node is a folder, which contains the files of its shards. (With the other backends, a
-node is a database server.) Connecting to a shard never creates its file, unlike with Django's
-backend: only :meth:`DatabaseWrapper.create_shard_database` does.
+node is a database server.) Unlike Django's backend, this one does not create the file of a shard
+when it connects. Only :meth:`DatabaseWrapper.create_shard_database` creates it.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""Triggers of a shard in an SQLite file that a move of a shard key needs: they record changed rows
-of the key in a journal (a table), and refuse writes of the key while its fence is closed.
+"""Triggers that a shard in an SQLite file has while one of its shard keys moves to another shard.
+
+They record changed rows of the key in a journal (a table), and refuse writes of the key while its
+fence is closed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Remember which decisions of two-phase commits can be deleted, because all shards have committed.
 
-This process deletes their rows when it stores its next decision on the same shard. If the process
-ends before, ``manage.py transactions recover`` deletes them.
+This process deletes the rows of these decisions when it stores its next decision on the same shard.
+If the process ends earlier, ``manage.py transactions recover`` deletes them.
 """
 
 from __future__ import annotations

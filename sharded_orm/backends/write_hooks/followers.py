@@ -78,7 +78,7 @@ class CommitWatcher(Protocol):
         savepoint was set.
 
         :param sid: id of the savepoint. If this watcher was added after the savepoint was set, it
-            does not know the id. The rollback has then undone everything that it was told of.
+            does not know the id. The rollback has then undone all writes that the watcher knows.
         """
 
     def ended(self, committed: bool | None) -> None:
