@@ -3,9 +3,9 @@
 A long operation, such as the move of a shard key to another shard, adds a fence for the key: a row
 in the table of fences. A fence is open or closed. While it is open, triggers write the primary key
 of each changed row of the shard key to a table, the journal. While it is closed, the triggers
-refuse each change of such a row (:mod:`~sharded_orm.backends.fence_messages`). They also see
-changes by raw SQL and by other programs, but not all changes:
-:meth:`ChangeCapture.tables_with_silent_changes` returns the tables with exceptions.
+refuse each change of such a row (:mod:`~sharded_orm.backends.fence_messages`). The triggers also
+see changes by raw SQL and by other programs. But in some tables, the database makes changes without
+calling triggers; see :meth:`ChangeCapture.tables_with_silent_changes`.
 
 Each backend derives a class from :class:`ChangeCapture`. ``connection.change_capture()`` returns an
 object of that class, which has a session of its own.

@@ -36,8 +36,8 @@ from sharded_orm.topology.sources.base import Process, Revision
 _HISTORY = 50
 #: A version number in a URL has at most this many digits, so it fits into 64 bits.
 _DIGITS = 18
-#: What the page shows, to users who may not look into all shard groups, in place of a text that may
-#: name a group which they must not see.
+#: The page shows this sentence instead of a text that may name any shard group, if the user may not
+#: look into all groups.
 _WITHHELD = "It is told to those who may look into all groups."
 
 

@@ -35,9 +35,9 @@ class GroupMember(Protocol):
     #: The alias by which this object looks up its current settings in the topology (the map of
     #: shards to nodes).
     topology_alias: str
-    #: True if this object was used since the group last searched for connections to close. Such a
-    #: search looks at these objects each time, and at the others only to find connections that are
-    #: too old.
+    #: True if this object was used since the group last searched for connections to close. Each
+    #: search looks at all active objects. It looks at an inactive one only if the connection of the
+    #: object may be too old.
     is_active: bool
 
     # Private attributes, declared here because other modules of sharded_orm.backends.group use
