@@ -1,9 +1,10 @@
 """Makes the text under which the cache stores the result of a query (Yupoo, Y14).
 
 As long as no row changes, queries with equal texts have equal results. Yupoo uses the md5 of the
-SQL. But compiling the SQL takes half of the time of a query. So the SQL is avoided for simple
-queries. A simple query compares columns of the model with plain values, orders by such columns, and
-may have limits. Its text is made from the query object. For other queries, the text is the SQL.
+SQL. But compiling the SQL takes half of the time of a query. So this module makes the text of a
+simple query from the query object, without the SQL. A simple query compares columns of the model
+with plain values, orders by such columns, and may have limits. For any other query, the text is the
+SQL.
 
 Two kinds of queries have no text, and are not cached: those that read other tables, and those whose
 results can change while no row changes, such as a query with ``Now()``.

@@ -4,7 +4,7 @@ The cache needs the shard key, the isolate key (which divides the cached lists o
 the primary key of each written row. For an INSERT, the keys come from the new instances; for an
 UPDATE or DELETE, from the conditions of the statement. If the conditions do not determine a key,
 the rows are first read and locked in the same transaction. The statement is then limited to these
-rows: it must not change a row that another transaction adds after the read.
+rows, because it must not change a row that another transaction adds after the read.
 
 ``save()`` and ``delete()`` of an instance avoid this read: the keys of the instance are added to
 the conditions of the statement. If no row matches these conditions, the keys were wrong, and the

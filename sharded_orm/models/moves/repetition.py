@@ -118,10 +118,10 @@ def repeated(
             moved.is_in_part |= attempt.is_in_part
             raise
         except (DatabaseError, ObjectDoesNotExist, RoutingError) as cause:
-            # A move may have caused the error: for example, an UPDATE of an instance found no row,
-            # because its key has moved. In this case repeat the write. But do not repeat it after
-            # an OperationalError that is no deadlock, such as a lost connection: it is unknown
-            # whether the row was written.
+            # A move may have caused the error. For example, an UPDATE of an instance found no row,
+            # because the key of the instance has moved. In this case repeat the write. But do not
+            # repeat it after an OperationalError other than a deadlock, such as a lost connection,
+            # because the row may have been written.
             if is_deadlock(cause):
                 if not _moves_now(group) and attempt.hold():
                     raise

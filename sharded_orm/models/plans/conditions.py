@@ -70,8 +70,8 @@ class Condition(NamedTuple):
     """A condition of a query: a column is compared with a value.
 
     :param field: the field of the column.
-    :param target: the field that prepares the value: ``field`` itself, or for a foreign key the
-        field to which it refers.
+    :param target: the field that prepares the value. This is ``field`` itself; for a foreign key,
+        it is the field to which the key refers.
     :param lookup: the name of the comparison, such as ``"exact"``.
     :param names_shard: whether the condition determines the shard: it is an equality with the shard
         key, or with an id that contains the number of its shard.

@@ -38,9 +38,10 @@ _MOST = 10_000
 def ids_by_shard(options: ShardOptions, ids: Sequence[Any]) -> dict[Shard, list[int]] | None:
     """Return a dict that maps each shard to its ids. Ids that no row can have are left out.
 
-    Return None if :func:`batch_rows` cannot read the rows: the ids are not integers, there are too
-    many of them, the field stores another value than the id, or keys of the group may move. Also
-    return None if all ids are on one shard: Django's own code then reads the rows.
+    Return None if :func:`batch_rows` cannot read the rows. This is so if the shard key is not the
+    primary key, if the ids are not integers or too many, if the field stores another value than the
+    id, or if keys of the group may move. Also return None if all ids are on one shard, because then
+    Django's own code can read the rows.
     """
     key: Any = options.key
     strategy = runtime.strategy(options.group)

@@ -87,7 +87,8 @@ class InstanceLoader:
                 self._make_loaded = _loop(tuple(self.names), positions)
         #: Whether this loader can also make instances from rows of another connection whose
         #: settings differ only in the schema. False if the project or another package has written a
-        #: converter: it gets the connection as an argument, and may treat connections differently.
+        #: converter, because a converter gets the connection as an argument, and its result may
+        #: depend on the connection.
         self.serves_others = not any(
             _is_own(converter)
             for _, converters, _ in (*self._of_backend, *self._of_fields)
@@ -160,9 +161,9 @@ class InstanceLoader:
     def is_unobserved(self) -> bool:
         """Whether :meth:`loaded` runs no code of the project or of another package.
 
-        If so, nobody can observe at which moment the instances are made. That is so if the model
-        replaces no method of Django that makes instances, no receiver listens to ``pre_init`` or
-        ``post_init``, and no converter and no decoder of a JSONField is a project's own.
+        If True, nobody can observe at which moment the instances are made. It is True if the model
+        replaces no method of Django that makes instances, if no receiver listens to ``pre_init`` or
+        ``post_init``, and if no converter and no decoder of a JSONField is a project's own.
         """
         return not (
             self._make_loaded is None

@@ -349,7 +349,7 @@ def _bounds(field: Any, connection: Any) -> tuple[int, int] | None:
     """Return the smallest and the largest number that the column can store.
 
     Return None if the column stores no integers. A plan must not be used for a number out of this
-    range: Django's lookups (IntegerFieldOverflow) then make other SQL, or Django sends no query.
+    range, because Django's lookups (IntegerFieldOverflow) make other SQL for it, or no SQL at all.
     """
     low, high = None, None
     if field.get_internal_type() in connection.ops.integer_field_ranges:

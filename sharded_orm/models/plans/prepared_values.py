@@ -81,10 +81,10 @@ def is_sent_unchanged(field: Any, kind: type, connection: Any) -> bool:
 
 @cache
 def _has_only_djangos_methods(field_class: Any) -> bool:
-    """Whether all methods with which fields of this class prepare a value are Django's.
+    """Whether fields of this class prepare values only by methods of Django.
 
-    This function looks at all base classes, because of ``super()``: if a class inherits from a
-    field of Django and then from a mixin, Django's method calls that of the mixin.
+    This function looks at all base classes, because Django's methods call ``super()``. If a class
+    inherits from a field of Django and then from a mixin, this calls the method of the mixin.
     """
     return all(
         _METHODS.isdisjoint(vars(base)) or base.__module__.startswith("django.")

@@ -3,8 +3,8 @@
 If a plan is used, that is, if the UPDATE was compiled by an earlier save, most of the time of a
 save is spent on other steps: Django sends two signals, looks for deferred fields, and looks for
 tables of parent models. The sharded model checks the row twice, because a receiver of a signal may
-change the row between the checks. Most rows have no receivers, no deferred fields and no parents.
-For these rows, the fast ``save()`` leaves out these steps.
+change the row between the checks. For most rows, there are no receivers, no deferred fields and no
+parents, so these steps do nothing. The fast ``save()`` leaves them out for such rows.
 """
 
 from __future__ import annotations

@@ -181,8 +181,8 @@ class BulkWritingQuerySet(RoutedQuerySet[M]):
             key = self._options.key
             for obj in objs:
                 refuse_related_of_other_key(obj, fields)
-                # Skip a row whose key is None: it has no shard that could be the wrong one. Do not
-                # skip a row whose key is deferred.
+                # Skip a row whose key is None, because such a row has no shard. Do not skip a row
+                # whose key is deferred.
                 if key is not None and obj.__dict__.get(key.attname, obj) is not None:
                     obj._refuse_other_shard(str(self._db))
         if self._is_pinned() or not objs or not fields:

@@ -159,8 +159,8 @@ class CallRecorder(QuerySetMixin[M]):
         return first_recording(type(self), self.model, CallRecorder)
 
     def _is_query_fresh(self) -> bool:
-        # All new querysets of a class and model share one recording, and each recorded call makes
-        # another one.
+        # All new querysets of a class and model share one recording. A recorded call replaces it by
+        # another one, so a queryset that still has it is fresh.
         recording = self._recording
         if recording is not None and recording is self._new_recording():
             return True

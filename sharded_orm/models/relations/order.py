@@ -51,8 +51,8 @@ def _set_order(related: Any, model: Any, id_list: Any, using: str | None = None)
     ids = list(id_list)
     if keys is None:
         ids = list(map(model._meta.pk.to_python, ids))
-        # If ``ids`` contains None, pass a row without a primary key to bulk_update(), which refuses
-        # it with the same error as for other models.
+        # If ``ids`` contains None, bulk_update() must raise the same error as for other models. So
+        # pass a row without a primary key to it.
         row_by_id = {None: model(), **rows.in_bulk()}
         ordered = [row_by_id[pk] for pk in dict.fromkeys(ids) if pk in row_by_id]
         for row in ordered:
