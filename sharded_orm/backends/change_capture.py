@@ -255,8 +255,8 @@ class ChangeCapture(OwnSession, ABC):
         From then on, triggers neither record nor refuse changes of the key.
         """
         if not self.is_prepared():
-            # The tables do not exist: another operation has removed the last fence, and then
-            # dropped the tables. So there is nothing to delete.
+            # The tables do not exist, because another operation has removed the last fence, and
+            # then dropped the tables. So there is nothing to delete.
             return
 
         # Delete the row of the fence last. As long as there is a fence, no other process drops the
@@ -337,8 +337,8 @@ class ChangeCapture(OwnSession, ABC):
             for start in range(0, len(entries), 500):
                 batch = entries[start : start + 500]
                 marks = ", ".join(["%s"] * len(batch))
-                # Delete an entry only if it belongs to this fence. The number alone is not enough:
-                # if the journal is dropped and created again, the numbers of its entries begin at 1
+                # Delete an entry only if it belongs to this fence. The number of the entry is not
+                # enough. After the journal was dropped and created again, its numbers begin at 1
                 # again. A process that was paused meanwhile still has old numbers, and would delete
                 # entries about another key.
                 self._rows(

@@ -74,8 +74,8 @@ class SchemaMove(OwnSession, ABC):
         """Return all tables with their primary keys. Views, and the tables that this library
         creates for its own operations, are left out.
 
-        All the tables have one fence (:attr:`CapturedTable.fence`): while it is closed, triggers
-        refuse writes to them.
+        All these tables have the same fence (:attr:`CapturedTable.fence`). While it is closed,
+        triggers refuse writes to all of them.
         """
         return [
             CapturedTable(name, self._primary_key(name), "", fence=FENCE)

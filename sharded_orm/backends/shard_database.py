@@ -85,8 +85,9 @@ class ShardDatabaseMixin:
     def schema_glance(self, known: SchemaSnapshot, tables: Sequence[str]) -> SchemaSnapshot:
         """Read the definitions of ``tables`` again. Return ``known`` with the new definitions.
 
-        This is a cheap check of whether a statement has changed the schema: one round trip, where
-        :meth:`schema_snapshot` takes two. New tables are included, and dropped tables are left out.
+        This is a cheap way to find out whether a statement has changed the schema. It takes one
+        round trip, and :meth:`schema_snapshot` takes two. New tables are included, and dropped
+        tables are left out.
         But the definition of a new table that is not in ``tables`` may be "", and changes of
         triggers, routines and AUTO_INCREMENT counters are not noticed.
 

@@ -58,8 +58,8 @@ class BatchReader:
         """Look for the rows of all ``batches``. Their entries are all on ``server``.
 
         Usually takes one round trip, which reads the guards and entries of the rows. Of the *kept*
-        rows, whose entries were read a short time ago, it reads only the guards. If these have
-        changed, a second round trip reads the entries of the kept rows concerned. If guards are
+        rows, whose entries were read a short time ago, it reads only the guards. If guards of kept
+        rows have changed, a second round trip reads the entries of these rows. If guards are
         missing, one more round trip creates them (several, if hundreds are missing).
         """
         began = self._monotonic()
@@ -85,8 +85,8 @@ class BatchReader:
             if all_same or self._have_same_guards([row], guard_of):
                 batch.rows[address.name] = seen.row
             else:
-                # Set ``until`` to 0, so that the next read does not expect the same guards again:
-                # it reads the entry together with the guards.
+                # Set ``until`` to 0. The next read then reads the entry together with the guards,
+                # and does not expect the guards to be the same again.
                 batch.format.decoded.known[address.name] = seen._replace(until=0.0)
                 changed.append((batch, address))
         if others:

@@ -43,8 +43,9 @@ def token(value: Any) -> str:
     characters at most. Longer values are hashed.
 
     Values that are equal in the database have the same token, and different values have different
-    tokens. There is one exception: texts that differ only in case, for example, have different
-    tokens, although some collations take them for equal. So a key must not have such a collation.
+    tokens. There is one exception. A collation may take different texts for equal, for example
+    texts that differ only in case. Such texts have different tokens nevertheless. So the column of
+    a key must not have such a collation.
 
     :param value: a field value, as ``get_prep_value`` of the field returns it.
     """

@@ -242,10 +242,10 @@ class TransactionMarkers:
         self._refuse(f"marking took longer than COMMIT_WITHIN ({within:g} s), {_ATTEMPTS} times")
 
     def announce_within(self, seconds: float) -> bool:
-        """Announce a write in autocommit, before its statement is sent. Return whether that took
-        less than ``seconds``.
+        """Announce a write in autocommit, before its statement is sent. Return whether the
+        announcement took less than ``seconds``.
 
-        If it took longer, do not send the statement: the database could commit it after
+        If it took longer, do not send the statement, because the database might commit it after
         COMMIT_WITHIN seconds, when readers no longer trust the markers. Makes one attempt, which
         costs one round trip per cache server.
 

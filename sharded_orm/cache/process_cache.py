@@ -23,7 +23,8 @@ from sharded_orm.cache.values import Row
 
 # A list is remembered if it has at most this many rows.
 _LONGEST_LIST = 100
-# If the result of a query is a tuple of numbers, it is remembered if it has at most this many.
+# A query may have a tuple of numbers as its result. Such a result is remembered if it has at most
+# this many numbers.
 _MOST_NUMBERS = 500
 # The most seconds for which the process uses remembered rows of a list or a batch without reading
 # their entries. This time must be short, because a server evicts entries that nobody reads.

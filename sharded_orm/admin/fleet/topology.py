@@ -225,9 +225,9 @@ def _revision(version: int) -> Document:
 def _read_versions(read: Callable[[], T], within: float) -> T | str:
     """Return the result of ``read()``, which reads versions of the topology from the source.
 
-    If ``read()`` fails or takes too long, return a sentence that says so. Do the same if ``read()``
-    raises ``LookupError``, because the source no longer has one of the versions:
-    :func:`ask_service` does not catch this error.
+    If ``read()`` fails or takes too long, return a sentence that says so. Also return one if
+    ``read()`` raises ``LookupError``, which means that the source no longer has one of the
+    versions. (:func:`ask_service` does not catch this error.)
     """
     try:
         return ask_service(SOURCE, read, within=within)

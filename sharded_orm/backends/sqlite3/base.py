@@ -232,8 +232,8 @@ class DatabaseWrapper(ShardConnectionMixin, base.DatabaseWrapper):
         return self.connection is not None and self.connection.in_transaction
 
     def write_transaction(self) -> Atomic:
-        # Call the base class only for its check: it raises an error if this object is not the
-        # thread's connection of the alias.
+        # Call the base class only because of its check. It raises an error if this object is not
+        # the thread's connection of the alias.
         super().write_transaction()
         return _Immediate(self)
 

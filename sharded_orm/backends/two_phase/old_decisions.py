@@ -17,9 +17,9 @@ KEPT_FOR: Final = 60.0
 _BATCH = 20
 _MOST = 10_000
 
-# The decisions that can be deleted: maps the alias of the shard that stores them to pairs (time of
-# the end, name of the transaction). Appending to a deque and popping from it are atomic, so no lock
-# is needed.
+# The decisions that can be deleted. Maps the alias of a shard to the decisions that it stores, as
+# pairs (time of the end, name of the transaction). Appending to a deque and popping from it are
+# atomic, so no lock is needed.
 _finished: defaultdict[str, deque[tuple[float, str]]] = defaultdict(lambda: deque(maxlen=_MOST))
 
 
