@@ -179,7 +179,7 @@ class DatabaseWrapper(ShardConnectionMixin, base.DatabaseWrapper):
     def shard_sizes(self, shards: Sequence[Shard]) -> dict[str, ShardSize]:
         folder = Path(self.settings_dict["NAME"]).parent
         paths = {shard.alias: folder / f"{shard.schema}{snapshot.SUFFIX}" for shard in shards}
-        # None stands for the number of rows: SQLite would have to count them.
+        # The number of rows is None (not known), because SQLite would have to count the rows.
         return {
             alias: ShardSize(path.stat().st_size if path.exists() else 0, None)
             for alias, path in paths.items()

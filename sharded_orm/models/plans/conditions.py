@@ -136,8 +136,8 @@ class Condition(NamedTuple):
         Return None if the SQL may depend on values of this type.
 
         :param prepared: a prepared value of this condition.
-        :param number: tells made-up values apart: different numbers give different values. The
-            values of a list take the numbers from ``number`` on.
+        :param number: determines the made-up value. Different numbers give different values. The
+            values of a list are made from ``number`` and the numbers after it.
         :param length: the number of values in a list.
         """
         if self.form is ValueForm.FIXED:

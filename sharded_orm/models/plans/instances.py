@@ -112,7 +112,8 @@ class InstanceLoader:
             field = getattr(column, "target", None)
             while field is not None:
                 fields.append(field)
-                # The converter of an ArrayField calls that of its base field.
+                # Add the base field of an ArrayField, because the converter of the ArrayField calls
+                # the converter of the base field.
                 field = getattr(field, "base_field", None)
         return [field for field in fields if isinstance(field, kind)]
 

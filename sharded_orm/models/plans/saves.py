@@ -201,8 +201,8 @@ def loaded_values(
     if (
         saved is None
         or type(model._base_manager) is not Manager
-        # The shard key is deferred. Leave the save to Django, which loads deferred fields in its
-        # order.
+        # If the shard key is deferred, leave the save to Django, which loads each deferred field
+        # when it needs the field.
         or key.attname not in attributes
     ):
         return None

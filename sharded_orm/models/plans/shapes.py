@@ -168,8 +168,8 @@ class Recording(NamedTuple):
     :param limits: the slice as two row numbers, counted from 0: its first row, and the row after
         its last row. None if the queryset was not sliced.
     :param instances: copies of model instances in conditions such as ``filter(album=album)``. It
-        contains only instances whose shard the foreign key's value does not tell. The query must go
-        to the shard of these instances.
+        contains only instances whose shard cannot be found by the value of the foreign key. The
+        query must go to the shard of these instances.
     """
 
     shape: Shape

@@ -57,7 +57,7 @@ def refuse_values_of_deletion(collector: Any) -> None:
     with uncached():
         for (field, value), batches in collector.field_updates.items():
             options = shard_options(field.model)
-            # A model of a migration has no options. Its shards are not known.
+            # A model of a migration has no options, so its shards are not known. Skip it.
             if options is not None and isinstance(value, Model):
                 for rows in batches:
                     if isinstance(rows, QuerySet):

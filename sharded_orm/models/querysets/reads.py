@@ -229,7 +229,7 @@ class ReadingQuerySet(RoutedQuerySet[M]):
         not the shard key, because the field is unique only within each shard. Django's
         ``in_bulk()`` would silently return only one of these rows.
         """
-        # Call Django's method on an empty queryset: it only checks the arguments.
+        # Let Django check the arguments. On an empty queryset, its method does nothing else.
         super(ReadingQuerySet, self.none()).in_bulk(field_name=field_name)
         if self._fields is not None:
             # Since Django 6.1, in_bulk() works after values() and values_list(). But these results
