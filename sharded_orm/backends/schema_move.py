@@ -52,8 +52,8 @@ class SchemaMove(OwnSession, ABC):
     its real name back. The tables are hidden on the new node until the shard has moved, and on the
     old node from then on.
 
-    Each change is made under a lock: no other session of the library changes tables or triggers of
-    the schema meanwhile.
+    Each change is made under a lock, so that no other session of the library changes tables or
+    triggers of the schema meanwhile.
 
     :param confirm: called under the lock, before each change. Raises an error if this process must
         not make the change, for example because another process has taken the move over.
@@ -61,7 +61,7 @@ class SchemaMove(OwnSession, ABC):
 
     #: Whether the database calls triggers for every change of a row, except for changes by foreign
     #: key actions such as CASCADE. If False, triggers can miss changes in any table, and a move
-    #: must find those in another way.
+    #: must find these changes in another way.
     triggers_see_all: ClassVar[bool] = True
 
     def __init__(self, connection: Any, confirm: Callable[[], None]) -> None:

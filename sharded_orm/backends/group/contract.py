@@ -152,8 +152,9 @@ class Members(Protocol):
         """Drop ``wrapper`` from the thread's connections. Callers that refer to it may still use it."""
 
     def record_connect(self, wrapper: Any) -> None:
-        """Record that ``wrapper`` has connected. The group's next search for connections to close,
-        after ``time.monotonic()`` has reached ``wrapper.close_at``, will find the connection.
+        """Record that ``wrapper`` has connected. Its connection is too old from
+        ``wrapper.close_at`` on, a value of ``time.monotonic()``. When the group later searches for
+        connections to close, it finds the connection.
         """
 
     def record_use(self, wrapper: Any) -> None:

@@ -223,7 +223,8 @@ def _from_database(
                 # names a cache entry of the old shard, so the row must not be stored under it.
                 continue
             if request.outcome != MISS or not read.use.fill:
-                # The cache must not be used for this row now, or not by this connection.
+                # Do not store the row, because the cache must not be used for this row now, or not
+                # by this connection.
                 continue
             kept.append((request, decoded))
             if request.state is not None and names_row(plan, request, fields):

@@ -48,7 +48,8 @@ if TYPE_CHECKING:
 # What the cache stores for each kind of read.
 _STORED = {kinds.ROWS: ROWS, kinds.GET: ROWS, kinds.EXISTS: EXISTS, kinds.COUNT: COUNT}
 # The types of condition values from which the text of a query can be made, because their repr()
-# shows the whole value. A recording keeps the list of a condition such as __in as a tuple.
+# shows the whole value. A tuple is one of them, because a recording keeps the list of a condition
+# such as __in as a tuple.
 _SHOWN = IMMUTABLE | {tuple}
 # An item of RequestPlan._places, which lists what to fill into the text of a query. This item
 # means: fill in the alias of the shard. It occurs if a condition compares with a model instance.

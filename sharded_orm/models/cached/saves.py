@@ -197,8 +197,9 @@ def _update_in_transaction(row: SavedRow, connection: Any, send: Callable[[], in
     try:
         changed = send()
     except BaseException:
-        # In spite of the exception, the database may have executed the statement: the handler of a
-        # Unix signal can raise after the statement was sent. So the row counts as written.
+        # In spite of the exception, the database may have executed the statement. For example, the
+        # handler of a Unix signal can raise after the statement was sent. So the row counts as
+        # written.
         row.touch(markers)
         raise
     if changed:

@@ -119,7 +119,7 @@ class InstanceLoader:
 
     def knows_all_fields(self) -> bool:
         """Whether the model's fields and their decimal places are as when the loader was made."""
-        # Django makes a new list if a field is added.
+        # Django makes a new list when a field is added, so compare the identity of the lists.
         if self._declared is not self._model._meta.concrete_fields:
             return False
         return not self._places or all(

@@ -159,7 +159,7 @@ class Plan:
             for position, part in enumerate(shape.conditions)
             if part.form is ValueForm.LIST
         ]
-        # The number of parameters if a list has one value.
+        # The number of parameters of the SQL, if the list in it has one value.
         self._single = len(constants) + sum(
             len(fixed[position]) if part.form is ValueForm.FIXED else 1
             for position, part in enumerate(shape.conditions)
@@ -231,7 +231,7 @@ class Plan:
             sql = sql[: self._list_end] + _FURTHER * further + sql[self._list_end :]
         if limits is None:
             return sql
-        # As SQLCompiler.as_sql().
+        # Append the LIMIT as SQLCompiler.as_sql() does.
         return f"{sql} {connection.ops.limit_offset_sql(*limits)}"
 
     def read(

@@ -356,9 +356,9 @@ def targets(options: ShardOptions, group: ShardGroup, query: Query, route: Route
     shard.
 
     While a key moves from one shard to another, both shards may have its rows. So that no row is
-    read twice, the query for one of them excludes the rows of the key. This is not done if
-    conditions on shard keys determine a single shard, because these conditions exclude the rows of
-    other keys.
+    read twice, the query for one of these shards excludes the rows of the key. This is not done if
+    the query's own conditions on shard keys determine a single shard. These conditions already
+    exclude the rows of all other keys.
 
     :param group: the shard group of ``options``.
     """
