@@ -66,7 +66,7 @@ class Declarations:
             if field.null != null:
                 return False
         for field, lookups in self._lookups:
-            # As _lookups(), without a call.
+            # Do the same as _lookups(), but save the time of a call.
             if "instance_lookups" in field.__dict__:
                 now = field.get_lookups()
             else:

@@ -97,7 +97,8 @@ class InstanceLoader:
         # The decimal places of each DecimalField. SQLite's converter rounds to this number of
         # places, so a loader is out of date if a program changes the number.
         self._places = [(field, field.decimal_places) for field in self._fields(DecimalField)]
-        # The converter of a JSONField is Django's, but calls a project's decoder.
+        # The JSON fields. The converter of a JSONField is Django's, but it may call a decoder of
+        # the project.
         self._json_fields = self._fields(JSONField)
 
     def _converters(self, find: Callable[[Any], list[Any]]) -> list[_Converters]:

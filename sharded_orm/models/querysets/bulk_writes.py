@@ -313,8 +313,8 @@ def _by_alias(options: ShardOptions, objs: list[Any]) -> dict[str, list[Any]]:
     meta = options.model._meta
     if any(field.is_relation for field in (*meta.concrete_fields, *meta.private_fields)):
         for obj in objs:
-            # Copy the primary keys of related rows into ``obj``: a related row may have been saved
-            # after it was assigned to ``obj``.
+            # Copy the primary keys of related rows into ``obj``, because a related row may have
+            # been saved after it was assigned to ``obj``.
             obj._prepare_related_fields_for_save(operation_name="bulk_create")
     by_alias: dict[str, list[Any]] = {}
     if options.key is None:
