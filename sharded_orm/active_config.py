@@ -137,8 +137,8 @@ class ActiveConfig:
                         # nothing here.
                         pass
                     except Exception:
-                        # Catch every error: an error that leaves this function would end the thread
-                        # of the topology source.
+                        # Catch every error, because an error that leaves this function would end
+                        # the thread of the topology source.
                         logger.exception(
                             "What %s brought was not taken.", watcher.source.describe()
                         )

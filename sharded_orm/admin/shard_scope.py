@@ -115,8 +115,8 @@ def new_row_scope(request: HttpRequest, options: ShardOptions) -> ShardScope:
         try:
             return read_scope(QueryDict(request.GET[_PRESERVED]), options)
         except InvalidFocus:
-            # The query string of the changelist names a wrong shard or key. Ignore that here: the
-            # changelist will show the error when the user goes back to it.
+            # The query string of the changelist names a wrong shard or key. Ignore that here,
+            # because the changelist will show the error when the user goes back to it.
             return scope
     return scope
 

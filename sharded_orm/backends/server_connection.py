@@ -36,7 +36,7 @@ class ServerConnectionMixin(ShardConnectionMixin, Generic[P]):
 
     two_phase_refusal = ""
 
-    #: Three modules of the backend: they read the definitions of a server's tables, the sizes of
+    #: Three modules of the backend. They read the definitions of a server's tables, the sizes of
     #: the tables, and the identities of the server's sessions.
     snapshot_module: ModuleType
     sizes_module: ModuleType

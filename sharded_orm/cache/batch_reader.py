@@ -138,8 +138,8 @@ class BatchReader:
             if request.outcome == HIT and request.rows is not None:
                 batch.rows[name] = request.rows[0]
             else:
-                # If a row has several requests, keep the first one: it may have the lease, the
-                # permission to store the row.
+                # If a row has several requests, keep the first one, because it may have the lease,
+                # the permission to store the row.
                 batch.requests.setdefault(name, request)
         if unusable:
             self._make_guards(server, unusable)

@@ -11,7 +11,7 @@ guard   ``Photo-{key}-{isolate}-revision``            ``Photo-{isolate}-revision
 ======  ============================================  =======================
 
 An *object* is one cached row, a *list* is the result of a query. A *guard* is the entry that says
-whether objects and lists are still valid: it changes with each write. There is one guard for the
+whether objects and lists are still valid. It changes with each write. There is one guard for the
 table on each shard, one for each shard key, and one for each value of the isolate key, the field
 that divides the lists of a shard key.
 
@@ -140,8 +140,8 @@ class CachedType:
     fingerprint: str
 
     def __post_init__(self) -> None:
-        # Escape special characters: the prefix may be any text, and names of classes may have
-        # letters that are not ASCII.
+        # Escape special characters, because the prefix may be any text, and names of classes may
+        # have letters that are not ASCII.
         safe = quote(self.name, safe="@:/+", errors="surrogatepass").replace("~", "%7E")
         object.__setattr__(self, "name", safe)
 

@@ -454,7 +454,7 @@ class Reader:
 
         :param misses: tuples (request, tokens of the rows' primary keys, rows). A token is the form
             of a value in names of entries. If there are no tokens, the rows are not stored. For
-            ``count()`` and ``exists()``, tokens and rows are empty: the number is taken from
+            ``count()`` and ``exists()``, tokens and rows are empty, and the number is taken from
             ``request.value``.
         """
         self._filler.fill(misses)

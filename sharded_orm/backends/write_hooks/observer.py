@@ -45,8 +45,8 @@ class TransactionListener(Protocol):
         """
 
     def lost(self) -> None:
-        """Called when nobody knows whether the transaction is committed: the connection was lost
-        during COMMIT, or at any time after :meth:`announce`.
+        """Called when nobody knows whether the transaction is committed, because the connection was
+        lost during COMMIT, or at any time after :meth:`announce`.
 
         The announced writes may take effect later, or never.
         """

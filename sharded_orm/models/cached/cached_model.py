@@ -452,8 +452,8 @@ def token_field(field: Any, collations: Collations) -> TokenField:
         if isinstance(target, ExactCharField) and not collation:
             return TokenField(field, target, True)
         return TokenField(field, target, *collations.equality(collation))
-    # Decimals, floats and datetimes are not exact: the database considers some values equal that
-    # have different texts, for example datetimes with different time zones.
+    # Decimals, floats and datetimes are not exact, because the database considers some of their
+    # values equal that have different texts, for example datetimes with different time zones.
     exact = isinstance(
         target, models.IntegerField | models.BooleanField | models.UUIDField | models.DateField
     ) and not isinstance(target, models.DateTimeField)

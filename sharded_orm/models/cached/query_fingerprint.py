@@ -113,8 +113,8 @@ def fingerprint_of(query: Query, *, ordered: bool = True) -> QueryFingerprint | 
 
     equal: dict[str, list[Any]] = {}
     where = query.where
-    # Do not use Query.base_table: it is a cached property, and would keep the value None for a
-    # query whose table is not in alias_map yet.
+    # Do not use Query.base_table, because it is a cached property, and would keep the value None
+    # for a query whose table is not in alias_map yet.
     base = next(iter(query.alias_map), None)
     parts: Any = _Conditions(base, equal).read(where, True) if where.children else ()
     order: Any = ()
@@ -215,8 +215,8 @@ class _Conditions:
         elif required and value is not None and issubclass(kind, Exact):
             name: Any = column.target.column
             values = self._equal.setdefault(name, [])
-            # Add each value once: a related manager and the caller may both add a condition on the
-            # same shard key.
+            # Add each value only once, because a related manager and the caller may both add a
+            # condition on the same shard key.
             if value not in values:
                 values.append(value)
         return (kind.__name__, column.target.column, value)

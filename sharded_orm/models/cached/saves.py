@@ -234,7 +234,8 @@ def _update_alone(row: SavedRow, connection: Any, send: Callable[[], int]) -> bo
                     changed = send()
             except BaseException as exc:
                 # If the session is lost, the server may still execute the statement. Otherwise the
-                # write is over: the server has answered, or the statement has not reached it.
+                # write is over, because the server has answered, or because the statement has not
+                # reached the server.
                 if not connection.session_id().connection:
                     markers.lost()
                     raise

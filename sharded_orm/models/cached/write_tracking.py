@@ -296,9 +296,9 @@ class TrackedWrite:
             try:
                 changed = execute()
             except BaseException:
-                # In spite of the exception, the database may have executed the statement: the
-                # handler of a Unix signal can raise after it was sent. So the rows count as
-                # affected.
+                # In spite of the exception, the database may have executed the statement. A Unix
+                # signal handler can raise an error after the statement was sent. So the rows count
+                # as affected.
                 self._touch_rows(guessed_rows, new_isolates)
                 raise
             if changed == 1:

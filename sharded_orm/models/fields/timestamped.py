@@ -69,8 +69,8 @@ class TimestampedIDField(EmbeddedShardMixin, ReadOnlyIDMixin, BigIntegerField):
     duplicate, and the INSERT is repeated with an id of a later millisecond.
 
     ``bulk_create()`` with ``ignore_conflicts`` or ``update_conflicts`` raises
-    :exc:`NotSupportedError` if a row has no id. The reason: another process may have stored an
-    unrelated row with the id that is generated. The database would treat this as a conflict, and
+    :exc:`NotSupportedError` if a row has no id. The reason is that another process may have stored
+    an unrelated row with the id that is generated. The database would treat this as a conflict, and
     drop the new row or overwrite the other one. Nothing is raised in two safe cases: on PostgreSQL,
     and on SQLite with ``update_conflicts`` if ``unique_fields`` does not contain this field.
     """

@@ -88,11 +88,11 @@ def repeated(
         first has found no row, or because the second would change nothing. None if ``write``
         raises an error when it finds no row.
     :param joins: matters only if this call is made inside of another call of this function. If
-        True, this write is a part of the outer write: if a key moves, the outer call repeats the
+        True, this write is a part of the outer write. If a key moves, the outer call repeats the
         whole outer write, and this call repeats nothing. Pass True if the caller knows only the
         alias of the shard, and not the key from which the outer write has found the shard.
     :raises KeyMoved: a transaction is open, the move took too long, or a part was written. In a
-        transaction, nothing is repeated here; the caller may run the transaction again.
+        transaction, nothing is repeated here, but the caller may run the transaction again.
     """
     if not runtime.strategy(group).moves_keys or (
         joins and isinstance(current_uses(), WriteAttempt)
@@ -108,7 +108,7 @@ def repeated(
                 return result
             attempt.is_in_part = not nothing_written(result)
             if attempt.is_in_part and not attempt.has_several_keys:
-                # The key has moved after the write: if it had moved during the write, a statement
+                # The key has moved after the write. If it had moved during the write, a statement
                 # would have been refused. So the write is complete, and its result is right.
                 return result
             raise key_moved(group, "moved to another shard while it was written")

@@ -2,7 +2,7 @@
 
 A plan is SQL that was compiled once, to be used for all queries that differ only in the values of
 their conditions. That is possible only if the SQL does not depend on these values. This module
-decides for which conditions that is so; it leaves all other conditions to Django.
+decides for which conditions that is so. It leaves all other conditions to Django.
 """
 
 from __future__ import annotations

@@ -52,9 +52,9 @@ class BulkWritingQuerySet(RoutedQuerySet[M]):
 
         The insert is atomic on each shard, but not over several shards. If it fails on one shard,
         the rows that were already inserted on other shards stay. So if there are several shards,
-        all values are converted before the first insert: a value of a wrong type raises an error
-        before any row is stored. The exception is values that ``pre_save()`` of a field computes.
-        They are converted only when they are sent.
+        all values are converted before the first insert, so that a value of a wrong type raises an
+        error before any row is stored. The exception is values that ``pre_save()`` of a field
+        computes. They are converted only when they are sent.
         """
         objs = list(objs)
         names = ("batch_size", "ignore_conflicts", "update_conflicts", "update_fields")

@@ -2,7 +2,7 @@
 
 Django's collector notes these values while it collects the rows to delete, and writes them before
 it deletes. It writes them with an UPDATE of its own, not with ``update()`` of the queryset. So the
-checks of ``update(album=album)`` are made here: the instance must be on the shard of the rows, and
+checks of ``update(album=album)`` are made here. The instance must be on the shard of the rows, and
 have their key.
 """
 
@@ -25,8 +25,8 @@ from sharded_orm.models.sharding.same_key import (
 def check_before_deletion(collector: Any) -> None:
     """Let ``collector.delete()`` check what it writes, before it sends anything.
 
-    A check during the collection would be too early: the collector may find later that it also
-    deletes the rows to which it gives the instance.
+    A check during the collection would be too early, because the collector may find later that it
+    also deletes the rows to which it gives the instance.
 
     :param collector: Django's collector, which collects rows now.
     """

@@ -1,8 +1,8 @@
 """The base class of mixins that override methods of Django's queryset.
 
-At run time, this class is Django's ``QuerySet``. For type checkers, it is not a queryset: the mypy
-plugin of django-stubs looks only at the first base class of a queryset. If that were such a mixin,
-the plugin would give wrong types to managers.
+At run time, this class is Django's ``QuerySet``. For type checkers, it is not a queryset, because
+the mypy plugin of django-stubs looks only at the first base class of a queryset. If that were such
+a mixin, the plugin would give wrong types to managers.
 """
 
 from __future__ import annotations

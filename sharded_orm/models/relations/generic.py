@@ -54,7 +54,7 @@ class ShardedGenericForeignKey(GenericForeignKey):
     """
 
     #: ``Colocation`` refuses a subquery that may read rows of another shard. Because of this
-    #: attribute, it accepts a subquery along this field: a row and the row to which it refers are
+    #: attribute, it accepts a subquery along this field. A row and the row to which it refers are
     #: on one shard if they are of one group.
     stays_on_shard = True
 

@@ -1,4 +1,5 @@
-"""The order of rows with ``order_with_respect_to``: the rows of each related row have an order.
+"""The order of rows with ``order_with_respect_to``. All rows with the same related row have an
+order.
 
 The methods of Django compare only the id of the related row, so their queries do not determine a
 shard. This module replaces them.
@@ -23,7 +24,7 @@ def install_order(model: type[Model]) -> None:
 
     Django sets them on the model to which ``order_with_respect_to`` refers.
     """
-    # A field by now; the stubs know its name only.
+    # This is a field by now, but the type stubs say that it is the name of the field.
     relation: Any = model._meta.order_with_respect_to
     if relation is not None and relation.remote_field is not None:
         # Django has called lazy_related_operation() earlier. So Django's methods are set first, and
