@@ -1,7 +1,8 @@
-"""Delay Django's savepoint statements, to save round trips.
+"""Delay the statements that Django sends for savepoints, to save round trips.
 
-Each is sent together with the next statement of the project. If there is none before the savepoint
-ends, nothing is sent. The backends whose databases are servers use this module.
+Each of these statements is sent together with the next statement of the project. If the project
+sends no statement before the savepoint ends, nothing is sent. The backends whose databases are
+servers use this module.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ class ShardDatabaseMixin:
         """Return the types of ``columns`` in ``tables`` on ``shards``. One query per 500 shards.
 
         In the result, the names of tables and columns are in lower case. Columns that do not exist
-        are left out. The query log does not get the queries. May be called only if
+        are left out. The queries are not added to the query log. May be called only if
         ``features.can_introspect_collations`` is true.
 
         :param shards: shards on the node of this alias. If they are only the shard of this alias,

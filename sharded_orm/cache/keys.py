@@ -131,8 +131,8 @@ class CachedType:
     :param name: the prefix of all names, then ``app_label.ModelName`` of the concrete model.
     :param sharded: whether the rows are on shards; otherwise they are in the global database.
     :param fingerprint: a digest of the model's fields. Objects and lists contain it, and so do the
-        names of lists. The names of objects and guards do not contain it: during a rolling deploy,
-        old and new code must use the same guards.
+        names of lists. The names of objects and guards do not contain it, because old and new code
+        must use the same guards during a rolling deploy.
     """
 
     name: str

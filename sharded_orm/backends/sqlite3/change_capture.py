@@ -23,7 +23,8 @@ from sharded_orm.backends.change_capture import (
 )
 from sharded_orm.exceptions import MoveRefused
 
-# Seconds to wait for other writers in the check whether this process can write to the file.
+# A check finds out whether this process can write to the file. It waits this many seconds for other
+# writers.
 _PROBE = 10.0
 
 

@@ -40,8 +40,8 @@ class WriteFollower(Protocol):
 
 @runtime_checkable
 class StatementFollower(WriteFollower, Protocol):
-    """A follower that can do without a transaction, if it knows the id of the session before the
-    statement is sent.
+    """A follower that needs no transaction for a statement, if it can find out the id of the
+    session before the statement is sent.
     """
 
     def needs_transaction(self, compiler: Any) -> bool:

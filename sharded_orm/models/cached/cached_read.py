@@ -82,8 +82,8 @@ class CachedRead:
         The result is a list of instances; for the other kinds it is a number or a tuple of numbers.
         """
         if self.level is None or self.queryset._for_write:
-            # delete() and get_or_create() set _for_write. They read rows in order to write, and
-            # must see the current rows, not those that an earlier read has left in the cache.
+            # delete() and get_or_create() set _for_write. They read rows in order to write. So they
+            # must see the current rows, and not those that an earlier read has left in the cache.
             return None
         entry = self.entries.get(self.key)
         return self._instances(entry) if entry is not None and self.kind is ROWS else entry

@@ -180,7 +180,7 @@ def with_repeated_key(conditions: Sequence[Condition]) -> tuple[Condition, ...]:
 def kind_of(value: Any) -> Any:
     """Return what stands for the value of a condition in the shape of a query.
 
-    This is mostly the type of the value; for a list such as ``[1, 2]``, it is ``(list, int)``.
+    This is usually the type of the value. For a list such as ``[1, 2]``, it is ``(list, int)``.
     None, True and False stand for themselves, because the SQL depends on them.
     """
     kind = type(value)

@@ -121,8 +121,8 @@ def batch_instances(queryset: Any, ids: dict[Shard, list[int]]) -> list[Any]:
                 refusal = error
     if refusal is not None:
         raise refusal
-    # To make these instances, code of the project runs, such as a receiver of post_init. It must
-    # not run before it is certain that no node has failed.
+    # To make these instances, code of the project runs, such as a receiver of post_init. This code
+    # must not run before it is certain that no node has failed.
     for aliases, rows in others:
         loader = loader_of(key, connection_of(aliases[0]))
         if loader.serves_others:

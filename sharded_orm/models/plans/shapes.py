@@ -352,7 +352,7 @@ class Recording(NamedTuple):
         return None if child is None else self._of_shape(child)
 
     def _of_shape(self, shape: Shape) -> Recording:
-        # As _replace(shape=shape), in a sixth of its time.
+        # Do the same as _replace(shape=shape), which takes six times as long.
         return _new(Recording, (shape, *self[1:]))
 
     def sliced(self, limits: tuple[int, int]) -> Recording:
