@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     # Import a public name when it is used first (PEP 562), and not when the package is imported.
     # Django imports the package before the app registry is ready, so no model could be imported at
-    # that time. Afterwards the name is an attribute like any other.
+    # that time. After the first use, the name is an ordinary attribute of the module.
     value = globals()[name] = _public(name)
     return value
 

@@ -137,8 +137,8 @@ class ActiveConfig:
                         # nothing here.
                         pass
                     except Exception:
-                        # Catch every error: an error that leaves this function would end the thread
-                        # of the topology source.
+                        # Catch every error, because an error that leaves this function would end
+                        # the thread of the topology source.
                         logger.exception(
                             "What %s brought was not taken.", watcher.source.describe()
                         )
@@ -299,8 +299,8 @@ def _checked(document: Document, before: conf.Config | None) -> conf.Config:
     """Return the configuration that results from the topology ``document`` and the ``SHARDED_ORM``
     setting.
 
-    :param before: the configuration in use; None if there is none yet. A new topology that must not
-        replace the topology in it is refused, for example if a shard is missing.
+    :param before: the configuration in use; None if there is none yet. The new topology is refused
+        if it must not replace the topology in use, for example because it lacks a shard.
     :raises InvalidTopology: the result is not valid, or must not replace ``before``. The error
         lists every problem.
     """

@@ -86,8 +86,8 @@ class ActionsMixin(ShardedBase):
             return None
         if select_across and (notes := lookup_notes(request)):
             # The filters or the search look up rows in the global database. One of these lookups
-            # has found too many rows, and used only some of them; the sentences in ``notes`` say
-            # so. An action on "all rows" would therefore miss some matching rows. So do nothing.
+            # has found too many rows, and used only some of them. (The sentences in ``notes`` say
+            # so.) An action on "all rows" would therefore miss some matching rows. So do nothing.
             self.message_user(
                 request, f"{' '.join(notes)} No items have been changed.", messages.ERROR
             )

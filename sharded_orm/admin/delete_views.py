@@ -166,7 +166,7 @@ class DeleteViewsMixin(ObjectViewsMixin):
     def delete_selection(
         self, request: HttpRequest, selection: ActionSelection
     ) -> HttpResponse | None:
-        """Show which rows would be deleted on each shard; once the user has confirmed, delete them.
+        """Show which rows would be deleted on each shard. If the user has confirmed, delete them.
 
         The rows of each shard are deleted in one transaction; see :func:`run_by_shard`. If the
         numbers of rows have changed since the page was shown, nothing is deleted, and the page is

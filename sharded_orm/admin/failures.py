@@ -11,9 +11,9 @@ from sharded_orm.operations.runs.redaction import without_accounts
 from sharded_orm.scatter.failures import is_node_gone
 from sharded_orm.topology.model import Shard
 
-# The numbers of MySQL's errors for a refused login. Compare an error with them before calling
-# is_node_gone(), which takes some of them for a node that does not answer. The page shows only the
-# number of such an error, because its text names the database account.
+# The numbers of MySQL's errors for a refused login. Look for these numbers before calling
+# is_node_gone(), which returns True for some of them, although the node has answered. The page
+# shows only the number of such an error, because its text names the database account.
 _LOGIN = frozenset({1044, 1045, 1698})
 _MOST_NAMES = 8
 

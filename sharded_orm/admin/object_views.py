@@ -214,8 +214,8 @@ class ObjectViewsMixin(AddViewMixin):
             new_row["new_shard"] = scope.home.number if scope.home is not None else None
         elif obj is None:
             new_row["new_key"] = scope.key
-        # A project's get_form() may pass a form class, as Django's documentation recommends. Such a
-        # class also has to get the handling of the shard key.
+        # A project's get_form() may pass a form class, as Django's documentation recommends. Wrap
+        # this class, so that its forms cannot change the shard key of a stored row either.
         form = kwargs.get("form", self.form)
         kwargs["form"] = with_fixed_key(form, options, hidden=readonly, **new_row)
         if options.key is not None and options.key.name in readonly:

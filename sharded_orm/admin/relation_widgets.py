@@ -205,9 +205,9 @@ def _scope_query(scope: ShardScope, related: ShardOptions) -> dict[str, str]:
     """Return the URL parameters with which a link to a list of related rows shows only rows of
     ``scope``.
     """
-    # Name the shard of the scope. If the scope is a shard key that has no shard yet, name the key
-    # instead: the linked list is then empty, because no row can have this key yet. If the scope is
-    # the whole group, name nothing.
+    # Name the shard of the scope. If the scope is a shard key that has no shard yet, name the key.
+    # The linked list is then empty, because no row can have this key yet. If the scope is the whole
+    # group, name nothing.
     query = {SHARD_VAR: scope.home.alias} if scope.home is not None else scope.query
     key = _shared_key(scope, related)
     return query if key is None else {**query, KEY_VAR: str(key)}

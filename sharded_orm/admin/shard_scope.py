@@ -67,8 +67,9 @@ class ShardScope:
         For one shard, the queryset is bound to the shard's alias by ``using()``. So a template can
         still evaluate it after the view, when no default shard is set.
 
-        :param partial: used only if the scope is the whole group. True if the query may leave out
-            shards that do not answer; False if it then raises an error.
+        :param partial: used only if the scope is the whole group. Says what the query does if a
+            shard does not answer. True: it leaves out the rows of this shard. False: it raises an
+            error.
         """
         if self.everywhere:
             return rows.scatter(partial=partial)
@@ -114,8 +115,8 @@ def new_row_scope(request: HttpRequest, options: ShardOptions) -> ShardScope:
         try:
             return read_scope(QueryDict(request.GET[_PRESERVED]), options)
         except InvalidFocus:
-            # The query string of the changelist names a wrong shard or key. Ignore that here: the
-            # changelist will show the error when the user goes back to it.
+            # The query string of the changelist names a wrong shard or key. Ignore that here,
+            # because the changelist will show the error when the user goes back to it.
             return scope
     return scope
 

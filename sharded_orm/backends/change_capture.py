@@ -3,9 +3,9 @@
 A long operation, such as the move of a shard key to another shard, adds a fence for the key: a row
 in the table of fences. A fence is open or closed. While it is open, triggers write the primary key
 of each changed row of the shard key to a table, the journal. While it is closed, the triggers
-refuse each change of such a row (:mod:`~sharded_orm.backends.fence_messages`). They also see
-changes by raw SQL and by other programs, but not all changes:
-:meth:`ChangeCapture.tables_with_silent_changes` returns the tables with exceptions.
+refuse each change of such a row (:mod:`~sharded_orm.backends.fence_messages`). The triggers also
+see changes by raw SQL and by other programs. But in some tables, the database makes changes without
+calling triggers; see :meth:`ChangeCapture.tables_with_silent_changes`.
 
 Each backend derives a class from :class:`ChangeCapture`. ``connection.change_capture()`` returns an
 object of that class, which has a session of its own.
@@ -255,8 +255,8 @@ class ChangeCapture(OwnSession, ABC):
         From then on, triggers neither record nor refuse changes of the key.
         """
         if not self.is_prepared():
-            # The tables do not exist: another operation has removed the last fence, and then
-            # dropped the tables. So there is nothing to delete.
+            # The tables do not exist, because another operation has removed the last fence, and
+            # then dropped the tables. So there is nothing to delete.
             return
 
         # Delete the row of the fence last. As long as there is a fence, no other process drops the
@@ -337,8 +337,8 @@ class ChangeCapture(OwnSession, ABC):
             for start in range(0, len(entries), 500):
                 batch = entries[start : start + 500]
                 marks = ", ".join(["%s"] * len(batch))
-                # Delete an entry only if it belongs to this fence. The number alone is not enough:
-                # if the journal is dropped and created again, the numbers of its entries begin at 1
+                # Delete an entry only if it belongs to this fence. The number of the entry is not
+                # enough. After the journal was dropped and created again, its numbers begin at 1
                 # again. A process that was paused meanwhile still has old numbers, and would delete
                 # entries about another key.
                 self._rows(

@@ -28,11 +28,10 @@ class Collations:
     """
 
     #: A collation that system checks recommend for a field by which cached rows are looked up. It
-    #: may ignore trailing spaces, because the cache can also treat texts as equal that differ only
-    #: in these.
+    #: may ignore trailing spaces, because the cache can ignore them, too.
     exact_for_cache = "C"
     #: A collation that system checks recommend for a shard key. It must compare trailing spaces,
-    #: because the router does: it may send "a" and "a " to different shards.
+    #: because the router may send "a" and "a " to different shards.
     exact_for_shard_key = "C"
     #: The end of a hint of a system check about a shard key that is a text. The hint recommends
     #: ``ExactCharField``, and this text names what can be used instead.
@@ -51,8 +50,9 @@ class Collations:
 
         :param collation: the collation that a field in the models declares. For a key that is a
             foreign key, this field is the one to which the key refers.
-        :param is_colocated_with_target: whether the key's column is on the same shards as that
-            field. False, for example, for a foreign key to a table of the global database.
+        :param is_colocated_with_target: whether the column of the key is on the same shards as the
+            column of that field. For example, False for a foreign key to a table of the global
+            database.
         """
         return False
 

@@ -103,8 +103,8 @@ class ShardFeatures:
     #: Whether a failed statement makes its whole transaction fail, so that the transaction can only
     #: be rolled back. True for PostgreSQL.
     errors_end_transactions: ClassVar[bool] = False
-    #: Whether switching autocommit on in an open transaction commits it. False for PostgreSQL,
-    #: whose driver refuses it.
+    #: Whether an open transaction is committed when autocommit is switched on. False for
+    #: PostgreSQL, whose driver then refuses to switch autocommit on.
     autocommit_commits: ClassVar[bool] = True
     #: The dotted path of the subclass of
     #: :class:`~sharded_orm.backends.replication.ReplicationServer` for this kind of server. An

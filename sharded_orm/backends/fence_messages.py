@@ -1,9 +1,10 @@
 """The error messages with which triggers refuse writes, and functions that recognize these errors.
 
-For example, while a shard key moves, triggers refuse the writes of its rows; this is the key's
-fence. On MySQL and MariaDB, a trigger runs ``SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = …``. On
-PostgreSQL it runs ``RAISE … USING ERRCODE = '45000'``, and on SQLite ``RAISE(ABORT, …)``. Triggers
-may use only the texts and codes of this module, because the functions compare errors with them.
+For example, while a shard key moves, triggers refuse the writes of its rows. These triggers are the
+key's fence. On MySQL and MariaDB, a trigger runs ``SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = …``.
+On PostgreSQL it runs ``RAISE … USING ERRCODE = '45000'``, and on SQLite ``RAISE(ABORT, …)``.
+Triggers may use only the texts and codes of this module, because the functions compare errors with
+them.
 """
 
 from __future__ import annotations

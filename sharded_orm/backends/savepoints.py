@@ -1,7 +1,8 @@
-"""Delay Django's savepoint statements, to save round trips.
+"""Delay the statements that Django sends for savepoints, to save round trips.
 
-Each is sent together with the next statement of the project. If there is none before the savepoint
-ends, nothing is sent. The backends whose databases are servers use this module.
+Each of these statements is sent together with the next statement of the project. If the project
+sends no statement before the savepoint ends, nothing is sent. The backends whose databases are
+servers use this module.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from enum import Enum
 
 # Matches a statement about a savepoint of Django's atomic(), recognized by the form of its name,
 # such as s1234_x1 (see BaseDatabaseWrapper.savepoint()). Does not match savepoints from the
-# project's own SQL: only Django's certainly nest, and never use a name twice.
+# project's own SQL. These may use a name twice, or not be nested, as Django's always are.
 _DJANGO = re.compile(r"(SAVEPOINT|ROLLBACK TO SAVEPOINT|RELEASE SAVEPOINT) ([`\"]s\d+_x\d+[`\"])$")
 
 

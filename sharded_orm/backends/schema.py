@@ -27,13 +27,14 @@ class EditorMixin(BaseDatabaseSchemaEditor):
         return self
 
     def __exit__(self, exc_type: Any, exc_value: Any, traceback: Any) -> None:
-        # Do not count this editor any more. Django's method commits the transaction, and functions
-        # of transaction.on_commit() are no part of the migration.
+        # Stop counting this editor before Django's method commits the transaction. The commit calls
+        # the functions of transaction.on_commit(), which are no part of the migration.
         self.connection.open_editors -= 1
         super().__exit__(exc_type, exc_value, traceback)
 
     def execute(self, sql: Any, params: Any = ()) -> None:
-        # __exit__() executes the statements of ``deferred_sql``, and they are part of the migration.
+        # Count this editor during each statement. At its end, __exit__() executes the statements of
+        # ``deferred_sql``. They are part of the migration, but the editor is not counted any more.
         self.connection.open_editors += 1
         try:
             super().execute(sql, params)

@@ -1,8 +1,8 @@
 """Hide, create and show the tables of a shard while the shard moves to another node.
 
-To *hide* a table is to rename it, and to store its real name in a table of names. A hidden table is
-safe from programs that do not know on which node the shard is now: they find no table of that name.
-Programs that do not use this library do not find it, either.
+To *hide* a table is to rename it, and to store its real name in a table of names. Then no program
+finds the table by its real name. So a program that does not know on which node the shard is now
+gets an error, even if it does not use this library.
 
 Each backend derives a class from :class:`SchemaMove`. ``connection.schema_move()`` returns an
 object of that class, which has a session of its own.
@@ -52,8 +52,8 @@ class SchemaMove(OwnSession, ABC):
     its real name back. The tables are hidden on the new node until the shard has moved, and on the
     old node from then on.
 
-    Each change is made under a lock: no other session of the library changes tables or triggers of
-    the schema meanwhile.
+    Each change is made under a lock, so that no other session of the library changes tables or
+    triggers of the schema meanwhile.
 
     :param confirm: called under the lock, before each change. Raises an error if this process must
         not make the change, for example because another process has taken the move over.
@@ -61,7 +61,7 @@ class SchemaMove(OwnSession, ABC):
 
     #: Whether the database calls triggers for every change of a row, except for changes by foreign
     #: key actions such as CASCADE. If False, triggers can miss changes in any table, and a move
-    #: must find those in another way.
+    #: must find these changes in another way.
     triggers_see_all: ClassVar[bool] = True
 
     def __init__(self, connection: Any, confirm: Callable[[], None]) -> None:
@@ -74,8 +74,8 @@ class SchemaMove(OwnSession, ABC):
         """Return all tables with their primary keys. Views, and the tables that this library
         creates for its own operations, are left out.
 
-        All the tables have one fence (:attr:`CapturedTable.fence`): while it is closed, triggers
-        refuse writes to them.
+        All these tables have the same fence (:attr:`CapturedTable.fence`). While it is closed,
+        triggers refuse writes to all of them.
         """
         return [
             CapturedTable(name, self._primary_key(name), "", fence=FENCE)

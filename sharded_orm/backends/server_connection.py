@@ -36,7 +36,7 @@ class ServerConnectionMixin(ShardConnectionMixin, Generic[P]):
 
     two_phase_refusal = ""
 
-    #: Three modules of the backend: they read the definitions of a server's tables, the sizes of
+    #: Three modules of the backend. They read the definitions of a server's tables, the sizes of
     #: the tables, and the identities of the server's sessions.
     snapshot_module: ModuleType
     sizes_module: ModuleType
@@ -171,8 +171,8 @@ class ServerConnectionMixin(ShardConnectionMixin, Generic[P]):
 
     def leave_branch(self) -> None:
         if self.connection is not None:
-            # leave_branch() closes the session, and raises an error if other state of the session
-            # is lost with it. Ignore this error, because the caller wants to get rid of the
+            # leave_branch() closes the session. If the session has other state, which is then lost,
+            # it raises an error. Ignore this error, because the caller wants to get rid of the
             # session.
             with suppress(self.Database.Error):
                 self.connection.leave_branch()

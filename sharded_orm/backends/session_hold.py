@@ -131,9 +131,9 @@ class SessionHold(Generic[S]):
     def begin_branch(self, branch: Any = None) -> None:
         """Make the next transaction a part of a two-phase commit. Sends nothing to the server.
 
-        :param branch: the name of the branch (this shard's part of the two-phase commit). Left out
-            on the decider, the shard whose commit decides for all branches: its transaction is an
-            ordinary one.
+        :param branch: the name of the branch (this shard's part of the two-phase commit). None for
+            the decider, the shard whose commit decides for all branches. The transaction of the
+            decider is an ordinary one.
         """
         raise NotImplementedError
 

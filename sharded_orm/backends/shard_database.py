@@ -85,8 +85,9 @@ class ShardDatabaseMixin:
     def schema_glance(self, known: SchemaSnapshot, tables: Sequence[str]) -> SchemaSnapshot:
         """Read the definitions of ``tables`` again. Return ``known`` with the new definitions.
 
-        This is a cheap check of whether a statement has changed the schema: one round trip, where
-        :meth:`schema_snapshot` takes two. New tables are included, and dropped tables are left out.
+        This is a cheap way to find out whether a statement has changed the schema. It takes one
+        round trip, and :meth:`schema_snapshot` takes two. New tables are included, and dropped
+        tables are left out.
         But the definition of a new table that is not in ``tables`` may be "", and changes of
         triggers, routines and AUTO_INCREMENT counters are not noticed.
 
@@ -143,7 +144,7 @@ class ShardDatabaseMixin:
         """Return the types of ``columns`` in ``tables`` on ``shards``. One query per 500 shards.
 
         In the result, the names of tables and columns are in lower case. Columns that do not exist
-        are left out. The query log does not get the queries. May be called only if
+        are left out. The queries are not added to the query log. May be called only if
         ``features.can_introspect_collations`` is true.
 
         :param shards: shards on the node of this alias. If they are only the shard of this alias,
@@ -189,11 +190,11 @@ class ShardDatabaseMixin:
         """Return how many statements the connection has sent while it held a session. Statements
         that cannot change the schema need not be counted.
 
-        The caller looks for statements that change the schema by an ``execute_wrapper()``. But
-        ``callproc()`` and the driver's own cursors send statements past it. So if the number has
-        grown by more than the caller has seen, the caller reads the schema again. If the result is
-        None, the caller must always read the schema again, because the number is unknown or reading
-        is cheap.
+        The caller installs an ``execute_wrapper()``, to notice statements that change the schema.
+        But statements of ``callproc()`` and of the driver's own cursors do not pass through this
+        wrapper. So if the number has grown by more than the caller has seen, the caller reads the
+        schema again. If the result is None, the caller must always read the schema again, because
+        the number is unknown or reading is cheap.
         """
         return 0
 

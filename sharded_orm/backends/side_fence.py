@@ -101,8 +101,8 @@ class SideFence(OwnSession, ABC):
         """Create the fence's triggers on all tables. A new fence is open: its triggers accept
         writes.
 
-        With the triggers in place, :meth:`close` needs to change only one value: from then on, the
-        triggers of all tables refuse writes.
+        When the triggers exist, :meth:`close` changes only one value, which makes the triggers of
+        all tables refuse writes.
 
         :param patience: seconds to wait for transactions that use the tables.
         :raises django.db.OperationalError: the transactions took longer than ``patience``.

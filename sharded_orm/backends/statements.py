@@ -1,5 +1,5 @@
-"""Find out from its text what a statement changes, and whether it may be run again after it was
-interrupted.
+"""Find out from the text of a statement what it changes, and whether it may be run again after an
+interruption.
 """
 
 from __future__ import annotations

@@ -58,8 +58,8 @@ class BatchReader:
         """Look for the rows of all ``batches``. Their entries are all on ``server``.
 
         Usually takes one round trip, which reads the guards and entries of the rows. Of the *kept*
-        rows, whose entries were read a short time ago, it reads only the guards. If these have
-        changed, a second round trip reads the entries of the kept rows concerned. If guards are
+        rows, whose entries were read a short time ago, it reads only the guards. If guards of kept
+        rows have changed, a second round trip reads the entries of these rows. If guards are
         missing, one more round trip creates them (several, if hundreds are missing).
         """
         began = self._monotonic()
@@ -102,7 +102,7 @@ class BatchReader:
     def _have_same_guards(
         kept: Sequence[_KeptRow], guard_of: Callable[[str], bytes | None]
     ) -> bool:
-        """Whether the guards of all ``kept`` rows have the same bytes as when these were valid."""
+        """Whether all ``kept`` rows have guards with the same bytes as when the rows were valid."""
         names = chain.from_iterable([address.scope.guards for _, address, _ in kept])
         return [*map(guard_of, names)] == [
             *chain.from_iterable([seen.guards for _, _, seen in kept])
@@ -116,7 +116,7 @@ class BatchReader:
         entries: Sequence[FoundEntry],
         began: float,
     ) -> None:
-        """Put the rows whose entries are valid into their batches, and requests for the others.
+        """Put each row whose entry is valid into its batch. For each other row, put a request there.
 
         :param guard_of: takes the name of a guard and returns its bytes.
         :param began: the time on the monotonic clock before the entries were read.
@@ -138,8 +138,8 @@ class BatchReader:
             if request.outcome == HIT and request.rows is not None:
                 batch.rows[name] = request.rows[0]
             else:
-                # If a row has several requests, keep the first one: it may have the lease, the
-                # permission to store the row.
+                # If a row has several requests, keep the first one, because it may have the lease,
+                # the permission to store the row.
                 batch.requests.setdefault(name, request)
         if unusable:
             self._make_guards(server, unusable)

@@ -1,6 +1,6 @@
 """Run several reads from the cache together, to save round trips.
 
-A read is a generator. It yields a query to a cache server, and receives the reply; then it yields
+A read is a generator. It yields a query to a cache server, and receives the reply. Then it yields
 the next query. :func:`drive` runs several reads step by step. In each step it takes one query of
 each read, and sends all queries to the same server in one packet.
 """

@@ -71,7 +71,7 @@ class Filler:
         self._cache = cache
         self._memory = memory
         self._decoder = decoder
-        # For how long the entries live.
+        # For how many seconds the cache server keeps each entry.
         self._seconds = cache.options.ttl - kept_for(cache.options.ttl)
 
     def lease(self, requests: Iterable[CacheRequest], now: float) -> None:

@@ -5,8 +5,8 @@ one isolate key (a value of the field that divides the rows of a shard key). Eac
 guard, an entry that changes with every write to the rows of the scope. Guards are a further
 development of Yupoo's revision (Y15). This module uses neither Django nor a driver.
 
-A guard is a log of text lines. Writers only append lines; a guard is rewritten only to compact
-it. The first character of a line says what it is:
+A guard is a log of text lines. Writers only append lines. A guard is rewritten only to make it
+shorter. The first character says what a line means:
 
 ``=`` generation, salt, time
     The first line, written by the reader or writer that found the guard missing.
@@ -27,10 +27,10 @@ The generation is a digest of the first line's generation and the salts of all `
 late line brings back an earlier generation. Each line has a random token or salt, so a guard never
 has the same digest a second time.
 
-Compacting drops closed markers. If the ``+`` line of a dropped marker arrives again, the marker is
-open again: readers bypass the cache until the marker is repaired, and no reader gets stale rows. If
-the log has a ``-`` line without its ``+`` line, the ``+`` line may still arrive; so the ``-`` line
-is kept.
+To *compact* a guard is to rewrite it without its closed markers. If the ``+`` line of a dropped
+marker arrives again, the marker is open again. Readers then bypass the cache until the marker is
+repaired, so no reader gets stale rows. If the log has a ``-`` line without its ``+`` line, the
+``+`` line may still arrive, so the ``-`` line is kept.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Marker(NamedTuple):
     :param at: when the write was announced, by the writer's clock, in seconds since 1970.
     :param wide: whether the write may concern the rows of every isolate key (a value of the field
         that divides the rows of a shard key). True if the isolate keys of the written rows are not
-        known, or are too many. Then they get no markers of their own in their guards.
+        known, or are too many. Then no markers are added to the guards of the isolate keys.
     :param writer: the database session of the transaction.
     :param pks: tokens (:func:`~sharded_orm.cache.keys.token`) of the primary keys of the written
         rows; None for all rows of the guard. New rows are left out, because no object (cached row)
@@ -151,8 +151,8 @@ class Guard(NamedTuple):
     def is_bulky(self) -> bool:
         """Whether compacting the guard is worth a round trip.
 
-        True if the guard is large, and more than half of it can be dropped: the markers of writes
-        that are over.
+        True if the guard is large, and if more than half of it are markers of writes that are over,
+        which compacting drops.
         """
         return self.size > COMPACT_FROM and self.spare * 2 > self.size
 
@@ -321,9 +321,9 @@ def revision(guards: Iterable[Guard]) -> str:
 
     :param guards: the guards of all sets of rows that contain the rows of the lists, from the
         widest set to the narrowest. For example, the guards of a table, of a shard key and of an
-        isolate key. Any change of the last guard changes the revision. Of each guard before it,
-        only a new generation changes the revision. A guard gets one after a write that may concern
-        any of its rows.
+        isolate key. Any change of the last guard changes the revision. A change of another guard
+        changes the revision only if this guard gets a new generation (a random digest), which is so
+        after a write that may concern any of its rows.
     """
     *wider, own = guards
     return digest(own.digest, *(guard.generation for guard in wider))

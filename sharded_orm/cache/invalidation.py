@@ -16,7 +16,7 @@ from sharded_orm.cache.stores.base import CacheServer, ServerDown
 class VoidRows:
     """Rows whose cache entries must become void.
 
-    :param scope: a set of rows that contains them, as small as is known: the rows of an isolate
+    :param scope: the smallest known set of rows that contains them. This is the rows of an isolate
         key, of a shard key, or of the table.
     :param pks: tokens of the rows' primary keys (the form that keys have in names of entries); None
         (the default) for all rows of the scope.
@@ -45,8 +45,8 @@ def void(cache: CacheClient, targets: Iterable[VoidRows]) -> None:
     targets = list(targets)
     for rows in targets:
         scope, names = rows.scope, rows.scope.guards
-        # The guard that says whether the objects are valid: that of the shard key, or that of the
-        # table if the model is global or the shard key is not known.
+        # The guard that says whether the objects are valid. This is the guard of the shard key. If
+        # the model is global, or if the shard key is not known, it is the guard of the table.
         home = names[min(scope.home, len(names) - 1)]
         is_whole = rows.pks is None or rows.wide
         for holder in cache.holders(scope.place):

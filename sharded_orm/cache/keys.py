@@ -11,7 +11,7 @@ guard   ``Photo-{key}-{isolate}-revision``            ``Photo-{isolate}-revision
 ======  ============================================  =======================
 
 An *object* is one cached row, a *list* is the result of a query. A *guard* is the entry that says
-whether objects and lists are still valid: it changes with each write. There is one guard for the
+whether objects and lists are still valid. It changes with each write. There is one guard for the
 table on each shard, one for each shard key, and one for each value of the isolate key, the field
 that divides the lists of a shard key.
 
@@ -43,8 +43,9 @@ def token(value: Any) -> str:
     characters at most. Longer values are hashed.
 
     Values that are equal in the database have the same token, and different values have different
-    tokens. There is one exception: texts that differ only in case, for example, have different
-    tokens, although some collations take them for equal. So a key must not have such a collation.
+    tokens. There is one exception. A collation may take different texts for equal, for example
+    texts that differ only in case. Such texts have different tokens nevertheless. So the column of
+    a key must not have such a collation.
 
     :param value: a field value, as ``get_prep_value`` of the field returns it.
     """
@@ -130,8 +131,8 @@ class CachedType:
     :param name: the prefix of all names, then ``app_label.ModelName`` of the concrete model.
     :param sharded: whether the rows are on shards; otherwise they are in the global database.
     :param fingerprint: a digest of the model's fields. Objects and lists contain it, and so do the
-        names of lists. The names of objects and guards do not contain it: during a rolling deploy,
-        old and new code must use the same guards.
+        names of lists. The names of objects and guards do not contain it, because old and new code
+        must use the same guards during a rolling deploy.
     """
 
     name: str
@@ -139,8 +140,8 @@ class CachedType:
     fingerprint: str
 
     def __post_init__(self) -> None:
-        # Escape special characters: the prefix may be any text, and names of classes may have
-        # letters that are not ASCII.
+        # Escape special characters, because the prefix may be any text, and names of classes may
+        # have letters that are not ASCII.
         safe = quote(self.name, safe="@:/+", errors="surrogatepass").replace("~", "%7E")
         object.__setattr__(self, "name", safe)
 

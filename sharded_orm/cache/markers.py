@@ -1,5 +1,6 @@
-"""The markers with which a transaction announces its writes to the cache before COMMIT. They are
-closed after it.
+"""The markers with which a transaction announces its writes to the cache.
+
+A transaction opens its markers before COMMIT, and closes them afterwards.
 
 Each *scope* (a set of rows, such as those of one shard key) has a *guard*, a cache entry that says
 whether the other entries of the scope are valid. An open *marker* in a guard says that a write to
@@ -177,7 +178,7 @@ class TransactionMarkers:
         :param pks: tokens (the form in names of entries) of the primary keys of those rows that may
             be cached as objects; None for all rows of the scope.
         :param isolates: the scopes of the isolate keys that the rows have before and after the
-            write (default: none). If ``scope`` is that of an isolate key, it is added by itself.
+            write (default: none). ``scope`` is added to them if it is that of an isolate key.
         :param wide: whether the write may also concern isolate keys that are not in ``isolates``
             (default: no).
         """
@@ -241,10 +242,10 @@ class TransactionMarkers:
         self._refuse(f"marking took longer than COMMIT_WITHIN ({within:g} s), {_ATTEMPTS} times")
 
     def announce_within(self, seconds: float) -> bool:
-        """Announce a write in autocommit, before its statement is sent. Return whether that took
-        less than ``seconds``.
+        """Announce a write in autocommit, before its statement is sent. Return whether the
+        announcement took less than ``seconds``.
 
-        If it took longer, do not send the statement: the database could commit it after
+        If it took longer, do not send the statement, because the database might commit it after
         COMMIT_WITHIN seconds, when readers no longer trust the markers. Makes one attempt, which
         costs one round trip per cache server.
 
@@ -377,9 +378,10 @@ class TransactionMarkers:
         sizes = self._long.get(server)
         try:
             closing_queue.flush(server)
-            # Do not wait for the answer, unless ``wait`` is True. This is safe: as long as the
-            # markers are open, readers query the database. If the server does not confirm later,
-            # the closing is queued. Compacting keeps a marker that is still open.
+            # Do not wait for the answer, unless ``wait`` is True. This is safe, because readers
+            # query the database as long as the markers are open. If the server does not confirm
+            # later, the closing is queued. compact_marked() below may come before the server has
+            # closed the markers, but it keeps open markers.
             lost = None if wait else partial(closing_queue.add, server_closing)
             server.finish(list(server_closing.objects), server_closing.records, lost)
         except ServerDown as exc:

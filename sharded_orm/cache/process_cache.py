@@ -5,8 +5,8 @@ the guards of a list, and a part of the list's name. The process reads the guard
 each time. It uses a remembered value only if the guards are the same as when the value was read.
 
 - A remembered list saves a round trip.
-- A remembered revision saves one, too: the process knows the name of the list, and reads the list
-  and the guards in one packet.
+- A remembered revision saves a round trip, too, because the process knows the name of the list, and
+  reads the list and the guards in one packet.
 - A remembered row (:class:`DecodedRow`) saves decoding the entry again. If it was valid twice with
   the same bytes, a batch of rows reads only its guards, for some seconds.
 - If the process remembers all rows of a list together (:class:`ListedRows`), it reads only the
@@ -23,7 +23,8 @@ from sharded_orm.cache.values import Row
 
 # A list is remembered if it has at most this many rows.
 _LONGEST_LIST = 100
-# If the result of a query is a tuple of numbers, it is remembered if it has at most this many.
+# A query may have a tuple of numbers as its result. Such a result is remembered if it has at most
+# this many numbers.
 _MOST_NUMBERS = 500
 # The most seconds for which the process uses remembered rows of a list or a batch without reading
 # their entries. This time must be short, because a server evicts entries that nobody reads.
@@ -151,7 +152,7 @@ class ProcessCache:
             field that divides the rows of a shard key). If so, the remembered rows are used only
             after the guards were the same twice. The reason is that writes to other isolate keys
             change a guard of this list, but not the list. If such writes are frequent, remembered
-            rows seldom help: it is faster to read the rows together with the guards.
+            rows seldom help, and it is faster to read the rows together with the guards.
         """
         if kept.size > self.LARGEST_LIST or not 0 < len(kept.names) <= _LONGEST_LIST:
             return
@@ -211,7 +212,7 @@ class Decoded:
     """Remembers the decoded rows of entries, keyed by the entries' names. Thread-safe.
 
     It saves time, because decoding an entry takes longer than fetching it. A remembered row is
-    never outdated: it is used only if one of these was read just before:
+    never outdated, because it is used only if one of these was read just before:
 
     - An entry of the same name with the same bytes, and guards that give the stamp of the entry.
       The stamp is a text that changes when a write makes the entry void.

@@ -162,7 +162,8 @@ class Reader:
             for request in missed:
                 forbid_fill(request)
         if len(requests) == 1:
-            # The most frequent case. A Counter would take longer than all the rest.
+            # The most frequent case is one request. Do not use a Counter here, because this would
+            # take longer than all other work of this method.
             (request,) = requests
             name = request.counters[request.outcome]
             self.cache.statistics.add(request.scope.type.name, **{name: 1})
@@ -453,7 +454,7 @@ class Reader:
 
         :param misses: tuples (request, tokens of the rows' primary keys, rows). A token is the form
             of a value in names of entries. If there are no tokens, the rows are not stored. For
-            ``count()`` and ``exists()``, tokens and rows are empty: the number is taken from
+            ``count()`` and ``exists()``, tokens and rows are empty, and the number is taken from
             ``request.value``.
         """
         self._filler.fill(misses)

@@ -50,15 +50,6 @@ from sharded_orm.models.global_models import GlobalModel
 from sharded_orm.models.sharding.options import shard_options
 
 _NAMES = {"group", "shard_key", "same_key", "cache", "isolate_key"}
-#: The names in ``ShardMeta`` that only exist if the app is installed which is named here. A hint
-#: names the app, so that a project which has forgotten it learns what is missing.
-NAMES_OF_APPS = {
-    "condition": "sharded_orm.contrib.mirrors",
-    "fields": "sharded_orm.contrib.mirrors",
-    "lookups": "sharded_orm.contrib.lookups",
-    "mirror_of": "sharded_orm.contrib.mirrors",
-    "verify_reads": "sharded_orm.contrib.mirrors",
-}
 # In a transaction with one of these isolation levels, all reads show the database at one moment in
 # the past. The cache may have newer rows than that, so such reads bypass the cache.
 _SNAPSHOTS = {"repeatable read", "serializable"}
@@ -174,12 +165,10 @@ def _names(model: Any) -> Iterator[checks.CheckMessage]:
         if not name.startswith("_")
     }  # fmt: skip
     for name in sorted(names - valid):
-        hint = f"Use {sorted(valid)!r} only."
-        if name in NAMES_OF_APPS and issubclass(model, ShardedModel):
-            hint = f"Add {NAMES_OF_APPS[name]!r} to INSTALLED_APPS: that app knows the name."
         yield checks.Error(
             f"ShardMeta has the unknown name {name!r}.",
-            hint=hint,
+            hint=f"Use {sorted(valid)!r} only. Apps of sharded_orm.contrib, such as"
+            " 'sharded_orm.contrib.mirrors', add names if they are in INSTALLED_APPS.",
             obj=model,
             id="sharded_orm.E035",
         )

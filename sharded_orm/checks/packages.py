@@ -1,7 +1,7 @@
 """System checks of other packages that would give rows of one shard for those of another.
 
 ==================  ==========================================================
-``sharded_orm.E081``  cacheops shares its entries for a sharded model between databases
+``sharded_orm.E082``  cacheops shares its entries for a sharded model between databases
 ==================  ==========================================================
 """
 
@@ -44,5 +44,5 @@ def check_cacheops(
                 " one shard would get the rows that the same query has found on another.",
                 hint='Set "db_agnostic": False in its profile in CACHEOPS, or in CACHEOPS_DEFAULTS.',
                 obj=model,
-                id="sharded_orm.E081",
+                id="sharded_orm.E082",
             )

@@ -116,8 +116,6 @@ class ShardedModel(RowValidation, metaclass=ShardedModelBase):
             )
         return options
 
-    # -- Writing ---------------------------------------------------------------
-
     def save_base(
         self,
         raw: bool = False,
@@ -281,8 +279,8 @@ class ShardedModel(RowValidation, metaclass=ShardedModelBase):
         key = options.key
         update: Any = super()._do_update
         if key is None or key.model._meta.concrete_model is not base_qs.model._meta.concrete_model:
-            # Add no condition on the shard key, because the table of a parent model may have no
-            # column for it.
+            # This UPDATE is for the table of a parent model, which may have no column for the shard
+            # key. So add no condition on the key.
             return update(
                 base_qs, using, pk_val, values, update_fields, forced_update, *returning_fields
             )
@@ -330,8 +328,6 @@ class ShardedModel(RowValidation, metaclass=ShardedModelBase):
                 " under the new key and delete the old one."
             )
         return updated
-
-    # -- Reading ---------------------------------------------------------------
 
     def refresh_from_db(
         self, using: str | None = None, fields: Any = None, from_queryset: Any = None

@@ -130,7 +130,7 @@ class GlobalModel(models.Model):
     def refresh_from_db(
         self, using: str | None = None, fields: Any = None, from_queryset: Any = None
     ) -> None:
-        # Read the database itself: the project's base manager may read through the cache, which may
-        # be out of date.
+        # Read the database itself, because the project's base manager may read through the cache,
+        # which may be out of date.
         with request_cache.uncached():
             super().refresh_from_db(using=using, fields=fields, from_queryset=from_queryset)

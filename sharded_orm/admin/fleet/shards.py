@@ -46,8 +46,8 @@ from sharded_orm.operations.shards.fleet_status import FleetStatus
 from sharded_orm.operations.shards.status import status
 from sharded_orm.topology.model import Shard, ShardGroup
 
-#: If the map shows more shards than this, it reads their sizes only if the URL asks for sizes,
-#: because a database server looks into every table to find them.
+#: If the map shows more shards than this, it reads their sizes only if the URL asks for sizes.
+#: Sizes are expensive, because the database server has to look into every table of each shard.
 _MAX_SIZED = 1000
 #: The number of shards that the page of a range lists at a time.
 _PER_PAGE = 100

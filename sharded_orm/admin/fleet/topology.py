@@ -36,8 +36,8 @@ from sharded_orm.topology.sources.base import Process, Revision
 _HISTORY = 50
 #: A version number in a URL has at most this many digits, so it fits into 64 bits.
 _DIGITS = 18
-#: What the page shows, to users who may not look into all shard groups, in place of a text that may
-#: name a group which they must not see.
+#: The page shows this sentence instead of a text that may name any shard group, if the user may not
+#: look into all groups.
 _WITHHELD = "It is told to those who may look into all groups."
 
 
@@ -225,9 +225,9 @@ def _revision(version: int) -> Document:
 def _read_versions(read: Callable[[], T], within: float) -> T | str:
     """Return the result of ``read()``, which reads versions of the topology from the source.
 
-    If ``read()`` fails or takes too long, return a sentence that says so. Do the same if ``read()``
-    raises ``LookupError``, because the source no longer has one of the versions:
-    :func:`ask_service` does not catch this error.
+    If ``read()`` fails or takes too long, return a sentence that says so. Also return one if
+    ``read()`` raises ``LookupError``, which means that the source no longer has one of the
+    versions. (:func:`ask_service` does not catch this error.)
     """
     try:
         return ask_service(SOURCE, read, within=within)

@@ -40,9 +40,9 @@ class GroupAliasMixin(GroupTransactions):
     group.
     """
 
-    # True while ensure_connection() runs. Django's test cases forbid connections by replacing
-    # BaseDatabaseWrapper.ensure_connection(), so that method must be called before each connection.
-    # If connect() was not called by ensure_connection(), it therefore calls ensure_connection().
+    # True while ensure_connection() runs. Django's test cases forbid connections by replacing this
+    # method of BaseDatabaseWrapper, so it must be called before each connection. For this purpose,
+    # connect() calls ensure_connection() if the attribute is False.
     _connecting = False
     _connection: GroupConnection | None = None
 
@@ -101,9 +101,9 @@ class GroupAliasMixin(GroupTransactions):
     def connection(self, value: GroupConnection | None) -> None:
         self._connection = value
         if value is None and self.levels:
-            # Django sets the connection to None when it closes it, or, inside an atomic block, at
-            # the end of the block. If a transaction of the group is still open, it is lost. So end
-            # the transactions of the group's shards, too.
+            # Django sets this attribute to None after it has closed the connection. Inside an
+            # atomic block, it does so at the end of the block. If a transaction of the group is
+            # still open, the transaction is lost. So end the transactions of the group's shards.
             self.abandon_levels()
 
     def connect(self) -> None:

@@ -35,9 +35,9 @@ class GroupMember(Protocol):
     #: The alias by which this object looks up its current settings in the topology (the map of
     #: shards to nodes).
     topology_alias: str
-    #: True if this object was used since the group last searched for connections to close. Such a
-    #: search looks at these objects each time, and at the others only to find connections that are
-    #: too old.
+    #: True if this object was used since the group last searched for connections to close. Each
+    #: search looks at all active objects. It looks at an inactive one only if the connection of the
+    #: object may be too old.
     is_active: bool
 
     # Private attributes, declared here because other modules of sharded_orm.backends.group use
@@ -152,8 +152,9 @@ class Members(Protocol):
         """Drop ``wrapper`` from the thread's connections. Callers that refer to it may still use it."""
 
     def record_connect(self, wrapper: Any) -> None:
-        """Record that ``wrapper`` has connected. The group's next search for connections to close,
-        after ``time.monotonic()`` has reached ``wrapper.close_at``, will find the connection.
+        """Record that ``wrapper`` has connected. Its connection is too old from
+        ``wrapper.close_at`` on, a value of ``time.monotonic()``. When the group later searches for
+        connections to close, it finds the connection.
         """
 
     def record_use(self, wrapper: Any) -> None:

@@ -1,8 +1,8 @@
 """Django's SQLite backend, with one file for each shard.
 
 With SQLite, a node is a folder, which contains the files of its shards. (With the other backends, a
-node is a database server.) Connecting to a shard never creates its file, unlike with Django's
-backend: only :meth:`DatabaseWrapper.create_shard_database` does.
+node is a database server.) Unlike Django's backend, this one does not create the file of a shard
+when it connects. Only :meth:`DatabaseWrapper.create_shard_database` creates it.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ class DatabaseWrapper(ShardConnectionMixin, base.DatabaseWrapper):
     def shard_sizes(self, shards: Sequence[Shard]) -> dict[str, ShardSize]:
         folder = Path(self.settings_dict["NAME"]).parent
         paths = {shard.alias: folder / f"{shard.schema}{snapshot.SUFFIX}" for shard in shards}
-        # None stands for the number of rows: SQLite would have to count them.
+        # The number of rows is None (not known), because SQLite would have to count the rows.
         return {
             alias: ShardSize(path.stat().st_size if path.exists() else 0, None)
             for alias, path in paths.items()
@@ -232,8 +232,8 @@ class DatabaseWrapper(ShardConnectionMixin, base.DatabaseWrapper):
         return self.connection is not None and self.connection.in_transaction
 
     def write_transaction(self) -> Atomic:
-        # Call the base class only for its check: it raises an error if this object is not the
-        # thread's connection of the alias.
+        # Call the base class only because of its check. It raises an error if this object is not
+        # the thread's connection of the alias.
         super().write_transaction()
         return _Immediate(self)
 

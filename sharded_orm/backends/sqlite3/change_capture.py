@@ -1,5 +1,7 @@
-"""Triggers of a shard in an SQLite file that a move of a shard key needs: they record changed rows
-of the key in a journal (a table), and refuse writes of the key while its fence is closed.
+"""Triggers that a shard in an SQLite file has while one of its shard keys moves to another shard.
+
+They record changed rows of the key in a journal (a table), and refuse writes of the key while its
+fence is closed.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from sharded_orm.backends.change_capture import (
 )
 from sharded_orm.exceptions import MoveRefused
 
-# Seconds to wait for other writers in the check whether this process can write to the file.
+# A check finds out whether this process can write to the file. It waits this many seconds for other
+# writers.
 _PROBE = 10.0
 
 

@@ -190,14 +190,14 @@ class Coordinator:
                 raise
             # The decision to commit may be stored. So when the caller rolls back, the branches (the
             # parts on the other shards) must stay prepared. A recovery ends them later.
-            # Report this before anything else: after a second interruption, the code below does not
-            # run.
+            # Report this before anything else, because a second interruption may come at any time,
+            # and then the code below does not run.
             self._report(_shards([decider, *branches]), True)
             if not decider.autocommit:
-                # An interruption has left the transaction open, because PostgreSQL's driver does
-                # not switch autocommit on then. A recovery would wait for this transaction, so end
-                # it with its session, as a lost connection does. Do not raise an error of close(),
-                # because the caller must learn that the outcome is unknown.
+                # The transaction is still open, because PostgreSQL's driver does not switch
+                # autocommit on after an interruption. A recovery would wait for this transaction.
+                # So end it by closing its session. Do not raise an error of close(), because the
+                # caller must learn that the outcome is unknown.
                 with suppress(Exception):
                     decider.close()
             if not isinstance(exc, Exception):

@@ -154,9 +154,9 @@ class TwoPhaseMixin(CommitHookMixin):
             super().announce_commit()
 
     def _commit(self) -> None:
-        # Overrides BaseDatabaseWrapper._commit. If the decision to commit is stored, an error of
-        # this shard must not let Django roll back: the branch stays prepared, and a recovery
-        # commits it later.
+        # Overrides BaseDatabaseWrapper._commit. If the decision to commit is stored, Django must
+        # not roll the branch back after an error of this shard. The branch stays prepared, and a
+        # recovery commits it later.
         if not self.is_bound:
             self._is_confirmed = False
             try:

@@ -1,7 +1,7 @@
 """Remember which decisions of two-phase commits can be deleted, because all shards have committed.
 
-This process deletes their rows when it stores its next decision on the same shard. If the process
-ends before, ``manage.py transactions recover`` deletes them.
+This process deletes the rows of these decisions when it stores its next decision on the same shard.
+If the process ends earlier, ``manage.py transactions recover`` deletes them.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ KEPT_FOR: Final = 60.0
 _BATCH = 20
 _MOST = 10_000
 
-# The decisions that can be deleted: maps the alias of the shard that stores them to pairs (time of
-# the end, name of the transaction). Appending to a deque and popping from it are atomic, so no lock
-# is needed.
+# The decisions that can be deleted. Maps the alias of a shard to the decisions that it stores, as
+# pairs (time of the end, name of the transaction). Appending to a deque and popping from it are
+# atomic, so no lock is needed.
 _finished: defaultdict[str, deque[tuple[float, str]]] = defaultdict(lambda: deque(maxlen=_MOST))
 
 

@@ -186,9 +186,9 @@ class CommitHookMixin(_Wrapper):
         """Whether the server seems to have closed the session of the open transaction. Sends
         nothing.
 
-        The commit on such a shard will fail. So when several shards commit one after the other, it
-        must come first, before anything is stored. Backends that find such shards in another way
-        always return False.
+        The commit on such a shard will fail. So when several shards commit one after the other,
+        such a shard must be the first, so that nothing is stored on the other shards. Backends that
+        find lost sessions in another way always return False.
         """
         return False
 

@@ -16,8 +16,9 @@ from sharded_orm.backends.write_hooks.route_check import check_route
 
 
 def is_observed(connection: Any, model: Any) -> bool:
-    """Whether writes to ``model`` must be reported: its rows are cached, or another part of the
-    library follows its writes.
+    """Whether writes to ``model`` must be reported.
+
+    True if its rows are cached, or if another part of the library follows its writes.
     """
     on_shard = getattr(connection, "shard", None) is not None
     return observer.cached_model_of(model) is not None or is_followed(model, on_shard=on_shard)

@@ -40,8 +40,8 @@ class WriteFollower(Protocol):
 
 @runtime_checkable
 class StatementFollower(WriteFollower, Protocol):
-    """A follower that can do without a transaction, if it knows the id of the session before the
-    statement is sent.
+    """A follower that needs no transaction for a statement, if it can find out the id of the
+    session before the statement is sent.
     """
 
     def needs_transaction(self, compiler: Any) -> bool:
@@ -78,7 +78,7 @@ class CommitWatcher(Protocol):
         savepoint was set.
 
         :param sid: id of the savepoint. If this watcher was added after the savepoint was set, it
-            does not know the id. The rollback has then undone everything that it was told of.
+            does not know the id. The rollback has then undone all writes that the watcher knows.
         """
 
     def ended(self, committed: bool | None) -> None:

@@ -32,8 +32,8 @@ class TransactionListener(Protocol):
         on.
 
         Called immediately before COMMIT. Also called before each statement that may commit
-        implicitly; the transaction may go on afterwards. If this method raises an error, the COMMIT
-        or the statement is not sent.
+        implicitly. After such a statement, the transaction may go on. If this method raises an
+        error, the COMMIT or the statement is not sent.
         """
 
     def over(self) -> None:
@@ -45,8 +45,8 @@ class TransactionListener(Protocol):
         """
 
     def lost(self) -> None:
-        """Called when nobody knows whether the transaction is committed: the connection was lost
-        during COMMIT, or at any time after :meth:`announce`.
+        """Called when nobody knows whether the transaction is committed, because the connection was
+        lost during COMMIT, or at any time after :meth:`announce`.
 
         The announced writes may take effect later, or never.
         """

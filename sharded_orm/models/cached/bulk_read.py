@@ -87,8 +87,8 @@ def reads_by_pk(plan: LookupPlan, pks: Iterable[Any]) -> tuple[list[ShardRead], 
 def _addresses(plan: LookupPlan, strategy: Strategy, pks: list[Any]) -> dict[Any, RowAddress]:
     """Return a dict that maps primary keys to the addresses of their rows.
 
-    A key whose row cannot be in the cache is left out. A strategy with a table needs few queries
-    for all keys.
+    A key whose row cannot be in the cache is left out. If the strategy reads the shards of keys
+    from a table, it needs few queries for all keys.
     """
     cached = plan.cached
     assert cached.options is not None and cached.key_field is not None
@@ -223,7 +223,8 @@ def _from_database(
                 # names a cache entry of the old shard, so the row must not be stored under it.
                 continue
             if request.outcome != MISS or not read.use.fill:
-                # The cache must not be used for this row now, or not by this connection.
+                # Do not store the row, because the cache must not be used for this row now, or not
+                # by this connection.
                 continue
             kept.append((request, decoded))
             if request.state is not None and names_row(plan, request, fields):

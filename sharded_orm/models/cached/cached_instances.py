@@ -29,9 +29,9 @@ class InstanceFactory(InstanceLoader):
         self.width = len(self._columns)
         self._of_keys = [each for each in self._of_fields if each[0] in plan.key_positions]
         # Rows that the converters of the backend have converted. These converters depend only on
-        # the vendor and the time zone, so all connections with the same two share the rows. Values
-        # that from_db_value() of a field has returned are not shared, because such a value may be
-        # mutable, or depend on more than the row.
+        # the vendor and the time zone of the connection. So all connections with the same vendor
+        # and time zone share the rows. Values that from_db_value() of a field has returned are not
+        # shared, because such a value may be mutable, or depend on more than the row.
         self.decoded = plan.decoded(connection.vendor, connection.timezone_name)
         #: Two factories of the model with the same ``kind`` make equal instances from the same row.
         #: So one of the two factories can make the instances for rows that the other's connection

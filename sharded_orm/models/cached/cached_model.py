@@ -58,7 +58,8 @@ class TokenField:
 
     The name of a cache entry contains a *token* for the value of this field.
 
-    :param target: for a foreign key the field that it finally refers to; otherwise ``field``.
+    :param target: for a foreign key, the field to which it refers, directly or through further
+        foreign keys; otherwise ``field``.
     :param exact: whether the database considers two values equal if and only if their tokens are
         equal. If not, :meth:`token` returns None for every value.
     :param pad: whether the database ignores trailing spaces when it compares values (default: no).
@@ -76,7 +77,7 @@ class TokenField:
         field. Always return None if ``exact`` is False.
         """
         if type(value) is int and self._takes_int:
-            # A shortcut: token() would return the same text for a number that is not negative.
+            # For a number that is not negative, str() gives the same text as token(), but faster.
             return str(value) if value >= 0 else token(value)
         if not self.exact or value is None or hasattr(value, "resolve_expression"):
             return None
@@ -275,8 +276,8 @@ class CachedModel:
 
 
 # Results of cached_model(), keyed by model. forget() replaces this dict by a new one and does not
-# empty it: another thread may just have computed a result from the old settings. This thread adds
-# its result to the old dict, which nobody reads any more.
+# empty it, because another thread may just have computed a result from the old settings. The other
+# thread then adds its result to the old dict, which nobody reads any more.
 _known: dict[Any, CachedModel | None] = {}
 
 
@@ -409,8 +410,8 @@ def _declared(field: Any) -> tuple[str, list[tuple[str, Any]]]:
     kind = type(field)
     return (
         f"{kind.__module__}.{kind.__qualname__}",
-        # Arguments of other types, such as functions, are left out: their repr() may be different
-        # in each process.
+        # Leave out arguments of other types, such as functions, because their repr() may be
+        # different in each process.
         [(name, value) for name, value in arguments if isinstance(value, _PLAIN)],
     )
 
@@ -447,8 +448,8 @@ def token_field(field: Any, collations: Collations) -> TokenField:
         if isinstance(target, ExactCharField) and not collation:
             return TokenField(field, target, True)
         return TokenField(field, target, *collations.equality(collation))
-    # Decimals, floats and datetimes are not exact: the database considers some values equal that
-    # have different texts, for example datetimes with different time zones.
+    # Decimals, floats and datetimes are not exact, because the database considers some of their
+    # values equal that have different texts, for example datetimes with different time zones.
     exact = isinstance(
         target, models.IntegerField | models.BooleanField | models.UUIDField | models.DateField
     ) and not isinstance(target, models.DateTimeField)

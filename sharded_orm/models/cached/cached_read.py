@@ -40,8 +40,8 @@ class CachedRead:
     :param request: the request to the cache.
     :param level: the first-level cache of the current request; None if there is none.
     :param query_database: called if the cache does not have the result. It queries the database,
-        and returns the rows as the driver returns them, or the number or numbers. None if the
-        caller queries the database itself.
+        and returns the rows as the driver returns them, or the number or numbers. Pass None if
+        the caller queries the database itself.
     """
 
     __slots__ = (
@@ -82,8 +82,8 @@ class CachedRead:
         The result is a list of instances; for the other kinds it is a number or a tuple of numbers.
         """
         if self.level is None or self.queryset._for_write:
-            # delete() and get_or_create() set _for_write. They read rows in order to write, and
-            # must see the current rows, not those that an earlier read has left in the cache.
+            # delete() and get_or_create() set _for_write. They read rows in order to write. So they
+            # must see the current rows, and not those that an earlier read has left in the cache.
             return None
         entry = self.entries.get(self.key)
         return self._instances(entry) if entry is not None and self.kind is ROWS else entry

@@ -25,8 +25,8 @@ def all_pinned(query: Any, columns: Collection[str | None]) -> dict[str, list[An
     :param columns: names of database columns, as in ``Field.column``; None is ignored.
     """
     pinned: dict[str, list[Any]] = {}
-    # Do not use Query.base_table: it is a cached property, and would keep the value None for a
-    # query whose table is not in alias_map yet.
+    # Do not use Query.base_table, because it is a cached property, and would keep the value None
+    # for a query whose table is not in alias_map yet.
     base = next(iter(query.alias_map), None)
     if base is None:
         return pinned

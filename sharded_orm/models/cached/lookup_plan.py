@@ -1,8 +1,8 @@
 """What reads through the cache need to know about the key fields of each cached model.
 
-A :class:`LookupPlan` contains this for one model: the positions in a row, and the columns, of the
-primary key and the shard key, and the column of ``ShardMeta.isolate_key``, a field that divides the
-cached lists of a shard key.
+A :class:`LookupPlan` is for one model. It contains the columns of the primary key and of the shard
+key, and their positions in a row. It also contains the column of ``ShardMeta.isolate_key``, a field
+that divides the cached lists of a shard key.
 """
 
 from __future__ import annotations

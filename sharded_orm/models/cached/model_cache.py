@@ -248,9 +248,9 @@ def _rows(
             using = shard.alias
     alias = cached.aliases[0] if using is None else using
     if key is None and cached.key is not None:
-        # The shard key has no token: the database may consider values equal that are written
-        # differently, such as "ann" and "Ann". So the names of the cache entries are unknown. Make
-        # the entries of all rows of the model on this shard void.
+        # The shard key has no token, because the database may consider values equal that are
+        # written differently, such as "ann" and "Ann". So the names of the cache entries are
+        # unknown. Make the entries of all rows of the model on this shard void.
         yield alias, _whole(cached, alias)
         return
     if "isolate" in values:

@@ -1,9 +1,10 @@
 """Makes the text under which the cache stores the result of a query (Yupoo, Y14).
 
 As long as no row changes, queries with equal texts have equal results. Yupoo uses the md5 of the
-SQL. But compiling the SQL takes half of the time of a query. So the SQL is avoided for simple
-queries. A simple query compares columns of the model with plain values, orders by such columns, and
-may have limits. Its text is made from the query object. For other queries, the text is the SQL.
+SQL. But compiling the SQL takes half of the time of a query. So this module makes the text of a
+simple query from the query object, without the SQL. A simple query compares columns of the model
+with plain values, orders by such columns, and may have limits. For any other query, the text is the
+SQL.
 
 Two kinds of queries have no text, and are not cached: those that read other tables, and those whose
 results can change while no row changes, such as a query with ``Now()``.
@@ -62,17 +63,17 @@ _READ_HERE = frozenset(
 
 @dataclass(slots=True)
 class QueryFingerprint:
-    """The text that identifies a query, and the conditions that set a column equal to a value.
+    """The text that identifies a query, and its conditions of the form ``column = value``.
 
     :param conditions: the conditions as nested tuples, such as ``("AND", False, [("Exact",
         "user_id", 1)])``: connector, whether it is negated, and a list of conditions. None if only
         the SQL can identify the query.
     :param order: the columns by which the rows are ordered, such as ``("-stars", "id")``.
     :param limits: the bounds of a slice: (0, 10) for ``[:10]``, (0, None) without a slice.
-    :param equal: maps a column to the values that conditions set it equal to, such as
-        ``{"user_id": [1]}``. Every row of the result must meet all these conditions.
-    :param only_equal: True if the query has no other conditions than those in ``equal``, each of
-        them once, and no offset. A limit is allowed, unless it is 0.
+    :param equal: the conditions of the form ``column = value`` that every row of the result must
+        meet. Maps each column to its values, such as ``{"user_id": [1]}``.
+    :param only_equal: True if ``equal`` contains all conditions of the query, if none of them
+        occurs twice in the query, and if the query has no offset. A limit other than 0 is allowed.
     """
 
     conditions: Any
@@ -112,8 +113,8 @@ def fingerprint_of(query: Query, *, ordered: bool = True) -> QueryFingerprint | 
 
     equal: dict[str, list[Any]] = {}
     where = query.where
-    # Do not use Query.base_table: it is a cached property, and would keep the value None for a
-    # query whose table is not in alias_map yet.
+    # Do not use Query.base_table, because it is a cached property, and would keep the value None
+    # for a query whose table is not in alias_map yet.
     base = next(iter(query.alias_map), None)
     parts: Any = _Conditions(base, equal).read(where, True) if where.children else ()
     order: Any = ()
@@ -184,8 +185,8 @@ class _Conditions:
                 part = None
             if part is None:
                 # The kind of this condition is unknown, so the text of this query must be its SQL.
-                # Still read the other conditions: without a condition on the shard key, the query
-                # is not cached, and one of them may be this condition.
+                # Still read the other conditions, because one of them may be the condition on the
+                # shard key. If none were found, the query would not be cached.
                 unknown = True
             else:
                 parts.append(part)
@@ -214,8 +215,8 @@ class _Conditions:
         elif required and value is not None and issubclass(kind, Exact):
             name: Any = column.target.column
             values = self._equal.setdefault(name, [])
-            # Add each value once: a related manager and the caller may both add a condition on the
-            # same shard key.
+            # Add each value only once, because a related manager and the caller may both add a
+            # condition on the same shard key.
             if value not in values:
                 values.append(value)
         return (kind.__name__, column.target.column, value)

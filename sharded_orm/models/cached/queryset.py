@@ -203,8 +203,8 @@ class CachedQuerySet(QuerySet[M]):
     def _has_no_options(self) -> bool:
         """Whether this is a plain queryset of all rows, without any condition, order or option.
 
-        Also return False if the class of the queryset is a project's, and overrides one of the
-        methods in ``_SKIPPED``: reads by primary key would not call it.
+        Also return False if the project's queryset class overrides one of the methods in
+        ``_SKIPPED``, because reads by primary key would not call the project's method.
         """
         return (
             not self._names_alias()

@@ -48,7 +48,8 @@ if TYPE_CHECKING:
 # What the cache stores for each kind of read.
 _STORED = {kinds.ROWS: ROWS, kinds.GET: ROWS, kinds.EXISTS: EXISTS, kinds.COUNT: COUNT}
 # The types of condition values from which the text of a query can be made, because their repr()
-# shows the whole value. A recording keeps the list of a condition such as __in as a tuple.
+# shows the whole value. A tuple is one of them, because a recording keeps the list of a condition
+# such as __in as a tuple.
 _SHOWN = IMMUTABLE | {tuple}
 # An item of RequestPlan._places, which lists what to fill into the text of a query. This item
 # means: fill in the alias of the shard. It occurs if a condition compares with a model instance.
@@ -56,7 +57,10 @@ _SHARD = -1
 
 
 class LeftToDjango(Exception):
-    """The queries are cached, but their request must be made from a query that Django has built."""
+    """Raised if queries are cached, but a :class:`RequestPlan` cannot make their requests.
+
+    Each request must then be made from a query that Django has built.
+    """
 
 
 class RequestPlan:
@@ -135,7 +139,8 @@ class RequestPlan:
     ) -> Any:
         """Do :meth:`read` for a query by primary key, which finds at most one row.
 
-        This method is faster than :meth:`prepare` if the process remembers the row.
+        If the process has read the row before and remembers it, this takes less time than
+        :meth:`prepare`.
         """
         scope_and_use = self._scope_of(queryset, values, connection)
         pk = None if scope_and_use is None else self._pk_of(values)

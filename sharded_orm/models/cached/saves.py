@@ -65,13 +65,13 @@ def save_cached_row(
 ) -> bool | None:
     """Update one row of a cached model by a plan, and return True if the row was updated.
 
-    Return None, without having changed anything, if Django must update the row. Two examples: the
-    first two saves of the same fields have no plan yet; or no stored row has the keys of the
+    Return None, without having changed anything, if Django must update the row. For example, the
+    first two saves of the same fields have no plan yet. Or no stored row has the keys of the
     instance.
 
-    Costs one round trip to the database, and one to each cache server. A second message tells the
-    cache that the write is over; its answer is not waited for. A save without a plan costs one more
-    round trip to the database.
+    Costs one round trip to the database, and one to each cache server. When the write is over, a
+    second message tells this to the cache, and the save does not wait for an answer. A save without
+    a plan costs one more round trip to the database.
 
     :param attributes: the attributes of the instance. The other arguments are those of
         :func:`~sharded_orm.models.plans.saves.save_row`.
@@ -197,8 +197,9 @@ def _update_in_transaction(row: SavedRow, connection: Any, send: Callable[[], in
     try:
         changed = send()
     except BaseException:
-        # In spite of the exception, the database may have executed the statement: the handler of a
-        # Unix signal can raise after the statement was sent. So the row counts as written.
+        # In spite of the exception, the database may have executed the statement. For example, the
+        # handler of a Unix signal can raise after the statement was sent. So the row counts as
+        # written.
         row.touch(markers)
         raise
     if changed:
@@ -233,7 +234,8 @@ def _update_alone(row: SavedRow, connection: Any, send: Callable[[], int]) -> bo
                     changed = send()
             except BaseException as exc:
                 # If the session is lost, the server may still execute the statement. Otherwise the
-                # write is over: the server has answered, or the statement has not reached it.
+                # write is over, because the server has answered, or because the statement has not
+                # reached the server.
                 if not connection.session_id().connection:
                     markers.lost()
                     raise

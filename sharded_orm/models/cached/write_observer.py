@@ -92,5 +92,6 @@ class CacheObserver:
 
 def _cached_models() -> list[CachedModel]:
     models = (cached_model(model) for model in apps.get_models())
-    # List each CachedModel only once: a proxy model and its concrete model have the same one.
+    # List each CachedModel only once, because a proxy model and its concrete model have the same
+    # one.
     return list({id(cached): cached for cached in models if cached is not None}.values())

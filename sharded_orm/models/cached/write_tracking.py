@@ -4,7 +4,7 @@ The cache needs the shard key, the isolate key (which divides the cached lists o
 the primary key of each written row. For an INSERT, the keys come from the new instances; for an
 UPDATE or DELETE, from the conditions of the statement. If the conditions do not determine a key,
 the rows are first read and locked in the same transaction. The statement is then limited to these
-rows: it must not change a row that another transaction adds after the read.
+rows, because it must not change a row that another transaction adds after the read.
 
 ``save()`` and ``delete()`` of an instance avoid this read: the keys of the instance are added to
 the conditions of the statement. If no row matches these conditions, the keys were wrong, and the
@@ -296,9 +296,9 @@ class TrackedWrite:
             try:
                 changed = execute()
             except BaseException:
-                # In spite of the exception, the database may have executed the statement: the
-                # handler of a Unix signal can raise after it was sent. So the rows count as
-                # affected.
+                # In spite of the exception, the database may have executed the statement. A Unix
+                # signal handler can raise an error after the statement was sent. So the rows count
+                # as affected.
                 self._touch_rows(guessed_rows, new_isolates)
                 raise
             if changed == 1:

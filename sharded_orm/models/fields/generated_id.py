@@ -55,8 +55,8 @@ class EmbeddedShardMixin:
         super().contribute_to_class(cls, name, *args, **kwargs)  # type: ignore[misc]  # Field has this method
         key = getattr(getattr(cls, "ShardMeta", None), "shard_key", None)
         if key == name and not hasattr(cls, "near"):
-            # Define ``near`` as a property: Model.__init__(), create() and get_or_create() accept
-            # the name of a property as a keyword, so ``near=`` works with them.
+            # Define ``near`` as a property, because Model.__init__(), create() and get_or_create()
+            # accept the name of a property as a keyword, so ``near=`` works with them.
             cls.near = property(_get_near, _set_near)
 
     def insert_rows(
@@ -89,8 +89,8 @@ def generated_id_fields(model: Any) -> tuple[EmbeddedShardMixin, ...]:
     field before it, and so on. A field whose ``outermost`` is True must be called first, so it is
     sorted to the end.
     """
-    # Use the concrete model: a proxy model has no fields, and its rows are those of its concrete
-    # model.
+    # Use the concrete model, because a proxy model has no fields, and its rows are those of its
+    # concrete model.
     fields: tuple[Any, ...] = tuple(model._meta.concrete_model._meta.local_concrete_fields)
     generated = [field for field in fields if isinstance(field, EmbeddedShardMixin)]
     return tuple(sorted(generated, key=lambda field: field.outermost))

@@ -119,7 +119,7 @@ class PackedIDField(EmbeddedShardMixin, BigAutoField):
         :param returning: the fields whose values the INSERT returns.
         """
         # The copy is used for one INSERT only. Django computes cached_col of a field at its first
-        # use, and would do so anew for each copy. So let Django compute it for this field now; the
+        # use, and would do so anew for each copy. So let Django compute it for this field now. The
         # copy then has the value.
         _ = self.cached_col
         checked: Any = copy(self)

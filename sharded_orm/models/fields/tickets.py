@@ -68,7 +68,7 @@ class TicketField(ReadOnlyIDMixin, BigIntegerField):
                 setattr(instance, self.attname, value)
 
     def validate(self, value: Any, model_instance: models.Model | None) -> None:
-        # Allow an empty id, as an AutoField does: the ticket server generates the id when the row
-        # is saved.
+        # Allow an empty id, as an AutoField does, because the ticket server generates the id when
+        # the row is saved.
         if value is not None:
             super().validate(value, model_instance)

@@ -69,8 +69,8 @@ class TimestampedIDField(EmbeddedShardMixin, ReadOnlyIDMixin, BigIntegerField):
     duplicate, and the INSERT is repeated with an id of a later millisecond.
 
     ``bulk_create()`` with ``ignore_conflicts`` or ``update_conflicts`` raises
-    :exc:`NotSupportedError` if a row has no id. The reason: another process may have stored an
-    unrelated row with the id that is generated. The database would treat this as a conflict, and
+    :exc:`NotSupportedError` if a row has no id. The reason is that another process may have stored
+    an unrelated row with the id that is generated. The database would treat this as a conflict, and
     drop the new row or overwrite the other one. Nothing is raised in two safe cases: on PostgreSQL,
     and on SQLite with ``update_conflicts`` if ``unique_fields`` does not contain this field.
     """
@@ -161,17 +161,17 @@ class TimestampedIDField(EmbeddedShardMixin, ReadOnlyIDMixin, BigIntegerField):
         on_conflict: OnConflict | None,
         unique_fields: Sequence[Any] | None,
     ) -> bool:
-        """Whether the INSERT of ``bulk_create()`` treats an equal id in a stored row as a conflict.
+        """Whether ``bulk_create()`` sees a conflict if a stored row has the id of a new row.
 
-        The INSERT would then drop the new row, or overwrite the stored row, which another process
-        may have stored and which has nothing to do with the new one.
+        Its INSERT would then drop the new row, or overwrite the stored row. But another process may
+        have generated the same id, so the two rows may have nothing to do with each other.
         """
         has_target = connection.features.supports_update_conflicts_with_target
         if on_conflict == OnConflict.UPDATE and has_target:
             return self in (unique_fields or ()) or self.column in (unique_fields or ())
-        # The statement names no columns, as INSERT IGNORE and ON DUPLICATE KEY UPDATE on MySQL. So
-        # a duplicate in any unique column is a conflict. This field is usually unique, so an equal
-        # id is a conflict.
+        # The statement does not say in which columns a duplicate is a conflict. Examples are INSERT
+        # IGNORE and ON DUPLICATE KEY UPDATE on MySQL. So a duplicate in any unique column is a
+        # conflict, and the column of this field is usually unique.
         return on_conflict is not None
 
     def _check_given(self, instances: Sequence[Any], alias: str) -> None:

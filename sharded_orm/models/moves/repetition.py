@@ -88,11 +88,11 @@ def repeated(
         first has found no row, or because the second would change nothing. None if ``write``
         raises an error when it finds no row.
     :param joins: matters only if this call is made inside of another call of this function. If
-        True, this write is a part of the outer write: if a key moves, the outer call repeats the
+        True, this write is a part of the outer write. If a key moves, the outer call repeats the
         whole outer write, and this call repeats nothing. Pass True if the caller knows only the
         alias of the shard, and not the key from which the outer write has found the shard.
     :raises KeyMoved: a transaction is open, the move took too long, or a part was written. In a
-        transaction, nothing is repeated here; the caller may run the transaction again.
+        transaction, nothing is repeated here, but the caller may run the transaction again.
     """
     if not runtime.strategy(group).moves_keys or (
         joins and isinstance(current_uses(), WriteAttempt)
@@ -108,7 +108,7 @@ def repeated(
                 return result
             attempt.is_in_part = not nothing_written(result)
             if attempt.is_in_part and not attempt.has_several_keys:
-                # The key has moved after the write: if it had moved during the write, a statement
+                # The key has moved after the write. If it had moved during the write, a statement
                 # would have been refused. So the write is complete, and its result is right.
                 return result
             raise key_moved(group, "moved to another shard while it was written")
@@ -118,10 +118,10 @@ def repeated(
             moved.is_in_part |= attempt.is_in_part
             raise
         except (DatabaseError, ObjectDoesNotExist, RoutingError) as cause:
-            # A move may have caused the error: for example, an UPDATE of an instance found no row,
-            # because its key has moved. In this case repeat the write. But do not repeat it after
-            # an OperationalError that is no deadlock, such as a lost connection: it is unknown
-            # whether the row was written.
+            # A move may have caused the error. For example, an UPDATE of an instance found no row,
+            # because the key of the instance has moved. In this case repeat the write. But do not
+            # repeat it after an OperationalError other than a deadlock, such as a lost connection,
+            # because the row may have been written.
             if is_deadlock(cause):
                 if not _moves_now(group) and attempt.hold():
                     raise
@@ -166,10 +166,11 @@ def follow_shard(group: str, write: Callable[[], R]) -> R:
     """Return the result of ``write``. Call ``write`` again if its shard moves to another node
     meanwhile.
 
-    Use this function for writes that open a transaction of their own. (A single statement needs no
-    such function: the database backend repeats it on the new node.) A write that fails because its
-    shard moves has written nothing. While shards or keys of the group move, ``write`` is also
-    called again after a deadlock, because it may be one with the process that moves them.
+    Use this function for writes that open a transaction of their own. A single statement does not
+    need it, because the database backend repeats the statement on the new node. A write that fails
+    because its shard moves has written nothing. While shards or keys of the group move, ``write``
+    is also called again after a deadlock, because the process that moves them may have caused the
+    deadlock.
 
     :param write: changes all its rows on one shard, or none. It is called again for at most
         ``MOVE_WAIT`` seconds.
@@ -208,7 +209,10 @@ def _moves_now(group: str) -> bool:
 
 
 def write_in_part() -> None:
-    """Record that a part of this thread's current write is stored, so that it must not be repeated."""
+    """Record that a part of this thread's current write is stored.
+
+    The whole write is then not repeated if a key moves, because that would store the part twice.
+    """
     attempt = current_uses()
     if isinstance(attempt, WriteAttempt):
         attempt.is_in_part = True

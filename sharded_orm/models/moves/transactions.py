@@ -36,9 +36,9 @@ def poll_before_snapshot(shard: Shard) -> Poll | None:
     A snapshot is the state of the rows that all statements of the transaction read. Return None if
     keys of the group do not move, or if the moves are unknown.
 
-    Cost: one reading of the clock. In two cases also one query to the directory (the table of each
-    key's shard): if a key is moving to this shard, or if half of the time is over for which the
-    directory's last answer is valid.
+    Cost: one reading of the clock. In two cases also one query to the directory, the table of each
+    key's shard. The first case is that a key is moving to this shard. In the second, the last
+    answer of the directory is valid for a limited time, and half of this time is over.
     """
     strategy = runtime.strategy(shard.group)
     if not isinstance(strategy, DirectoryStrategy) or not strategy.moves_keys:

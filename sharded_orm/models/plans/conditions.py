@@ -2,7 +2,7 @@
 
 A plan is SQL that was compiled once, to be used for all queries that differ only in the values of
 their conditions. That is possible only if the SQL does not depend on these values. This module
-decides for which conditions that is so; it leaves all other conditions to Django.
+decides for which conditions that is so. It leaves all other conditions to Django.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class Condition(NamedTuple):
     """A condition of a query: a column is compared with a value.
 
     :param field: the field of the column.
-    :param target: the field that prepares the value: ``field`` itself, or for a foreign key the
-        field to which it refers.
+    :param target: the field that prepares the value. This is ``field`` itself; for a foreign key,
+        it is the field to which the key refers.
     :param lookup: the name of the comparison, such as ``"exact"``.
     :param names_shard: whether the condition determines the shard: it is an equality with the shard
         key, or with an id that contains the number of its shard.
@@ -98,8 +98,8 @@ class Condition(NamedTuple):
     def frozen(self, value: Any) -> Any:
         """Return what to record of ``value``, so that later changes by the caller have no effect.
 
-        That is a copy of a list. Of a model instance, it is the value to which the foreign key
-        refers, or a copy of the instance if ``names_instance`` is True. Any other value is returned
+        For a list, return a copy. For a model instance, return the value to which the foreign key
+        refers, or a copy of the instance if ``names_instance`` is True. Return any other value
         unchanged.
         """
         if self.form is ValueForm.LIST:
@@ -136,8 +136,8 @@ class Condition(NamedTuple):
         Return None if the SQL may depend on values of this type.
 
         :param prepared: a prepared value of this condition.
-        :param number: tells made-up values apart: different numbers give different values. The
-            values of a list take the numbers from ``number`` on.
+        :param number: determines the made-up value. Different numbers give different values. The
+            values of a list are made from ``number`` and the numbers after it.
         :param length: the number of values in a list.
         """
         if self.form is ValueForm.FIXED:
@@ -180,7 +180,7 @@ def with_repeated_key(conditions: Sequence[Condition]) -> tuple[Condition, ...]:
 def kind_of(value: Any) -> Any:
     """Return what stands for the value of a condition in the shape of a query.
 
-    This is mostly the type of the value; for a list such as ``[1, 2]``, it is ``(list, int)``.
+    This is usually the type of the value. For a list such as ``[1, 2]``, it is ``(list, int)``.
     None, True and False stand for themselves, because the SQL depends on them.
     """
     kind = type(value)

@@ -66,7 +66,7 @@ class Declarations:
             if field.null != null:
                 return False
         for field, lookups in self._lookups:
-            # As _lookups(), without a call.
+            # Do the same as _lookups(), but save the time of a call.
             if "instance_lookups" in field.__dict__:
                 now = field.get_lookups()
             else:
@@ -80,8 +80,8 @@ class Declarations:
 def _lookups(field: Any) -> Any:
     """Return the lookups of a field, as ``get_lookups()`` does.
 
-    Unlike ``get_lookups()``, it mostly returns the same dict at each call, so that the caller can
-    compare the identity first.
+    Unlike ``get_lookups()``, this function usually returns the same dict at each call. So the
+    caller can compare the identity of the dicts first.
     """
     if "instance_lookups" in field.__dict__:
         return field.get_lookups()

@@ -38,9 +38,10 @@ _MOST = 10_000
 def ids_by_shard(options: ShardOptions, ids: Sequence[Any]) -> dict[Shard, list[int]] | None:
     """Return a dict that maps each shard to its ids. Ids that no row can have are left out.
 
-    Return None if :func:`batch_rows` cannot read the rows: the ids are not integers, there are too
-    many of them, the field stores another value than the id, or keys of the group may move. Also
-    return None if all ids are on one shard: Django's own code then reads the rows.
+    Return None if :func:`batch_rows` cannot read the rows. This is so if the shard key is not the
+    primary key, if the ids are not integers or too many, if the field stores another value than the
+    id, or if keys of the group may move. Also return None if all ids are on one shard, because then
+    Django's own code can read the rows.
     """
     key: Any = options.key
     strategy = runtime.strategy(options.group)
@@ -91,7 +92,8 @@ def batch_instances(queryset: Any, ids: dict[Shard, list[int]]) -> list[Any]:
 
     Costs what :func:`batch_rows` costs, and raises its errors.
 
-    :param queryset: the queryset to which the instances belong.
+    :param queryset: a queryset of all rows, with which :func:`batch_rows` reads. The instances are
+        made as if this queryset had read them.
     """
     key = (queryset.model, None, None)
     instances: list[Any] = []
@@ -109,18 +111,18 @@ def batch_instances(queryset: Any, ids: dict[Shard, list[int]]) -> list[Any]:
             if not loader.is_unobserved():
                 others.append((aliases, rows))
                 continue
-            # No code of the project runs here, so make the instances already, while the other nodes
-            # still execute their statements.
+            # No code of the project runs while these instances are made. So make them now, while
+            # other nodes still execute their statements.
             try:
                 instances += loader.loaded(rows, queryset, aliases)
             except ValueError as error:
                 # A stored value cannot be converted. Raise this error only after all nodes have
-                # answered: if a node has failed, its error must be raised instead.
+                # answered. If one of them fails, the error of that node must be raised instead.
                 refusal = error
     if refusal is not None:
         raise refusal
-    # To make these instances, code of the project runs, such as a receiver of post_init. It must
-    # not run before it is certain that no node has failed.
+    # To make these instances, code of the project runs, such as a receiver of post_init. This code
+    # must not run before it is certain that no node has failed.
     for aliases, rows in others:
         loader = loader_of(key, connection_of(aliases[0]))
         if loader.serves_others:

@@ -163,8 +163,8 @@ def _new_plan(
 ) -> _InsertPlan | None:
     """Return the plan of the INSERT that Django has compiled to ``statements``.
 
-    Return None if it is unclear which parameter of the SQL belongs to which value, or if another
-    value may need other SQL.
+    Return None if it is unclear which parameter of the SQL belongs to which value, or if the SQL
+    may be different for other values.
     """
     if len(statements) != 1 or any(has_placeholder(f, connection) for f in query.fields):
         return None

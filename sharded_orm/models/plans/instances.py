@@ -87,7 +87,8 @@ class InstanceLoader:
                 self._make_loaded = _loop(tuple(self.names), positions)
         #: Whether this loader can also make instances from rows of another connection whose
         #: settings differ only in the schema. False if the project or another package has written a
-        #: converter: it gets the connection as an argument, and may treat connections differently.
+        #: converter, because a converter gets the connection as an argument, and its result may
+        #: depend on the connection.
         self.serves_others = not any(
             _is_own(converter)
             for _, converters, _ in (*self._of_backend, *self._of_fields)
@@ -96,7 +97,8 @@ class InstanceLoader:
         # The decimal places of each DecimalField. SQLite's converter rounds to this number of
         # places, so a loader is out of date if a program changes the number.
         self._places = [(field, field.decimal_places) for field in self._fields(DecimalField)]
-        # The converter of a JSONField is Django's, but calls a project's decoder.
+        # The JSON fields. The converter of a JSONField is Django's, but it may call a decoder of
+        # the project.
         self._json_fields = self._fields(JSONField)
 
     def _converters(self, find: Callable[[Any], list[Any]]) -> list[_Converters]:
@@ -111,13 +113,14 @@ class InstanceLoader:
             field = getattr(column, "target", None)
             while field is not None:
                 fields.append(field)
-                # The converter of an ArrayField calls that of its base field.
+                # Add the base field of an ArrayField, because the converter of the ArrayField calls
+                # the converter of the base field.
                 field = getattr(field, "base_field", None)
         return [field for field in fields if isinstance(field, kind)]
 
     def knows_all_fields(self) -> bool:
         """Whether the model's fields and their decimal places are as when the loader was made."""
-        # Django makes a new list if a field is added.
+        # Django makes a new list when a field is added, so compare the identity of the lists.
         if self._declared is not self._model._meta.concrete_fields:
             return False
         return not self._places or all(
@@ -160,9 +163,9 @@ class InstanceLoader:
     def is_unobserved(self) -> bool:
         """Whether :meth:`loaded` runs no code of the project or of another package.
 
-        If so, nobody can observe at which moment the instances are made. That is so if the model
-        replaces no method of Django that makes instances, no receiver listens to ``pre_init`` or
-        ``post_init``, and no converter and no decoder of a JSONField is a project's own.
+        If True, nobody can observe at which moment the instances are made. It is True if the model
+        replaces no method of Django that makes instances, if no receiver listens to ``pre_init`` or
+        ``post_init``, and if no converter and no decoder of a JSONField is a project's own.
         """
         return not (
             self._make_loaded is None
@@ -216,8 +219,8 @@ class InstanceLoader:
         return self._instances(values, aliases, queryset)
 
     def _instances(self, values: Sequence[Row], aliases: Iterable[str], queryset: Any) -> list[Any]:
-        # ``receivers`` is checked first, because it is usually empty, and then the slow
-        # has_listeners() need not be called.
+        # Check ``receivers`` first. It is usually empty, and then the slow has_listeners() need not
+        # be called.
         model = self._model
         is_plain = (
             self._is_plain
@@ -374,8 +377,8 @@ def _calls_django(model: Any) -> bool:
     If a project or another package has replaced one of them, such as ``from_db()``, the loader must
     call it. That can happen at any time, so this is checked at each read.
     """
-    # Compare by "is", and look at the type: a replacement may claim to be equal, and have all
-    # attributes of the original.
+    # Compare by "is", and look at the type, because a replacement may claim to be equal, and have
+    # all attributes of the original.
     return (
         type(model.from_db) is MethodType
         and model.from_db.__func__ is _from_db

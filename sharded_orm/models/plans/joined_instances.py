@@ -47,7 +47,7 @@ class JoinedInstances:
 
         :param alias: the alias of the database that has returned the rows.
         """
-        # As ModelIterable.
+        # Make the instances as Django's ModelIterable does.
         from_db = compat.from_db(queryset.model, queryset)
         names = [column.target.attname for column in self.columns[self._own]]
         populators = compat.related_populators(self._klass_info, self._select, alias, queryset)

@@ -72,7 +72,7 @@ class ReadCache(Protocol):
         connection: Any,
         query_database: Callable[[], Any],
     ) -> Any:
-        """Prepare :meth:`read`, for a caller that looks up several reads together.
+        """Prepare a :meth:`read`, for a caller that then asks the cache for several reads at once.
 
         Return None if the cache must not be used now.
         """
@@ -93,7 +93,7 @@ class Plan:
     :param names: the attnames of the selected fields; None for all fields of the model.
     :param joined: makes the instances of ``select_related()``; None if the rows are of one table.
     :param declarations: the declarations from which the SQL was made.
-    :param connection: a connection whose class is that of all connections that may use the plan.
+    :param connection: a connection. Only connections of the same class may use the plan.
     :param cache: finds the results in a cache; None if these queries are never cached.
     """
 
@@ -159,7 +159,7 @@ class Plan:
             for position, part in enumerate(shape.conditions)
             if part.form is ValueForm.LIST
         ]
-        # The number of parameters if a list has one value.
+        # The number of parameters of the SQL, if the list in it has one value.
         self._single = len(constants) + sum(
             len(fixed[position]) if part.form is ValueForm.FIXED else 1
             for position, part in enumerate(shape.conditions)
@@ -231,7 +231,7 @@ class Plan:
             sql = sql[: self._list_end] + _FURTHER * further + sql[self._list_end :]
         if limits is None:
             return sql
-        # As SQLCompiler.as_sql().
+        # Append the LIMIT as SQLCompiler.as_sql() does.
         return f"{sql} {connection.ops.limit_offset_sql(*limits)}"
 
     def read(
@@ -349,7 +349,7 @@ def _bounds(field: Any, connection: Any) -> tuple[int, int] | None:
     """Return the smallest and the largest number that the column can store.
 
     Return None if the column stores no integers. A plan must not be used for a number out of this
-    range: Django's lookups (IntegerFieldOverflow) then make other SQL, or Django sends no query.
+    range, because Django's lookups (IntegerFieldOverflow) make other SQL for it, or no SQL at all.
     """
     low, high = None, None
     if field.get_internal_type() in connection.ops.integer_field_ranges:

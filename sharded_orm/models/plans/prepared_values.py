@@ -12,8 +12,8 @@ from typing import Any
 from django.db import models
 from django.db.backends.base.operations import BaseDatabaseOperations
 
-# Maps methods of Django that prepare a value for the database to a type. The method returns each
-# value of this type unchanged.
+# Methods of Django that prepare a value for the database. Each is mapped to a type whose values the
+# method returns unchanged.
 _PREPARE: dict[Callable[..., Any], type] = {
     models.IntegerField.get_prep_value: int,
     models.FloatField.get_prep_value: float,
@@ -27,8 +27,8 @@ _CONVERT = frozenset({
     models.TextField.to_python, models.BooleanField.to_python,
 })  # fmt: skip
 _METHODS = frozenset({"get_db_prep_save", "get_db_prep_value", "get_prep_value", "to_python"})
-# Maps the names in _METHODS to the methods of Django's DateTimeField. They do not change a datetime
-# with a time zone, except that the last step, a method of the backend, adapts it.
+# Maps the names in _METHODS to the methods of Django's DateTimeField. These methods do not change a
+# datetime with a time zone. Only a method of the backend, which they call last, adapts it.
 _PREPARE_DATETIME = {
     "get_db_prep_save": models.Field.get_db_prep_save,
     "get_db_prep_value": models.DateTimeField.get_db_prep_value,
@@ -52,7 +52,7 @@ def only_adapts_datetimes(field: Any) -> bool:
 
 
 def is_sent_unchanged(field: Any, kind: type, connection: Any) -> bool:
-    """Whether ``field`` prepares each value of exactly the type ``kind`` to that same value.
+    """Whether ``field`` sends each value of exactly the type ``kind`` to the database unchanged.
 
     False if the class of the field, or the backend, overrides Django's method for it. The answer
     holds for all connections of one class.
@@ -79,10 +79,10 @@ def is_sent_unchanged(field: Any, kind: type, connection: Any) -> bool:
 
 @cache
 def _has_only_djangos_methods(field_class: Any) -> bool:
-    """Whether all methods with which fields of this class prepare a value are Django's.
+    """Whether fields of this class prepare values only by methods of Django.
 
-    This function looks at all base classes, because of ``super()``: if a class inherits from a
-    field of Django and then from a mixin, Django's method calls that of the mixin.
+    This function looks at all base classes, because Django's methods call ``super()``. If a class
+    inherits from a field of Django and then from a mixin, this calls the method of the mixin.
     """
     return all(
         _METHODS.isdisjoint(vars(base)) or base.__module__.startswith("django.")

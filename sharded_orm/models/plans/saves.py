@@ -154,8 +154,8 @@ def save_loaded_row(
     """Update ``row`` by a plan that an earlier save has made, and return whether a row matched.
 
     Does what ``Model._save_table()`` and ``_do_update()`` do before the UPDATE. Return None,
-    without sending anything, if Django must save the row; Django then calls ``pre_save()`` of the
-    fields again.
+    without sending anything, if Django must save the row. ``pre_save()`` of the fields may have
+    been called by then, and Django calls it again.
 
     :param model: the model whose table is written. Its rows are not cached.
     :param alias: the shard of the row.
@@ -201,8 +201,8 @@ def loaded_values(
     if (
         saved is None
         or type(model._base_manager) is not Manager
-        # The shard key is deferred. Leave the save to Django, which loads deferred fields in its
-        # order.
+        # If the shard key is deferred, leave the save to Django, which loads each deferred field
+        # when it needs the field.
         or key.attname not in attributes
     ):
         return None

@@ -128,7 +128,7 @@ def _dicts(names: tuple[str, ...]) -> Callable[[Sequence[Row]], list[Any]]:
     return make
 
 
-#: All fields, as instances.
+#: The selection of a read that returns instances with all their fields.
 EVERYTHING = Selection(ModelIterable)
 
 #: Maps the arguments ``(flat, named)`` of ``values_list()`` to the class that makes its results.

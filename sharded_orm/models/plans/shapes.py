@@ -168,8 +168,8 @@ class Recording(NamedTuple):
     :param limits: the slice as two row numbers, counted from 0: its first row, and the row after
         its last row. None if the queryset was not sliced.
     :param instances: copies of model instances in conditions such as ``filter(album=album)``. It
-        contains only instances whose shard the foreign key's value does not tell. The query must go
-        to the shard of these instances.
+        contains only instances whose shard cannot be found by the value of the foreign key. The
+        query must go to the shard of these instances.
     """
 
     shape: Shape
@@ -352,7 +352,7 @@ class Recording(NamedTuple):
         return None if child is None else self._of_shape(child)
 
     def _of_shape(self, shape: Shape) -> Recording:
-        # As _replace(shape=shape), in a sixth of its time.
+        # Do the same as _replace(shape=shape), which takes six times as long.
         return _new(Recording, (shape, *self[1:]))
 
     def sliced(self, limits: tuple[int, int]) -> Recording:

@@ -3,8 +3,8 @@
 If a plan is used, that is, if the UPDATE was compiled by an earlier save, most of the time of a
 save is spent on other steps: Django sends two signals, looks for deferred fields, and looks for
 tables of parent models. The sharded model checks the row twice, because a receiver of a signal may
-change the row between the checks. Most rows have no receivers, no deferred fields and no parents.
-For these rows, the fast ``save()`` leaves out these steps.
+change the row between the checks. For most rows, there are no receivers, no deferred fields and no
+parents, so these steps do nothing. The fast ``save()`` leaves them out for such rows.
 """
 
 from __future__ import annotations
@@ -83,10 +83,10 @@ def save_stored_row(
 ) -> Literal[True] | KeptShard | None:
     """Try to save ``row`` the fast way, and return True if its UPDATE has found the row.
 
-    Otherwise, the caller must call Django's ``save()``. The result is then a :class:`KeptShard`
-    with what this call need not find out again: the shard of the row, and whether the UPDATE was
-    sent and found no row. It is None if nothing was found out, for example because no shard was
-    looked up. Sends at most one query.
+    Otherwise, the caller must call Django's ``save()``. This function then returns what Django's
+    ``save()`` need not find out again, as a :class:`KeptShard`: the shard of the row, and whether
+    the UPDATE was sent and found no row. Or it returns None if it has not looked up the shard.
+    Sends at most one query.
 
     The fast way does what ``Model.save()`` and ``Model.save_base()`` do for a stored row with all
     its fields loaded. It is not used if the model has parents, if the project overrides a method
@@ -141,8 +141,8 @@ def save_stored_row(
         else:
             is_updated = save_cached(cached, options, row, using, names)
     except Exception:
-        # Django puts mark_for_rollback_on_error() around the save. It only acts on an error, so it
-        # is enough to use it now.
+        # Django saves inside of mark_for_rollback_on_error(), which does something only after an
+        # error. So it is enough to call it now.
         with transaction.mark_for_rollback_on_error(using=using):
             raise
     if is_updated:

@@ -25,8 +25,8 @@ def without_plans() -> Iterator[None]:
 
 
 #: Returns False inside of a :func:`without_plans` block, and True otherwise. Each call of a
-#: queryset calls it. So it is the method get() of the context variable itself: a Python function
-#: around it would be slower.
+#: queryset calls it. So it is the method get() of the context variable itself, because a Python
+#: function around it would be slower.
 are_plans_on: Callable[[], bool] = _are_plans_on.get
 
 

@@ -46,7 +46,7 @@ class UpdatePlan:
     :param kinds: for each of the fields, the type of the value that is sent to the database.
     :param omits_null: True if the SQL contains the word NULL for a new value of None. False if None
         is passed as a parameter.
-    :param connection: a connection of the class of all connections that can use the plan.
+    :param connection: a connection. Only connections of the same class can use the plan.
     """
 
     __slots__ = ("_fields", "_omits_null", "_where", "conditions")

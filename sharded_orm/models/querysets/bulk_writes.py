@@ -53,9 +53,9 @@ class BulkWritingQuerySet(RoutedQuerySet[M]):
 
         The insert is atomic on each shard, but not over several shards. If it fails on one shard,
         the rows that were already inserted on other shards stay. So if there are several shards,
-        all values are converted before the first insert: a value of a wrong type raises an error
-        before any row is stored. The exception is values that ``pre_save()`` of a field computes.
-        They are converted only when they are sent.
+        all values are converted before the first insert, so that a value of a wrong type raises an
+        error before any row is stored. The exception is values that ``pre_save()`` of a field
+        computes. They are converted only when they are sent.
         """
         objs = list(objs)
         names = ("batch_size", "ignore_conflicts", "update_conflicts", "update_fields")
@@ -182,8 +182,8 @@ class BulkWritingQuerySet(RoutedQuerySet[M]):
             key = self._options.key
             for obj in objs:
                 refuse_related_of_other_key(obj, fields)
-                # Skip a row whose key is None: it has no shard that could be the wrong one. Do not
-                # skip a row whose key is deferred.
+                # Skip a row whose key is None, because such a row has no shard. Do not skip a row
+                # whose key is deferred.
                 if key is not None and obj.__dict__.get(key.attname, obj) is not None:
                     obj._refuse_other_shard(str(self._db))
         if self._is_pinned() or not objs or not fields:
@@ -314,8 +314,8 @@ def _by_alias(options: ShardOptions, objs: list[Any]) -> dict[str, list[Any]]:
     meta = options.model._meta
     if any(field.is_relation for field in (*meta.concrete_fields, *meta.private_fields)):
         for obj in objs:
-            # Copy the primary keys of related rows into ``obj``: a related row may have been saved
-            # after it was assigned to ``obj``.
+            # Copy the primary keys of related rows into ``obj``, because a related row may have
+            # been saved after it was assigned to ``obj``.
             obj._prepare_related_fields_for_save(operation_name="bulk_create")
     by_alias: dict[str, list[Any]] = {}
     if options.key is None:

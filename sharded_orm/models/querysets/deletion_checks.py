@@ -24,10 +24,13 @@ from sharded_orm.models.sharding.options import group_of
 def may_be_refused(model: Any) -> bool:
     """Return whether rows of other models may prevent the deletion of rows of ``model``.
 
-    Sends no query. True if one of the relations that Django follows in deletions has ``PROTECT``,
-    ``RESTRICT``, or a function of the project as its ``on_delete``, or ``SET()`` with a function or
-    an instance, which may be of another shard key. True also for a generic relation to rows outside
-    of the group.
+    Sends no query. True in these cases:
+
+    - A relation that Django follows in deletions has ``on_delete=PROTECT``, ``RESTRICT``, or a
+      function of the project.
+    - Such a relation has ``SET()`` with a function or an instance. The instance may be of another
+      shard key, and then the deletion is refused.
+    - There is a generic relation to rows outside of the group.
     """
     return any(True for _ in _causes_of_refusals(model))
 

@@ -2,7 +2,7 @@
 
 Django's collector notes these values while it collects the rows to delete, and writes them before
 it deletes. It writes them with an UPDATE of its own, not with ``update()`` of the queryset. So the
-checks of ``update(album=album)`` are made here: the instance must be on the shard of the rows, and
+checks of ``update(album=album)`` are made here. The instance must be on the shard of the rows, and
 have their key.
 """
 
@@ -25,8 +25,8 @@ from sharded_orm.models.sharding.same_key import (
 def check_before_deletion(collector: Any) -> None:
     """Let ``collector.delete()`` check what it writes, before it sends anything.
 
-    A check during the collection would be too early: the collector may find later that it also
-    deletes the rows to which it gives the instance.
+    A check during the collection would be too early, because the collector may find later that it
+    also deletes the rows to which it gives the instance.
 
     :param collector: Django's collector, which collects rows now.
     """
@@ -44,9 +44,9 @@ def check_before_deletion(collector: Any) -> None:
 def refuse_values_of_deletion(collector: Any) -> None:
     """Raise an error if rows would refer to an instance of another shard or shard key.
 
-    Rows that the collector also deletes may get an instance of another key on their shard, as in
-    one database. An instance on another shard is refused for them, too. Foreign keys to it could
-    not be written: MariaDB and MySQL check them at once.
+    If the collector also deletes the rows that get the instance, the instance may have another
+    shard key, but must be on their shard. Otherwise the foreign keys could not be written, because
+    MariaDB and MySQL check at once that the instance exists.
 
     Cost: one query for each batch of rows that would get an instance.
 
@@ -57,7 +57,7 @@ def refuse_values_of_deletion(collector: Any) -> None:
     with uncached():
         for (field, value), batches in collector.field_updates.items():
             options = shard_options(field.model)
-            # A model of a migration has no options. Its shards are not known.
+            # A model of a migration has no options, so its shards are not known. Skip it.
             if options is not None and isinstance(value, Model):
                 for rows in batches:
                     if isinstance(rows, QuerySet):

@@ -86,9 +86,9 @@ def first_recording(queryset_class: Any, model: Any, recorder: Any) -> Recording
 def template(queryset: Any) -> dict[str, Any] | None:
     """Return the attributes of ``queryset``, to copy them to new querysets of its class and model.
 
-    Return None if they cannot be copied. This is so in two cases: the project has added an
-    attribute, whose value perhaps must not be shared by querysets; or the project's class has
-    overridden how an attribute is set, so that a copy in ``__dict__`` would have no effect.
+    Return None if they cannot be copied. This is so in two cases. The project has added an
+    attribute, and perhaps querysets must not share its value. Or the project's class overrides how
+    an attribute is set, so that a copy in ``__dict__`` would have no effect.
 
     :param queryset: a new queryset that records its calls.
     """

@@ -50,9 +50,9 @@ def guess_of(query: Query, *, ordered: bool) -> KeyGuess | None:
 def shard_of(group: str, key_guess: KeyGuess) -> Shard | None:
     """Return the shard of the guessed key; None if the guess cannot be used.
 
-    It cannot be used in two cases. No key is remembered. Or the shard has rows of keys that are
-    moving: a row that is found there may be an outdated copy, and so would not prove that the guess
-    is right.
+    It cannot be used in two cases. Either no key is remembered. Or keys are moving, and the shard
+    has some of their rows. A row that is found there may then be an outdated copy, which would not
+    prove that the guess is right.
     """
     shard = None if key_guess.key is None else runtime.locate(group, key_guess.key)
     if shard is None or shard.number in keys_left_out(group):

@@ -1,8 +1,8 @@
 """The base class of mixins that override methods of Django's queryset.
 
-At run time, this class is Django's ``QuerySet``. For type checkers, it is not a queryset: the mypy
-plugin of django-stubs looks only at the first base class of a queryset. If that were such a mixin,
-the plugin would give wrong types to managers.
+At run time, this class is Django's ``QuerySet``. For type checkers, it is not a queryset, because
+the mypy plugin of django-stubs looks only at the first base class of a queryset. If that were such
+a mixin, the plugin would give wrong types to managers.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ if TYPE_CHECKING:
         def _fetch_all(self) -> None: ...
         def _filter_or_exclude_inplace(self, negate: bool, args: Any, kwargs: Any) -> None: ...
 
-        # Not Django's, but that of querysets of cached models. Only their methods call it.
+        # Django's querysets do not have this method. It is declared here for CachedQuerySet, whose
+        # methods call it.
         def _is_query_fresh(self) -> bool: ...
 
         def count(self) -> int: ...

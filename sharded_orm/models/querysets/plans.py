@@ -46,9 +46,9 @@ class PlannedQuerySet(CallRecorder[M], BoundKeyQuerySet[M]):
         if self._recording is not None and (
             last_binding() is None or key_in_force(self.model) is None
         ):
-            # No key is bound, neither now nor when the queryset was built: a queryset that was
-            # built under a bound key records no calls. Return here, because super() would build the
-            # query.
+            # No key is bound now. None was bound when the queryset was built either, because a
+            # queryset that is built under a bound key records no calls. Return here, because
+            # super() would build the query.
             return self
         return super()._with_bound_key()
 

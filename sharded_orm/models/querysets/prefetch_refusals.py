@@ -16,7 +16,8 @@ among the photos of all users. One shard does not have all these rows. Refused a
 
 - window functions, unless all rows of a partition are on one shard
 - ``distinct("stars")``, unless all rows with the same value are on one shard
-- groups of several rows, which a queryset of instances has only if private methods made them
+- a GROUP BY whose groups have several rows, which only private methods can give to a queryset of
+  instances
 - ``union()``, ``intersection()`` and ``difference()``: Django does not limit their parts to the
   instances, so each shard would return the rows of all instances
 """
@@ -192,8 +193,9 @@ def _parts(query: Query) -> Iterator[Any]:
     order: Any = query.order_by or (query.default_ordering and query.model._meta.ordering) or ()  # type: ignore[union-attr]  # the model is not None here
     for name in (*order, *query.extra_order_by):
         if isinstance(name, str):
-            # A string is the name of a column or of an annotation, or SQL text of extra(). SQL text
-            # may contain a window. The expressions of annotations were yielded above.
+            # A string is the name of a column or of an annotation, or SQL text of extra(). Yield
+            # it, because SQL text may contain a window. (The expression of an annotation was
+            # yielded above.)
             yield name
         elif any(isinstance(part, Window) for part in parts_of(name)):
             # Resolve the window, so that names of columns in it are replaced by column expressions.

@@ -76,7 +76,7 @@ def split_lookups(model: type[Model], lookups: Sequence[Any]) -> tuple[list[Any]
     for lookup in lookups:
         path = getattr(lookup, "prefetch_through", lookup)
         # Like Django, look for the attribute of the model, such as Photo.album, and not for the
-        # field: a lookup begins with the name of the attribute, and the field may have another
+        # field. A lookup begins with the name of the attribute, and the field may have another
         # name.
         descriptor = getattr(model, path.split(LOOKUP_SEP)[0], None)
         leaves_group = isinstance(descriptor, ForwardManyToOneDescriptor) and (

@@ -59,7 +59,7 @@ class ReadingQuerySet(RoutedQuerySet[M]):
         }
         key = self._options.key
         # ``local_columns`` are columns whose equal values are always on one shard. That is not
-        # certain for a text key: a collation may treat different keys as equal.
+        # certain for a text key, because a collation may treat different keys as equal.
         is_exact = key is not None and not isinstance(target_field(key), CharField | TextField)
         if groups:
             options["local_columns"] = frozenset(
@@ -97,7 +97,7 @@ class ReadingQuerySet(RoutedQuerySet[M]):
     def _guess_of_read(self) -> KeyGuess | None:
         """Return the guess (a remembered shard key) that the last read has used, or None.
 
-        This ends the use of guesses: a second call returns None.
+        This ends the use of guesses, so a second call returns None.
         """
         key_guess, self._may_guess, self._guess = self._guess, False, None
         return key_guess
@@ -229,7 +229,7 @@ class ReadingQuerySet(RoutedQuerySet[M]):
         not the shard key, because the field is unique only within each shard. Django's
         ``in_bulk()`` would silently return only one of these rows.
         """
-        # Call Django's method on an empty queryset: it only checks the arguments.
+        # Let Django check the arguments. On an empty queryset, its method does nothing else.
         super(ReadingQuerySet, self.none()).in_bulk(field_name=field_name)
         if self._fields is not None:
             # Since Django 6.1, in_bulk() works after values() and values_list(). But these results

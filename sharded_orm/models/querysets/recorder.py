@@ -159,8 +159,8 @@ class CallRecorder(QuerySetMixin[M]):
         return first_recording(type(self), self.model, CallRecorder)
 
     def _is_query_fresh(self) -> bool:
-        # All new querysets of a class and model share one recording, and each recorded call makes
-        # another one.
+        # All new querysets of a class and model share one recording. A recorded call replaces it by
+        # another one, so a queryset that still has it is fresh.
         recording = self._recording
         if recording is not None and recording is self._new_recording():
             return True
@@ -216,9 +216,9 @@ class CallRecorder(QuerySetMixin[M]):
         ):
             return None
         if self._deferred_filter is not None:
-            # The filter of a related manager is deferred: Django uses the value that the manager's
-            # instance has now. The recording has the value at the time when the filter was
-            # recorded. So use the recording only if the instance still has this value.
+            # The filter of a related manager is deferred. So Django uses the value that the
+            # manager's instance has now. The recording has the value at the time when the filter
+            # was recorded. So use the recording only if the instance still has this value.
             _, _, kwargs = self._deferred_filter
             if not recording.still_holds(kwargs):
                 return None
@@ -291,7 +291,7 @@ class CallRecorder(QuerySetMixin[M]):
             longer = recording.filtered(kwargs, excluded=excluded)
         except Exception:
             # A field does not accept a value of the filter. If the filter is that of a related
-            # manager, do not raise the error now: Django applies the filter later, and then raises
+            # manager, do not raise the error now. Django applies the filter later, and then raises
             # it.
             if not is_deferred:
                 raise

@@ -22,8 +22,8 @@ class ShardedQuerySet(PlannedUpdateQuerySet[M]):
     all shards instead.
 
     A read of several shards returns exactly the result that one database would return, or raises
-    :exc:`ScatterNotSupported`. Writes run shard by shard: each shard's write is atomic, but all of
-    them together are not (Pinterest, P14).
+    :exc:`ScatterNotSupported`. Writes run shard by shard. The write on each shard is atomic, but
+    all of them together are not (Pinterest, P14).
     """
 
     if not TYPE_CHECKING:  # For type checkers, ``query`` stays the attribute of Django's QuerySet.

@@ -16,8 +16,8 @@ def clean_reference(field: Any, row: Any, alias: str | None) -> None:
 
     This does what ``Field.clean()`` does, except that it does not call ``ForeignKey.validate()`` to
     look for the referenced row, for two reasons. Django's method would accept a referenced row with
-    a different shard key. And it does not tell the router the value of the foreign key, by which
-    the shard is found if the referenced model is in another group.
+    a different shard key. And it does not pass the value of the foreign key to the router, which
+    needs this value to find the shard if the referenced model is in another group.
 
     :param alias: the shard of ``row`` if the referenced model is in the same group; None for
         another group.

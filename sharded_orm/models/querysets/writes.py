@@ -303,13 +303,14 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
     def delete(self) -> tuple[int, dict[str, int]]:
         """Delete the rows on each shard, in one transaction per shard.
 
-        If the rows are on several shards, a check precedes the deletion: if ``PROTECT`` or
-        ``RESTRICT`` forbids the deletion of a row on any shard, or ``SET()`` would give an instance
-        of another shard key to a row, an error is raised before any row is deleted. The check
-        repeats the reads of Django's ``delete()`` on each shard, and calls the functions that it
-        calls. It is left out if nothing can forbid the deletion: no foreign key with ``PROTECT``,
-        ``RESTRICT``, a function of the project, or ``SET()`` of a function or an instance, and no
-        generic relation to rows of another group.
+        If the rows are on several shards, they are checked before any row is deleted. An error is
+        raised if ``PROTECT`` or ``RESTRICT`` forbids the deletion of a row on any shard, or if
+        ``SET()`` would give an instance of another shard key to a row.
+
+        On each shard, the check sends the reads of Django's ``delete()`` once more, and calls the
+        same functions. It is left out if nothing can forbid the deletion. This is so if no foreign
+        key has ``PROTECT``, ``RESTRICT``, a function of the project, or ``SET()`` of a function or
+        an instance, and if there is no generic relation to rows of another group.
 
         :raises ShardKeyChanged: ``on_delete`` of a foreign key that is a shard key would give it
             another value.

@@ -192,7 +192,7 @@ class _Forward(_ByConditions):
 
     def _refuse_change_of_key(self, instance: Any, value: Any) -> None:
         # Refuse a change of the shard key as soon as it is made in memory. save() would refuse it
-        # later. But person.albums.add(album) does not call save(): it updates the column of the key
+        # later. But person.albums.add(album) does not call save(). It updates the column of the key
         # directly.
         options = options_of(instance)
         if options is None or options.key is not self.field:
@@ -356,8 +356,8 @@ def make_related_manager(
 def _mixins_of(rel: Any) -> tuple[type[Any], ...]:
     same_group = group_of(rel.model) == group_of(rel.related_model)
     if rel.field.many_to_many:
-        # A many-to-many table between two groups needs no mixin: a system check (E008) and the
-        # router refuse it.
+        # A many-to-many table between two groups needs no mixin, because a system check (E008) and
+        # the router refuse it.
         return (ManyBeside,) if same_group else ()
     if rel.field.null:
         return (NullableBeside if same_group else NullableFromOutside,)

@@ -17,8 +17,8 @@ from sharded_orm.models.relations.managers import ManyBeside
 def install_check() -> None:
     """Make ``DeserializedObject.save()`` check relations first. Further calls do nothing."""
     save = DeserializedObject.save
-    # Another package may have wrapped Django's function. So look for a mark of the own function,
-    # which functools.wraps() copies if another package wraps this one.
+    # Find out whether save() makes the check already. The function below has an attribute for this.
+    # If another package wraps the function, functools.wraps() copies the attribute.
     if hasattr(save, "checks_relations"):
         return
 
@@ -49,6 +49,7 @@ def _check(row: Any, relations: dict[str, Any]) -> None:
         if isinstance(manager, ManyBeside):
             # An iterator can be read only once, and Django reads it after the row is stored.
             relations[name] = related = list(related)
-            # The row may be related to itself, and is not stored yet.
+            # Do not check the row itself, which may be one of its related rows. It is not stored
+            # yet, so the check would not find it.
             is_own = manager.model._meta.concrete_model is row._meta.concrete_model
             manager.check_targets([item for item in related if not (is_own and item == row.pk)])

@@ -54,9 +54,9 @@ class ShardedGenericForeignKey(GenericForeignKey):
     the referenced row is in the global database, or on the shard that its id determines.
     """
 
-    #: ``Colocation`` refuses a query if a subquery may read rows of another shard. This attribute
-    #: tells it that this cannot happen along this field, because two related rows of one group are
-    #: on one shard.
+    #: ``Colocation`` refuses a subquery that may read rows of another shard. Because of this
+    #: attribute, it accepts a subquery along this field. A row and the row to which it refers are
+    #: on one shard if they are of one group.
     stays_on_shard = True
 
     def check_references(self, alias: str, rows: Sequence[Any]) -> None:
@@ -271,9 +271,9 @@ class ShardedGenericRelation(GenericRelation):
     too. Related rows of another group prevent the deletion.
     """
 
-    #: ``Colocation`` refuses a query if a join may read rows of another shard. This attribute tells
-    #: it that this cannot happen along this relation, because two related rows of one group are on
-    #: one shard.
+    #: ``Colocation`` refuses a join that may read rows of another shard. Because of this attribute,
+    #: it accepts a join along this relation: two related rows are on one shard if they are of one
+    #: group.
     stays_on_shard = True
 
     def bulk_related_objects(self, objs: Any, using: str = DEFAULT_DB_ALIAS) -> Any:

@@ -62,8 +62,8 @@ class RelatedRows:
     def _repeated(self, change: Callable[[], Any]) -> Any:
         """Call ``change``. If a shard key moves to another shard meanwhile, call it again.
 
-        A second call does no harm, because ``change`` only relates rows, or unrelates or deletes
-        them: the result is the same after two calls as after one.
+        A second call does no harm, because ``change`` only relates, unrelates or deletes rows. So
+        two calls have the same result as one.
         """
         return repeated(self._options.group, change, nothing_written=lambda _: True)
 

@@ -1,4 +1,5 @@
-"""The order of rows with ``order_with_respect_to``, which is kept for each related row.
+"""The order of rows with ``order_with_respect_to``. All rows with the same related row have an
+order.
 
 The methods of Django compare only the id of the related row, so their queries do not determine a
 shard. This module replaces them.
@@ -23,10 +24,11 @@ def install_order(model: type[Model]) -> None:
 
     Django sets them on the model to which ``order_with_respect_to`` refers.
     """
-    # A field by now; the stubs know its name only.
+    # This is a field by now, but the type stubs say that it is the name of the field.
     relation: Any = model._meta.order_with_respect_to
     if relation is not None and relation.remote_field is not None:
-        # Django has called lazy_related_operation() earlier, so it sets its methods before these.
+        # Django has called lazy_related_operation() earlier. So Django's methods are set first, and
+        # these methods replace them.
         lazy_related_operation(_install_accessors, model, relation.remote_field.model)
 
 
@@ -50,8 +52,8 @@ def _set_order(related: Any, model: Any, id_list: Any, using: str | None = None)
     ids = list(id_list)
     if keys is None:
         ids = list(map(model._meta.pk.to_python, ids))
-        # If ``ids`` contains None, pass a row without a primary key to bulk_update(), which refuses
-        # it with the same error as for other models.
+        # If ``ids`` contains None, bulk_update() must raise the same error as for other models. So
+        # pass a row without a primary key to it.
         row_by_id = {None: model(), **rows.in_bulk()}
         ordered = [row_by_id[pk] for pk in dict.fromkeys(ids) if pk in row_by_id]
         for row in ordered:
@@ -62,7 +64,7 @@ def _set_order(related: Any, model: Any, id_list: Any, using: str | None = None)
 
 
 def neighbour_in_order(row: Any, *, is_next: bool) -> Any:
-    """Return the row that follows or precedes ``row`` among the rows of the same related row.
+    """Return the row that follows or precedes ``row`` in its order.
 
     :raises DoesNotExist: there is no such row.
     :raises ShardKeyRequired: ``row`` has no related row, so it is ordered among the rows of its

@@ -36,9 +36,10 @@ def check_set_values(field: Any) -> None:
 
 
 def _checked(on_delete: Any) -> Callable[..., None]:
-    # Keep this module as the function's module. Then a deletion on several shards takes it for a
-    # function that may refuse the deletion, and calls it on all shards before the first one deletes.
-    # The attributes of the original function are those that migrations and Django's collector read.
+    # Do not copy ``__module__`` from Django's function. A deletion on several shards takes an
+    # ``on_delete`` that is not Django's for one that may refuse the deletion, and calls it on all
+    # shards before the first one deletes. wraps() copies the other attributes, which migrations and
+    # Django's collector read.
     @wraps(on_delete, assigned=("__name__", "__doc__"))
     def set_on_delete(collector: Any, field: Any, sub_objs: Any, using: str) -> None:
         on_delete(collector, field, sub_objs, using)

@@ -116,8 +116,8 @@ _binding: ContextVar[_Binding | None] = ContextVar("sharded_orm_bound_key", defa
 
 
 #: Returns the innermost binding of the current context; None if there is no binding. Each query
-#: calls this. So it is the method get() of the context variable itself: a Python function around it
-#: would be slower.
+#: calls this. So it is the method get() of the context variable itself, because a Python function
+#: around it would be slower.
 last_binding: Callable[[], object | None] = _binding.get
 
 

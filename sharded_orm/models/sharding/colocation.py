@@ -80,8 +80,8 @@ class Colocation:
             checked, too.
         :param values: other resolved expressions of the statement to check, such as values to be
             written.
-        :param beside: the shards outside of which the result of ``query`` does not matter, if
-            ``query`` is a subquery; see :attr:`Nested.beside`.
+        :param beside: aliases of shards. If there are any, the result of the subquery ``query``
+            does not matter on other shards; see :attr:`Nested.beside`.
         :raises UnknownExpression: the library cannot know which rows an expression reads.
 
         Cost: next to nothing for a query on one table with plain values. ``query`` is never sent.

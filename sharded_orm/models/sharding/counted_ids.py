@@ -1,4 +1,7 @@
-"""Recognizes ids that each shard counts by itself, so that rows of two shards may have the same id."""
+"""Recognizes ids that each shard generates by a counter of its own.
+
+Rows of two shards may have the same id of this kind.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,9 @@ from sharded_orm.models.sharding.options import shard_options, target_field
 
 
 def counts_per_shard(field: Any) -> bool:
-    """Return whether each shard counts the ids in ``field`` by itself.
+    """Return whether each shard generates the ids in ``field`` by a counter of its own.
 
-    Then rows of two shards may have the same id. If ``field`` is a foreign key, its ids are those
+    If so, rows of two shards may have the same id. If ``field`` is a foreign key, its ids are those
     of the referenced rows.
     """
     target = target_field(field)
@@ -23,9 +26,9 @@ def counts_per_shard(field: Any) -> bool:
 
 
 def is_unique_over_shards(field: Any) -> bool:
-    """Return whether an id in ``field`` is certainly the id of only one row on all shards together.
+    """Return whether it is certain that no two rows, on any shards, have the same id in ``field``.
 
-    If ``field`` is a foreign key, the rows are the referenced rows.
+    If ``field`` is a foreign key, this is about the ids of the referenced rows.
     """
     target = target_field(field)
     return isinstance(target, UUIDField) or getattr(type(target), "unique_over_shards", False)

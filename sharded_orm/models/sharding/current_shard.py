@@ -79,7 +79,7 @@ def _read_key(options: Any, instance: Any, alias: str) -> Any:
     if shard is None or shard.group != options.group or instance.pk is None:
         return None
     if options.key is not None and attname in instance.__dict__:
-        # The key is not deferred: the program has set it to None. So do not load it. Code that
+        # The key is not deferred, but the program has set it to None. So do not load it. Code that
         # needs the key raises an error later.
         return None
     path = attname if options.key is not None else f"{options.relations[0].name}__{attname}"

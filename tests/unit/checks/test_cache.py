@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
-from django.apps import AppConfig
 from django.conf import settings
 from django.db import connections, models
 from django.test import override_settings
 from django.test.utils import isolate_apps
 
-from sharded_orm import contrib, runtime
-from sharded_orm.checks.cache import NAMES_OF_APPS, check_cache_aliases, check_cached_models
+from sharded_orm import runtime
+from sharded_orm.checks.cache import check_cache_aliases, check_cached_models
 from sharded_orm.conf.nodes import backend_for
 from sharded_orm.models import ExactCharField, GlobalModel, ShardedModel, TicketField
 from tests.versions import HAS_DATABASE_ON_DELETE
@@ -271,35 +269,6 @@ def test_a_table_that_others_write() -> None:
 )
 def test_names_and_values_of_shard_meta(shard_meta: dict[str, Any]) -> None:
     assert declare(lambda: sharded(shard_meta)) == {"E035"}
-
-
-@isolate_apps("tests.cached")
-@pytest.mark.parametrize(
-    ("name", "app"),
-    [
-        ("mirror_of", "sharded_orm.contrib.mirrors"),
-        ("verify_reads", "sharded_orm.contrib.mirrors"),
-        ("lookups", "sharded_orm.contrib.lookups"),
-    ],
-)
-def test_a_name_of_an_app_that_is_not_installed_leads_to_the_app(
-    name: str, app: str, settings: Any
-) -> None:
-    model = sharded({name: None})
-    settings.INSTALLED_APPS = ["sharded_orm"]
-    (message,) = [m for m in messages(model) if m.id == "sharded_orm.E035"]
-    assert f"Add {app!r} to INSTALLED_APPS" in message.hint
-
-
-def test_every_name_that_an_app_permits_is_known_without_the_app() -> None:
-    apps_of_contrib = [
-        AppConfig.create(f"sharded_orm.contrib.{path.parent.name}")
-        for path in Path(contrib.__path__[0]).glob("*/apps.py")
-    ]
-    permitted = {
-        name: app.name for app in apps_of_contrib for name in getattr(app, "shard_meta_names", ())
-    }
-    assert permitted == NAMES_OF_APPS
 
 
 def test_the_shard_meta_of_an_abstract_base_is_checked() -> None:

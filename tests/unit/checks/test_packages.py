@@ -23,7 +23,7 @@ def test_cacheops_keeps_the_shards_apart(profile: dict[str, Any] | None, is_wron
     models = [Photo, Photo.tags.through, Person]
     found = list(check_cacheops(models, lambda model: profile))
     assert [message.obj for message in found] == (models[:2] if is_wrong else [])
-    assert all(message.id == "sharded_orm.E081" and message.hint for message in found)
+    assert all(message.id == "sharded_orm.E082" and message.hint for message in found)
 
 
 def test_packages_that_are_not_installed_are_not_checked() -> None:
