@@ -40,9 +40,9 @@ class GroupAliasMixin(GroupTransactions):
     group.
     """
 
-    # True while ensure_connection() runs. Django's test cases forbid connections by replacing this
-    # method of BaseDatabaseWrapper, so it must be called before each connection. For this purpose,
-    # connect() calls ensure_connection() if the attribute is False.
+    # True while ensure_connection() runs. Django's test cases forbid connections by replacing
+    # BaseDatabaseWrapper.ensure_connection(), so it must be called before each connection. For this
+    # purpose, connect() calls it if this attribute is False.
     _connecting = False
     _connection: GroupConnection | None = None
 
