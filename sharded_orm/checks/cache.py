@@ -168,7 +168,7 @@ def _names(model: Any) -> Iterator[checks.CheckMessage]:
         yield checks.Error(
             f"ShardMeta has the unknown name {name!r}.",
             hint=f"Use {sorted(valid)!r} only. Apps of sharded_orm.contrib, such as"
-            " 'sharded_orm.contrib.mirrors', add names if they are in INSTALLED_APPS.",
+            " mirrors and lookups, add names if they are in INSTALLED_APPS.",
             obj=model,
             id="sharded_orm.E035",
         )

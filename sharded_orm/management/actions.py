@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from abc import ABC, abstractmethod
 from argparse import SUPPRESS
@@ -59,10 +58,13 @@ class CommandOfActions(BaseCommand):
             if "--traceback" in argv:
                 raise
             self.stderr.write(
-                "Interrupted. The same command may be run again; 'manage.py shards status' names an"
-                " operation that was broken off."
+                "Interrupted. 'manage.py shards status' names an operation that was broken off; the"
+                " how-to guide of the command says how to go on."
             )
-            sys.exit(128 + signal.SIGINT)
+            # Python ends itself by SIGINT if nobody catches this error. So a shell script that runs
+            # the command ends as well. Only leave out the traceback.
+            sys.excepthook = lambda *exc_info: None
+            raise
 
     def handle(self, **options: Any) -> None:
         (action_class,) = (action for action in self.actions if action.name == options["action"])

@@ -17,19 +17,23 @@ from sharded_orm.operations.runs.global_database import database_place
 def error_text(error: Exception) -> str:
     """Return the message of ``error`` and its notes, as a command shows them without a traceback.
 
-    The notes of a database error name the shard. If its node does not answer now, the text has the remedy.
-    A database error without notes may be one of the
-    global database or of the directory. If one of these does not answer now, the text names it, its
-    server and the remedy. This costs a login to each of them.
+    The notes of a database error name the shard. If no connection to its node can be opened now, the
+    text has the remedy. A database error without notes may be one of the global database or of the
+    directory. If one of these does not answer now, the text names it, its server and the remedy.
+    This costs a login to each of them.
     """
     notes: list[str] = list(getattr(error, "__notes__", []))
     if isinstance(error, (OperationalError, InterfaceError)):
         if not notes:
             notes += _unreachable_databases()
-        elif (alias := noted_alias(error)) and not _answers(alias):
+        elif (
+            (alias := noted_alias(error))
+            and alias in connections.settings  # The topology may have changed since.
+            and not _answers(alias)
+        ):
             notes.append(
-                "The node does not answer. See that its server runs and takes connections, or correct the entry"
-                " in NODES; then run the command again."
+                "No connection to the node can be opened now. See that its server runs and takes this account,"
+                " or correct the entry in NODES; then run the command again."
             )
     if not notes:
         return str(error)

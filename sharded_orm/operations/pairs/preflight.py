@@ -38,7 +38,8 @@ def check_plan(plan: SwitchPlan, options: SwitchOptions) -> None:
         problems += _server_problems(one, other, options)
     if not problems:
         if plan.changes:
-            # Not before: its error about a dead server names no remedy.
+            # Call this after the checks of the servers, because its error about a dead server names
+            # no remedy.
             group = runtime.group(plan.group)
             refuse_prepared(group, [change.on(change.source) for change in plan.changes])
         for change in plan.changes:

@@ -74,7 +74,11 @@ def failpoint(point: int, act: Callable[[], object]) -> Iterator[Failpoint]:
 
 @contextmanager
 def _nothing_due() -> Iterator[None]:
-    """Delete no old decision, and search only for branches that a transaction has just left."""
+    """Delete no old decision, and search only for branches that a transaction has just left.
+
+    Otherwise the number of packets would depend on the time. So no process is killed in the deletion of
+    old decisions, nor in a search that is due by the clock.
+    """
     watch = branch_watch.watch
     due = watch._next
     # 0.0 says that a branch may be left.

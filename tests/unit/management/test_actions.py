@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,6 +15,8 @@ from sharded_orm import runtime
 from sharded_orm.backends.shard_errors import add_shard_note
 from sharded_orm.exceptions import ShardedOrmError
 from sharded_orm.management.actions import Action, CommandOfActions
+from tests.patience import PATIENCE
+from tests.python_process import run_python
 
 
 class _Fail(Action):
@@ -73,15 +77,25 @@ def test_an_error_without_notes_is_as_it_is() -> None:
     assert message_of(DatabaseError("no such table: x")) == "no such table: x"
 
 
-def test_an_interrupt_ends_the_command_line_without_a_traceback(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with pytest.raises(SystemExit) as caught:
-        _Command().run_from_argv(["manage.py", "example", "interrupt"])
-    assert caught.value.code == 130
-    assert capsys.readouterr().err == (
-        "Interrupted. The same command may be run again; 'manage.py shards status' names an"
-        " operation that was broken off.\n"
+def test_an_interrupt_ends_the_process_and_its_script_without_a_traceback() -> None:
+    code = """
+import django
+django.setup()
+from tests.unit.management.test_actions import _Command
+_Command().run_from_argv(["manage.py", "example", "interrupt"])
+"""
+    process = run_python(
+        ["-c", code],
+        cwd=Path(__file__).parents[3],
+        env={**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings.sqlite"},
+        timeout=PATIENCE,
+        new_interpreter=True,
+    )
+    # A shell ends its script only if the process was ended by the signal itself.
+    assert process.returncode == -signal.SIGINT
+    assert process.stderr == (
+        "Interrupted. 'manage.py shards status' names an operation that was broken off; the how-to"
+        " guide of the command says how to go on.\n"
     )
 
 
