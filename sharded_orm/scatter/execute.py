@@ -77,9 +77,9 @@ def _node_wrapper(shard: Shard) -> Any:
         (wrapper.shard is shard or wrapper.shard == shard) and relocation.is_current(wrapper)
     ):
         return wrapper
-    # The thread's connection object is on another node than the plan says: a transaction keeps it
-    # there, or the shard has moved since the plan was made. So use a copy that connects to the
-    # plan's node.
+    # The thread's connection object of this shard is on another node than the plan says, for one of
+    # two reasons: an open transaction keeps it on the old node, or the shard has moved since the
+    # plan was made. So use a copy that connects to the node of the plan.
     settings = database_settings.settings_as_planned(shard)
     return wrapper if settings is None else relocation.separate_copy(wrapper, settings)
 
@@ -270,9 +270,10 @@ class Executor:
         self._settle(len(statements))
 
     def _may_send_ahead(self, statements: Sequence[ShardStatement]) -> bool:
-        # Do not send ahead in three cases:
-        # - Execute wrappers, the log of queries, or packages that replace methods of Django's
-        #   cursor observe each execution. send() does not call them.
+        # Statements are sent ahead if this thread sends them to all nodes before it reads the first
+        # answer. Do not do this in three cases:
+        # - Something observes each execution: an execute wrapper, the log of queries, or a package
+        #   that replaces methods of Django's cursor. send() would bypass it.
         # - POOL limits the sessions. A thread that holds a session of one node would wait for a
         #   session of another node, and two such threads could wait for each other.
         # - A node has no idle session. Opening one takes long if the node is down, so other threads
@@ -444,9 +445,10 @@ class Executor:
         place: Mapping[str, Any] | None = database_settings.settings_as_planned(shard)
         wrapper = self._wrappers[statement.node]
         if place is None or statement.alias is not None:
-            # Do not look for a new place in two cases: if the topology does not contain the plan's
-            # node any more, or if the statement has used the connection of the shard's alias,
-            # because the cursor of such a connection finds a moved shard itself.
+            # Do not look for a new place in two cases:
+            # - The topology does not contain the plan's node any more.
+            # - The statement has used the connection of the shard's alias. The cursor of such a
+            #   connection has already looked for the moved shard itself.
             raise error
         wait = PlaceWait(
             wrapper,

@@ -127,13 +127,14 @@ class ShardStatement:
         return self.outer.sql(sql), params
 
     def with_keys(self) -> tuple[str, str] | None:
-        """Return a pair: the SQL with the keys written into it, and the SELECT of its union.
+        """Return a pair: the SQL with the keys written into it, and the template of its SELECTs.
 
-        The SELECT is a template, in which marks stand for the keys, the schema and the shard's
-        index. With this SQL, the driver need not insert thousands of keys as parameters.
+        Because the SQL contains the keys, the driver need not insert thousands of them as
+        parameters. All SELECTs of the union are made from the same template. In it, marks stand
+        for the keys, the schema and the shard's index.
 
-        Return None unless the statement is a plain union of one SELECT for several shards, and all
-        its parameters are integer keys.
+        Return None if the SELECTs are not made from one template, if an outer SELECT is needed, or
+        if a parameter is not an integer key.
         """
         template = self.branches[0].template
         if not self.union or self.outer.is_used or template.params:
@@ -180,8 +181,8 @@ class Outer:
             return union
         selected = ", ".join([column_names(self.columns), *self.weights])
         if self.names_columns:
-            # Write the columns' names after the subquery. The WITH clause of the alternative below
-            # is slower, because the server first copies its query to the place where it is used.
+            # Name the columns after the subquery. This is faster than the WITH clause in the else
+            # branch: the server first copies the query of a WITH clause to the place of its use.
             sql = f"SELECT {selected} FROM ({union}) AS u ({column_names(self.columns)})"
         else:
             sql = f"SELECT {selected} FROM ({named_union(union, self.columns)}) u"

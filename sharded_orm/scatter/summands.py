@@ -90,9 +90,9 @@ _FLOAT_FUNCTIONS = (
     functions.Sqrt,
     functions.Tan,
 )
-# MariaDB and MySQL send a quotient with four decimal places more than its dividend has. These are
-# enough if the divisor is 10,000, or an integer by which 10,000 can be divided without a remainder.
-# For example, 1 / 8 is 0.1250.
+# MariaDB and MySQL send a quotient with four decimal places more than its dividend has. With these
+# places, the quotient is exact if 10,000 can be divided by its divisor without a remainder. For
+# example, 1 / 8 is 0.1250, because 10,000 / 8 is 1250.
 _EXACTLY_DIVISIBLE = 10_000
 # The largest number of decimal places of a dividend for which a quotient counts as sent exactly. If
 # a dividend has more places, the quotient might exceed MySQL's limit of 30 places.
@@ -197,10 +197,10 @@ def _is_exact_default(default: Any) -> bool:
 
 
 def has_places_of_type(source: Any) -> bool:
-    """Whether the server adds the values of ``source`` with the decimal places that their type has.
+    """Whether the server adds up the values of ``source`` with the decimal places of their type.
 
-    If not, the server may use other places. For example, it adds a quotient with more places than
-    the type of the quotient has.
+    If not, the server may use more or fewer places. For example, it adds quotients with more places
+    than the type of a quotient has.
     """
     if isinstance(source, CombinedExpression):
         return source.connector in _SAME_PLACES and all(

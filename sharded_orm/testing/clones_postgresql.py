@@ -77,8 +77,9 @@ class _ClonedTable:
     :param has_triggers: whether the project has defined triggers on the table. PostgreSQL's own
         triggers, which check foreign keys, do not count.
     :param columns: SQL for the names of the columns.
-    :param expressions: SQL that reads the columns in the template's schema, as values of the types
-        that the test shard's columns have.
+    :param expressions: SQL that reads the columns from the template's table. If the type of a
+        column is defined in the schema, the SQL converts its values to text and then to the type
+        of that name in the test shard's schema.
     """
 
     name: str

@@ -141,9 +141,9 @@ class DatabaseSource(TopologySource):
         self._process = identity()
         self._name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._thread: threading.Thread | None = None
-        # The connection object of the watching thread. A forked child has a copy of it, but not of
-        # the thread. There, this attribute keeps the copy from being deleted as garbage, which
-        # would disturb the parent's connection.
+        # The connection object of the watching thread. After a fork, the child has a copy of this
+        # object, but no copy of the thread. In the child, this attribute only prevents that the
+        # copy is deleted as garbage, because that would disturb the parent's connection.
         self._connection: BaseDatabaseWrapper | None = None
         self._ended = threading.Event()
         self._wake = threading.Event()
