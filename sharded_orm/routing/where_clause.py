@@ -121,8 +121,8 @@ class OnShard(Expression):
 
         here = getattr(connection, "shard", None)
         if getattr(connection, "stands_for_many", False):
-            # This SQL is sent to several shards, and the condition is true on each of them. So do
-            # not compare ``alias`` with a single shard.
+            # This SQL is sent to several shards, so there is no single shard to compare with
+            # ``alias``. The condition is true on each of the shards.
             here = None
         group, _, _ = self.alias.rpartition("_")
         if here is not None and here.group == group and here.alias != self.alias:

@@ -85,7 +85,6 @@ def _node_wrapper(shard: Shard) -> Any:
 
 
 def _close(cursors: list[Any]) -> None:
-    """Close all cursors of the list, even if an error is raised by one of them."""
     while cursors:
         try:
             cursors.pop().close()
@@ -189,9 +188,7 @@ class Executor:
                 yield statement.node, rows
 
     def close(self) -> None:
-        """Close the cursors whose rows are read on demand. Call this method when no more rows are
-        needed.
-        """
+        """Close the cursors whose rows are read on demand. Call this if no more rows are needed."""
         for rows in self._open:
             rows.close()
         self._open.clear()
@@ -299,8 +296,6 @@ class Executor:
     def _send(self, statement: ShardStatement, cursors: list[Any]) -> None:
         """Send a statement to its node, without waiting for the answer.
 
-        Then :meth:`_run` reads its rows, or raises the error if it could not be sent.
-
         :param cursors: the cursor is added to this list. The caller closes it.
         """
         try:
@@ -320,9 +315,8 @@ class Executor:
             self._sent[statement] = cursor
 
     def _settle(self, statements: int) -> None:
-        """Record that some statements have ended: each was answered or has failed.
+        """Record that this number of statements have ended: each was answered or has failed.
 
-        :param statements: the number of these statements.
         :raises ScatterError: all statements of the plan have failed, and a wrong query may be the
             cause.
         """
@@ -423,10 +417,7 @@ class Executor:
             return list(cursor.fetchall())
 
     def _received(self, sent: Any) -> list[Row]:
-        """Return the rows of a statement that was sent ahead.
-
-        :param sent: the cursor that has sent the statement, or the error if it could not be sent.
-        """
+        """Return the rows that the cursor ``sent`` receives. If ``sent`` is an error, raise it."""
         if isinstance(sent, DatabaseError):
             raise sent
         with self._group.wrap_database_errors:
@@ -485,10 +476,7 @@ class Executor:
     # -- Statements for one shard
 
     def _alias_rows(self, statement: ShardStatement) -> Generator[Row, None, None]:
-        """Yield the rows of a statement for one shard, with the shard's index appended to each row.
-
-        The rows are read on demand, and the cursor is closed at the end.
-        """
+        """Yield the rows of a statement for one shard, each with the shard's index appended."""
         (branch,) = statement.branches
         assert statement.alias is not None
         sql, params = statement.sql()
