@@ -133,7 +133,8 @@ class Repairer:
         :param index: the position of the guard in ``scope.guards``.
         :param guard: the guard as it was read. This object does not change when its markers are
             closed on the server.
-        :param sessions: asks the database that holds the scope's rows which writers are dead.
+        :param sessions: asks a database which writers are dead. It must be the database with the
+            rows of the scope.
         :param now: the time in seconds since 1970.
         :returns: the number of closed markers.
         :raises ServerDown: the cache server does not answer.
@@ -196,7 +197,7 @@ class Repairer:
     def _unclosed(self, server: str, guard: str, dead: list[Marker]) -> list[Marker]:
         """Return those of ``dead`` that this process has not closed in the last second.
 
-        Note that they are closed now, because the caller closes them.
+        Also record that this process closes them now, because the caller does so after this call.
 
         :param server: the name of the cache server that has the guard.
         :param guard: the name of the guard that has the markers.

@@ -69,8 +69,8 @@ class GuardState:
         self.open: tuple[tuple[int, Guard], ...] = tuple(
             [(index, guard) for index, guard in enumerate(parsed) if guard.open]
         )
-        #: Whether a guard of a wider set of rows announces a write. The write may concern each
-        #: object and each list of the scope.
+        #: Whether a guard of a wider set of rows announces a write. Such a write may change any
+        #: object and any list of the scope.
         self.is_open = False
         #: Whether a guard announces a write that may change the lists of the scope.
         self.lists_open = False

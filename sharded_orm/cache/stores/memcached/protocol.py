@@ -206,9 +206,9 @@ def parse_values(raw: bytes, names: Sequence[str]) -> list[bytes | None] | None:
         ):
             return [*values]
         # Otherwise, compare the lines with the names, one after the other. If the next line does
-        # not belong to a name, the entry of this name is missing. This method fails if a value
-        # contains a line end, because split() has cut such a value in two. No later line matches
-        # then, so the position does not reach the end, and _parse_slowly() is used instead.
+        # not belong to a name, the entry of this name is missing. But split() has cut a value in
+        # two if it contains a line end. Then no later line matches, and ``position`` does not reach
+        # ``end``. In this case, discard the result, and parse the answer by _parse_slowly().
         parts.append(b"")
         found: list[bytes | None] = []
         position = 0

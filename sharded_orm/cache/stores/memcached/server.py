@@ -161,8 +161,8 @@ class MemcachedServer(RemoteServer):
         if answer[0] in lines:
             return answer[0] == lines[0]
         if answer[0].startswith(b"SERVER_ERROR"):
-            # The server lacks memory for this command, but it works. So do not call _failed():
-            # after that, the server would not be used for some seconds.
+            # The server lacks memory for this command, but can execute other commands. So do not
+            # call _failed(): after that, the server would not be used for some seconds.
             raise ServerDown(f"{self.name}: {answer[0][:80].decode(errors='replace')}")
         raise self._failed("unexpected answer to a write")
 
