@@ -220,8 +220,9 @@ class Repairer:
 
 
 def compact(server: CacheServer, name: str, raw: bytes, ttl: float) -> bool:
-    """Replace a guard by a shorter one, if this saves enough bytes and nobody has changed the guard
-    since.
+    """Replace a guard by a shorter one, if this saves enough bytes.
+
+    If somebody has changed the guard since the caller has read it, it is not replaced.
 
     The shorter guard keeps the markers (announcements) of unfinished writes. It also keeps the
     generation, so cached objects stay valid. But cached lists become void. So call this function

@@ -167,7 +167,8 @@ class ReferenceChanges(TransactionChanges):
         self._hook = None
         if not self._may_deliver:
             return
-        # In a TestCase nothing is committed, so before_commit() was not called to record the changes.
+        # Usually before_commit() has recorded the changes already. But in a TestCase nothing is
+        # committed, so before_commit() was not called. Record the changes here.
         self._record()
         if self._has_news:
             self._has_news = False

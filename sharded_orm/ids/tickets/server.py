@@ -137,8 +137,8 @@ class TicketServer:
             self._failed(state, name, exc)
             raise
         except SequenceNotChecked:
-            # This server has not failed. Its partner, which stores its high-water mark, did not
-            # answer.
+            # Do not record a failure of this server: the partner, which stores the server's
+            # high-water mark, did not answer.
             raise
         except FAILURES as exc:
             self._failed(state, None, exc)
@@ -318,9 +318,9 @@ class TicketServer:
         if self.partner is None:
             return True
         try:
-            # With PARTNER_DOWN "refuse", this server may hand out no id before the partner has told
-            # its high-water mark. So if this server and the partner failed lately, ask the partner
-            # even during its backoff.
+            # With PARTNER_DOWN "refuse", no id may be taken from this server before the partner has
+            # told the server's high-water mark. So if both of them failed lately, ask the partner
+            # even during its backoff, the seconds for which it is usually not asked.
             even_if_left_alone = (
                 self._needs_partner and new_connection and state.breaker.cause() is not None
             )
