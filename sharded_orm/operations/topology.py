@@ -195,9 +195,8 @@ def rollback(version: int, comment: str = "", *, expected: int | None = None) ->
 
     :param version: the earlier version.
     :param expected: the version that was the newest when the caller decided to roll back; 0 if the
-        source was empty. If it is not the newest version any more, an error is raised, so that a
-        change that somebody else has published since is not undone by mistake. By default, this is
-        not checked.
+        source was empty. If somebody else has published a version since then, an error is raised,
+        because the rollback would undo that change by mistake. By default, this is not checked.
     :raises LookupError: the source does not have ``version``.
     :raises TopologyConflict: the newest version is not ``expected``.
     :raises InvalidTopology: shards were added since ``version``; they cannot be removed.

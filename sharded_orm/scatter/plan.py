@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 # 256 branches is cheap enough to be repeated after a failure.
 BATCH = 256
 # The maximum number of branches in a UNION ALL that is streamed, that is, whose rows are read on
-# demand. It is higher than BATCH, so that a query needs fewer statements, because each streamed
-# statement occupies a database session until its last row is read.
+# demand. Each streamed statement occupies a database session until its last row is read. So this
+# number is higher than BATCH: a query then needs fewer statements, and fewer sessions.
 STREAM_BATCH = 1024
 # The maximum number of parameters of one statement. The SELECT for each shard repeats the query's
 # parameters, so an __in with thousands of keys soon reaches this number.
@@ -101,9 +101,9 @@ class ShardStatement:
 
     node: str
     branches: tuple[Branch, ...]
-    # The alias of the shard whose connection must be used; None for a connection to the node. There
-    # are two reasons to use a shard's connection: it is in an open transaction, which may have
-    # written rows, or the database has no connections to nodes (SQLite).
+    # The alias of the shard whose connection must be used; None for a connection to the node. A
+    # shard's connection is used in two cases: it has an open transaction, whose own changes the
+    # statement must see; or the database is SQLite, which has no connections to nodes.
     alias: str | None
     union: bool
     outer: Outer

@@ -5,11 +5,11 @@ type of an expression has a number of decimal places. In some cases, these serve
 more places, and round the sum to the places of its type when they send it. Then the sum of the
 rounded sums may differ from the rounded sum of all rows, so the query is refused. The cases are:
 
-- A quotient of decimal numbers is added with at least nine decimal places, but it is sent with only
-  four places more than the dividend has. A ``Cast()`` to a ``FloatField`` does not help: Django
-  writes it as ``x + 0.0``, which is a decimal number if ``x`` is one.
-- A float that was rounded to some places, or converted from a text, is added with all its digits.
-  But its sum and its average are sent with few places.
+- Quotients of decimal numbers are added with at least nine decimal places, but their sum is sent
+  with only four places more than the dividend has. A ``Cast()`` to a ``FloatField`` does not help:
+  Django writes it as ``x + 0.0``, which is a decimal number if ``x`` is one.
+- Floats that were rounded to some places, or converted from texts, are added with all their digits.
+  But their sum and their average are sent with few places.
 - ``COALESCE(AVG(x), 0e0)`` is a float, because the default is one. So the average is sent with all
   its digits, and not with the places of a decimal average.
 - The sum of durations is cast to whole microseconds, so parts of microseconds are lost.

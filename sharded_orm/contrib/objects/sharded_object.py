@@ -241,8 +241,8 @@ class ShardedObject(ShardedModel, metaclass=ObjectBase):
         if "version" in self.get_deferred_fields():
             raise self._read_partly()
         if stored != self.version + 1:
-            # save() always raises the version by 1. So the caller is loaddata, which stores the row
-            # exactly as the fixture has it.
+            # save() would store the version of this instance plus 1. This is another version. So
+            # the caller is loaddata, which stores the row exactly as the fixture has it.
             return super()._do_update(base_qs, using, pk_val, values, *rest)
         if self._state.adding:
             # The object is new and has an id already. Return that no row was updated, so that

@@ -153,9 +153,9 @@ class DatabaseSource(TopologySource):
         self._reported: tuple[int, str] | None = None
         self._version = 0
         self._since = datetime.now(UTC)
-        #: A pair: the topology version that this process has last written into its row of the table
-        #: of processes (None if the write failed), and the time at which the next sign of life is
-        #: due, by time.monotonic().
+        #: A pair. The first item is the topology version that this process has last written into
+        #: its row of the table of processes; None if the write failed. The second item is the time,
+        #: by time.monotonic(), at which the next sign of life is due.
         self._announced: tuple[int | None, float] = (None, 0.0)
 
     def describe(self) -> str:
