@@ -61,8 +61,8 @@ def writes_own_sql(cls: type) -> bool:
 def compares_as(base: Any, lookup: Any) -> bool:
     """Whether ``lookup`` has the SQL of ``base``, a lookup class of Django, such as ``Exact``.
 
-    False if ``lookup`` is not an instance of ``base``. Also False if its class is one of the
-    project: even if the class derives from ``base``, it may have different SQL.
+    False if ``lookup`` is not an instance of ``base``. Also False if its class derives from
+    ``base`` but may have different SQL, for example because it overrides ``as_sql()``.
     """
     kind: Any = type(lookup)
     return _is_same(base, kind)

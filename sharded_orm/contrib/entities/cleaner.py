@@ -146,7 +146,7 @@ def clean_batch(
             continue
         settlement = compare(index, of_all_shards)
         settle(index, settlement)
-        # Note all rows that settle() may have inserted. Rows at risk are among them, because
+        # Record all rows that settle() may have inserted. Rows at risk are among them, because
         # settle() inserts such a row again if another process has removed it in the meantime.
         for rows in (*settlement.missing.values(), *settlement.at_risk.values()):
             for row in rows:

@@ -245,8 +245,8 @@ class ShardedObject(ShardedModel, metaclass=ObjectBase):
             # the caller is loaddata, which stores the row exactly as the fixture has it.
             return super()._do_update(base_qs, using, pk_val, values, *rest)
         if self._state.adding:
-            # The object is new and has an id already. Return that no row was updated, so that
-            # Django inserts it, and never overwrites a stored object.
+            # The object is new and has an id already. Send no UPDATE, because it might overwrite a
+            # stored object. Return that no row was updated, so that Django inserts the object.
             return update_result(False)
         if "_stored_ts" not in self.__dict__:
             raise self._read_partly()

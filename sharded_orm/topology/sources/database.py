@@ -122,8 +122,8 @@ class DatabaseSource(TopologySource):
                 f"TOPOLOGY: TIMEOUT must be at least {_SIGNS} times INTERVAL, not {self._timeout!r}"
                 f" with {self._interval!r}"
             )
-        # Call dict.items(), because settings.DATABASES.items() would add the aliases of groups. For
-        # this, it needs the topology, which is read from this source.
+        # Call dict.items(). The method settings.DATABASES.items() would add the aliases of groups.
+        # For this, it would need the topology, which is read from this source.
         databases = {
             alias: entry
             for alias, entry in dict.items(settings.DATABASES)
