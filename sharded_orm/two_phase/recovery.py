@@ -122,12 +122,13 @@ def recover(
     failures: dict[str, Error] | None = None,
     logs: bool = True,
 ) -> list[Recovered]:
-    """End the branches of ``group`` that have been prepared for ``grace`` seconds, and return the
+    """End the branches of ``group`` that stay prepared for ``grace`` seconds, and return the
     results.
 
-    A prepared branch is the part on one shard of a transaction in two phases. Costs one query per
-    node if no branch is prepared; otherwise waits for ``grace`` seconds. Must not be called in a
-    transaction of the group.
+    A prepared branch is the part on one shard of a transaction in two phases. If a branch is
+    prepared, this function waits for ``grace`` seconds, because the process that has prepared the
+    branch probably ends it within this time. If no branch is prepared, costs one query per node.
+    Must not be called in a transaction of the group.
 
     :param shards: only branches on these shards of ``group`` are ended. Default: those on all
         shards.

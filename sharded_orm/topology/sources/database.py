@@ -218,8 +218,8 @@ class DatabaseSource(TopologySource):
             "document": json.dumps(document.content(), indent=1),
         }
         try:
-            # Several processes may publish at the same time. Only one of them can insert a row with
-            # this primary key; the others get an IntegrityError.
+            # Another process may publish at the same time, and insert a row with this primary key
+            # first. Then this insert raises an IntegrityError.
             insert(connection, VERSIONS, values)
         except IntegrityError as exc:
             raise TopologyConflict(
