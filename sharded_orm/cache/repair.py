@@ -243,9 +243,10 @@ def compact(server: CacheServer, name: str, raw: bytes, ttl: float) -> bool:
 
 
 def compact_marked(server: CacheServer, sizes: Mapping[str, int], ttl: float) -> None:
-    """Compact each guard that is larger than COMPACT_FROM bytes.
+    """Replace guards that are larger than COMPACT_FROM bytes by shorter ones, as :func:`compact`.
 
-    Called after a transaction has announced its writes in these guards.
+    A guard is an entry that says whether other entries are valid. Called after a transaction has
+    announced its writes in these guards, because each announcement makes them longer.
 
     :param sizes: maps the name of each guard to its size in bytes, as :meth:`CacheServer.mark` has
         returned it.

@@ -134,7 +134,7 @@ class CacheServer(ABC):
 
     @abstractmethod
     def release(self, objects: Mapping[str, FoundEntry]) -> None:
-        """Give back leases with which no object was stored, so that other readers can take them.
+        """Give back leases (permissions to store) that were not used, so that others can take them.
 
         A lease that has become void is ignored. If the call fails, the lease ends after
         :data:`LEASE_SECONDS`. This method may return before the server has answered.

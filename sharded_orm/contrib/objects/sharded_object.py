@@ -95,7 +95,7 @@ def _refuse_concrete_base(name: str, bases: tuple[type, ...]) -> None:
 def _refuse_ambiguous_names(
     name: str, bases: tuple[type, ...], attrs: dict[str, Any], options: ObjectOptions
 ) -> None:
-    """Raise an error if two fields use the same name in the body.
+    """Raise an error if two fields use the same name in the body, the JSON with the fields.
 
     For example, a field is named ``title``, and another has ``was="title"``, its former name. A
     save would drop one of the two values.
@@ -161,7 +161,10 @@ class ShardedObject(ShardedModel, metaclass=ObjectBase):
 
     @classmethod
     def body_fields(cls) -> list[Any]:
-        """Return the fields that are kept in the body, in the order of their declaration."""
+        """Return the fields that are kept in the body (the column ``data`` with JSON).
+
+        They are in the order of their declaration.
+        """
         own = [field for field in cls._meta.private_fields if isinstance(field, BodyField)]
         return sorted(own, key=lambda field: field.creation_counter)
 

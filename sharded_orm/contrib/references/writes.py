@@ -190,6 +190,6 @@ class CopyDelivery(DeferrableDelivery):
 
     def deliver(self, *, may_be_rolled_back: bool) -> None:
         for problem in bring_all().problems:
-            # Only log the problem: the transaction of the program is committed, and a relay tries
-            # again.
+            # Only log the problem, because the transaction of the program is committed already. A
+            # relay ("manage.py mirrors relay") will try to update the copies again.
             logger.warning("copies of reference tables follow later, by a relay: %s", problem)

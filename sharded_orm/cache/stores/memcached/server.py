@@ -238,8 +238,9 @@ class MemcachedServer(RemoteServer):
         return [version_of(lease) if lease else None for _, lease in entries]
 
     def release(self, objects: Mapping[str, FoundEntry]) -> None:
-        # Give back only the leases of missing objects: these keep other readers from storing the
-        # object. The lease of an object that was found is just the object's version number.
+        # Give back only the leases (permissions to store) of missing objects: these keep other
+        # readers from storing the object. The lease of an object that was found is only the
+        # object's version number.
         parts = [
             b"md %b C%b\r\n" % (name.encode("ascii"), version_of(lease))
             for name, (value, lease) in objects.items()
