@@ -39,12 +39,14 @@ from sharded_orm.cache.stores.base import CacheServer, ServerDown
 #: For this many seconds after a write was announced (by a marker in a guard), readers assume that
 #: the writer is alive and will close the marker itself.
 REPAIR_AFTER = 1.0
-#: A process asks the database about the same marker at most once in this many seconds. It also
-#: closes the same marker in the same guard at most once in this many seconds.
+#: A process asks the database at most once in this many seconds whether the writer of a marker (the
+#: announcement of a write) is alive. It also closes the same marker in the same guard at most once
+#: in this many seconds.
 _AGAIN_AFTER = 1.0
 _REMEMBERED = 4096
-# One packet creates at most this many guards. With a larger packet, whose answers would not fit
-# into the network buffers, client and server could block each other.
+# One packet creates at most this many guards (entries that say whether other entries are valid).
+# The answers to a larger packet might not fit into the network buffers. Then client and server
+# could block each other.
 _MOST_ADDED = 256
 
 
@@ -267,6 +269,8 @@ def make_guards(
     now: Callable[[], float],
 ) -> None:
     """Create the missing guards in ``found``, and replace the broken ones.
+
+    A guard is an entry that says whether other entries are valid.
 
     Costs a round trip for up to 256 missing guards, and up to two for each broken guard. Does not
     raise an error if the cache server is down: a later reader will create the guards.

@@ -83,7 +83,8 @@ class TimestampClock:
         self._draw = draw
         self._size = 1 << layout.sequence_bits
         self._lanes: dict[tuple[int, str], _Lane] = {}
-        # Held while the dict _lanes is used. Each lane has a lock of its own for making ids.
+        # Held while the dict _lanes is used. Each lane (one table on one shard) has a lock of its
+        # own, which is held while an id is made.
         self._lock = threading.Lock()
         _clocks.add(self)
 

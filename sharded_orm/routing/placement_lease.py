@@ -100,8 +100,8 @@ class Poll:
     renew_at: float
     valid_until: float
     moves: MoveList
-    #: Maps each key that was in flight during the series, as a pair ``(group, key)``, to the number
-    #: of the last poll that reported it.
+    #: Maps each key that was in flight (moving) during the series of polls, as a pair ``(group,
+    #: key)``, to the number of the last poll that reported it.
     seen: Mapping[tuple[str, str], int] = field(repr=False)
 
     @cached_property
@@ -187,8 +187,8 @@ class PlacementLease:
 
     def _renew(self) -> Poll | None:
         poll = self.valid()
-        # Only one thread renews the lease. The others go on with the old lease, and wait for the
-        # lock only if it has ended.
+        # Only one thread renews the lease. The other threads go on with the old lease, and wait for
+        # the lock only if the old lease has ended.
         if not self._lock.acquire(blocking=poll is None):
             return poll
         try:

@@ -349,8 +349,8 @@ def plan_by_key(
     """Plan the statements that read rows by keys, as :func:`make_plan` does, but three times as
     fast.
 
-    Return None if the template of a node is missing. Then call :func:`make_plan`, which compiles
-    it.
+    Return None if the template (the compiled SELECT) of a node is missing. Then call
+    :func:`make_plan`, which compiles it.
 
     :param keys: the keys to read from each shard of one group.
     :param templates: the templates of the query for all nodes, see :func:`make_plan`.

@@ -1,7 +1,8 @@
 """Creates test shards on PostgreSQL: each test shard is a schema in the database of its node.
 
-The definitions of the template schema are read once. If the test shard is in the same database, the
-server copies the rows of the template; otherwise this process copies them with COPY.
+The template is a schema that is migrated. Its definitions are read once. If a test shard is in the
+same database as the template, the server copies the template's rows. Otherwise, this process copies
+the rows with COPY.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ ORDER BY 2"""
 
 @dataclass(frozen=True)
 class _ClonedTable:
-    """A table of the template whose rows are copied to test shards.
+    """A table of the template (the migrated schema) whose rows are copied to test shards.
 
     :param has_triggers: whether the project has defined triggers on the table. PostgreSQL's own
         triggers, which check foreign keys, do not count.

@@ -50,8 +50,9 @@ class BranchWatch:
     def note(self, shards: Sequence[Shard], is_left: bool) -> None:
         """Record that a transaction in two phases has used ``shards``.
 
-        :param is_left: whether a prepared branch may be left on the shards, by this transaction or
-            by another one. The next :meth:`look` then searches at once.
+        :param is_left: whether a prepared branch (the part of a transaction on one shard) may be
+            left on the shards, by this transaction or by another one. The next :meth:`look` then
+            searches at once.
         """
         self._used |= {(shard.group, shard.node) for shard in shards}
         if is_left:

@@ -181,8 +181,9 @@ class ShardedObject(ShardedModel, metaclass=ObjectBase):
         return {"id": self.pk, **values}
 
     def __getstate__(self) -> dict[str, Any]:
-        # Overrides Model.__getstate__(), which copy.copy() calls. The copy gets a body of its own:
-        # otherwise an assignment to a field of the copy would also change the original.
+        # Overrides Model.__getstate__(), which copy.copy() calls. The copy gets its own body (the
+        # dict with the values of the fields). Otherwise an assignment to a field of the copy would
+        # also change the original.
         state: dict[str, Any] = super().__getstate__()
         own = ("data", "_assigned", "_seen")
         return state | {name: copy.deepcopy(state[name]) for name in own if name in state}
@@ -205,8 +206,9 @@ class ShardedObject(ShardedModel, metaclass=ObjectBase):
                 return  # as Django does
             own = {name for field in self.body_fields() for name in (field.name, field.attname)}
             kwargs["update_fields"] = (names - own) | {"data", "ts", "version"}
-        # Prepare the body before Django begins a transaction. An error inside the transaction would
-        # make an outer transaction of the program unusable.
+        # Prepare the body (the JSON with the fields) before Django begins a transaction, because
+        # this may raise an error. An error inside the transaction would make an outer transaction
+        # of the program unusable.
         prepare_body(self, self._state.adding)
         if not self._state.adding and "ts" in self.__dict__:
             # Remember the time that was read, to compare it in the UPDATE. Model.save() replaces

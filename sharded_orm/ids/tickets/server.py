@@ -232,8 +232,8 @@ class TicketServer:
         high_water_mark = state.high_water_marks.get(name, 0)
         row = self._check(session, name, deadline)
         position = session.position(row, deadline)
-        # A high-water mark of 0 means that no mark is known. Do not compare it with the position,
-        # because the position of a new sequence may be below 0.
+        # A high-water mark (the highest id handed out so far) of 0 means that no mark is known. Do
+        # not compare it with the position, because the position of a new sequence may be below 0.
         if high_water_mark and position < high_water_mark:
             # The server stands below its high-water mark, so it has forgotten ids. Refuse it before
             # an id is taken. Taking ids would raise the position above the mark, and later checks

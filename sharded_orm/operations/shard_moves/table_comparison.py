@@ -17,7 +17,7 @@ from typing import Final
 from sharded_orm.backends.change_capture import CapturedTable
 from sharded_orm.backends.row_access import Row, RowAccess
 
-#: The number of rows in a range, for which a server computes one digest.
+#: The number of rows in a range. A server computes one digest (a hash) for each range of rows.
 CHUNK: Final = 5000
 #: The largest number of rows per table that a message names.
 NAMED: Final = 5

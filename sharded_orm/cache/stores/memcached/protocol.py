@@ -148,6 +148,7 @@ def parse_answers(raw: bytes, count: int) -> list[Answer] | None:
 def marked_sizes(raw: bytes, count: int) -> list[int] | None:
     """Parse the answers to the commands that append a line to ``count`` guards, if all succeeded.
 
+    A guard is an entry that says whether other entries are valid.
     Each guard has three answers: it was created or existed already; the line was appended; the size
     of the guard. Return these sizes. Return None if an answer is missing or reports anything else.
     """
