@@ -400,7 +400,10 @@ class OperationError(ShardedOrmError):
 
 
 class OperationHeld(OperationError, OperationalError):
-    """Another process runs this operation or a conflicting one, or perhaps still runs it."""
+    """Another process runs this operation or a conflicting one, or may still run it.
+
+    Also raised if a conflicting operation was interrupted and has not been ended since then.
+    """
 
 
 class LeaseLost(OperationError, OperationalError):

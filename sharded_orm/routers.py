@@ -149,9 +149,9 @@ class ShardRouter:
             # because Django calls the router again when the row is saved.
             return options.group
         if write:
-            # Return the alias of the whole group, because ``instance`` need not determine the
-            # shard: for example, Comment(author=person) may get its shard key from the field
-            # ``photo``, which is assigned later.
+            # Return the alias of the whole group, because ``instance`` may have nothing to do with
+            # the shard key. For example, Comment(author=person) gets its shard key from the field
+            # ``photo``, which may be assigned later.
             return options.group
         raise shard_key_required(options, f"{describe(instance)} does not tell the shard")
 

@@ -40,10 +40,11 @@ def atomic(
             ...
 
     If the key has no shard yet, a shard is chosen and recorded, because the block is about to write
-    the key's rows. Without ``two_phase``, the transaction covers a single shard: blocks for two
-    shards commit one after the other, not atomically (Pinterest, P14). With ``two_phase``, all
-    shards of the group that are used in the block commit, or none does. A shard is added to the
-    transaction at its first use, so the shards need not be known when the block begins.
+    the key's rows. Without ``two_phase``, the transaction covers a single shard. If a program uses
+    two such blocks for two shards, the shards commit one after the other, not atomically
+    (Pinterest, P14). With ``two_phase``, all shards of the group that are used in the block commit,
+    or none does. A shard is added to the transaction at its first use, so the shards need not be
+    known when the block begins.
 
     :param rows: an instance of a sharded model, or the model class. With the class, pass one more
         keyword argument: the name and the value of the shard key. With ``two_phase``, pass any
@@ -62,7 +63,7 @@ def atomic(
     :exc:`TwoPhaseUnavailable` if the shards cannot commit in two phases, and :exc:`TwoPhaseMisused`
     if an ordinary transaction of the group is open. When it is left, it raises
     :exc:`CommitOutcomeUnknown` if the connection was lost during the commit that decides for all
-    shards. Any other error means that nothing is committed.
+    shards: then all shards commit, or none does. After any other error, nothing is committed.
     """
     if two_phase:
         return _two_phase_block(rows, key, savepoint, durable)

@@ -39,12 +39,14 @@ from sharded_orm.cache.stores.base import CacheServer, ServerDown
 #: For this many seconds after a write was announced (by a marker in a guard), readers assume that
 #: the writer is alive and will close the marker itself.
 REPAIR_AFTER = 1.0
-#: A process asks the database about the same marker at most once in this many seconds. It also
-#: closes the same marker in the same guard at most once in this many seconds.
+#: A process asks the database at most once in this many seconds whether the writer of a marker (the
+#: announcement of a write) is alive. It also closes the same marker in the same guard at most once
+#: in this many seconds.
 _AGAIN_AFTER = 1.0
 _REMEMBERED = 4096
-# One packet creates at most this many guards. With a larger packet, whose answers would not fit
-# into the network buffers, client and server could block each other.
+# One packet creates at most this many guards (entries that say whether other entries are valid).
+# The answers to a larger packet might not fit into the network buffers. Then client and server
+# could block each other.
 _MOST_ADDED = 256
 
 
@@ -129,7 +131,8 @@ class Repairer:
         :param index: the position of the guard in ``scope.guards``.
         :param guard: the guard as it was read. This object does not change when its markers are
             closed on the server.
-        :param sessions: asks the database that holds the scope's rows which writers are dead.
+        :param sessions: asks a database which writers are dead. It must be the database with the
+            rows of the scope.
         :param now: the time in seconds since 1970.
         :returns: the number of closed markers.
         :raises ServerDown: the cache server does not answer.
@@ -192,7 +195,7 @@ class Repairer:
     def _unclosed(self, server: str, guard: str, dead: list[Marker]) -> list[Marker]:
         """Return those of ``dead`` that this process has not closed in the last second.
 
-        Note that they are closed now, because the caller closes them.
+        Also record that this process closes them now, because the caller does so after this call.
 
         :param server: the name of the cache server that has the guard.
         :param guard: the name of the guard that has the markers.
@@ -215,8 +218,9 @@ class Repairer:
 
 
 def compact(server: CacheServer, name: str, raw: bytes, ttl: float) -> bool:
-    """Replace a guard by a shorter one, if this saves enough bytes and nobody has changed the guard
-    since.
+    """Replace a guard by a shorter one, if this saves enough bytes.
+
+    If somebody has changed the guard since the caller has read it, it is not replaced.
 
     The shorter guard keeps the markers (announcements) of unfinished writes. It also keeps the
     generation, so cached objects stay valid. But cached lists become void. So call this function
@@ -237,9 +241,10 @@ def compact(server: CacheServer, name: str, raw: bytes, ttl: float) -> bool:
 
 
 def compact_marked(server: CacheServer, sizes: Mapping[str, int], ttl: float) -> None:
-    """Compact each guard that is larger than COMPACT_FROM bytes.
+    """Replace guards that are larger than COMPACT_FROM bytes by shorter ones, as :func:`compact`.
 
-    Called after a transaction has announced its writes in these guards.
+    A guard is an entry that says whether other entries are valid. Called after a transaction has
+    announced its writes in these guards, because each announcement makes them longer.
 
     :param sizes: maps the name of each guard to its size in bytes, as :meth:`CacheServer.mark` has
         returned it.
@@ -260,6 +265,8 @@ def make_guards(
     now: Callable[[], float],
 ) -> None:
     """Create the missing guards in ``found``, and replace the broken ones.
+
+    A guard is an entry that says whether other entries are valid.
 
     Costs a round trip for up to 256 missing guards, and up to two for each broken guard. Does not
     raise an error if the cache server is down: a later reader will create the guards.

@@ -159,8 +159,9 @@ def forget(home_guard: str | None = None) -> None:
 
     Called at each write, and again at the end of the write's transaction.
 
-    :param home_guard: the name of the guard of a shard key or global table, whose entries are
-        dropped. None (the default) drops all entries.
+    :param home_guard: the name of the guard (the entry that says whether others are valid) of a
+        shard key or global table. The entries of this key or table are dropped. None (the default)
+        drops all entries.
     """
     context = SyncToAsync.thread_sensitive_context.get(None)
     of_request = None if context is None else _of_request.get(context)

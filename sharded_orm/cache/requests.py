@@ -69,8 +69,8 @@ class GuardState:
         self.open: tuple[tuple[int, Guard], ...] = tuple(
             [(index, guard) for index, guard in enumerate(parsed) if guard.open]
         )
-        #: Whether a guard of a wider set of rows announces a write. The write may concern each
-        #: object and each list of the scope.
+        #: Whether a guard of a wider set of rows announces a write. Such a write may change any
+        #: object and any list of the scope.
         self.is_open = False
         #: Whether a guard announces a write that may change the lists of the scope.
         self.lists_open = False
@@ -142,8 +142,8 @@ class CacheRequest:
     :param scope: the set of rows to which the result belongs. For an object, these are the rows of
         its shard key or global table, even if the model has an isolate key.
     :param format: how the rows are stored and decoded.
-    :param sessions: asks the database that holds the rows which writers are dead, to close their
-        markers (announcements of writes). None leaves these markers open.
+    :param sessions: asks a database which writers are dead. It must be the database with the rows.
+        The markers (announcements of writes) of dead writers are closed. None leaves them open.
     """
 
     #: The names of the statistics counters for the outcomes BYPASS, MISS and HIT, in this order.

@@ -51,10 +51,10 @@ _blocks: ContextVar[tuple[Counts, ...]] = ContextVar("sharded_orm_counting", def
 def counting() -> Iterator[Counts]:
     """Context manager that counts the cache events of its block, for a test or a debugging page.
 
-    Yields a dict that is updated during the block, such as ``{"app.Photo": {"object_hits": 3}}``:
-    it maps the label of a model to counts by a name of :data:`FIELDS`. It counts the events of the
-    code in the block, including asyncio tasks that the block starts (they run in a copy of the
-    block's context). Blocks may be nested.
+    Yields a dict that is updated during the block, such as ``{"app.Photo": {"object_hits": 3}}``.
+    It maps the label of a model to a dict, which maps names of :data:`FIELDS` to counts. Counted
+    are the events of the code in the block, including asyncio tasks that the block starts (they run
+    in a copy of the block's context). Blocks may be nested.
     """
     counts: Counts = {}
     token = _blocks.set((*_blocks.get(), counts))

@@ -245,7 +245,7 @@ def _why_unusable(raw: bytes, start: str) -> Unusable:
     :param start: the expected beginning of the entry, without the name.
     """
     if raw.startswith(start.encode()):
-        # Everything before the name is as expected. So the name is not, that is, the server has
+        # Everything before the name is as expected. So the name must be another one: the server has
         # returned the value of another entry.
         return BROKEN
     return MISS if raw.startswith(start[:1].encode()) and _OURS.match(raw) else BROKEN

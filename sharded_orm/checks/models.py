@@ -143,7 +143,10 @@ def _declaration(model: type[ShardedModel]) -> Iterator[checks.CheckMessage]:
 
 
 def _columns(constraint: models.UniqueConstraint) -> set[str]:
-    """Return the names of the fields whose values ``constraint`` compares as they are."""
+    """Return the names of the fields whose values ``constraint`` compares.
+
+    A field inside an expression, such as ``Lower("name")``, does not count.
+    """
     names = set(constraint.fields)
     for expression in constraint.expressions:
         column = expression.expression if isinstance(expression, OrderBy) else expression
@@ -231,8 +234,8 @@ def _order(model: type[ShardedModel]) -> Iterator[checks.CheckMessage]:
         return
     key = options.key.name if options.key is not None else ""
     if hasattr(relation, "fk_field"):
-        # A generic foreign key, which may refer to a row of any model. The declaration does not tell
-        # whether all these rows are in the group, so this is no error.
+        # ``relation`` is a generic foreign key, which may refer to rows of any model. Its
+        # declaration does not say whether these rows are all in the group, so give only a warning.
         if relation.fk_field != key:
             yield checks.Warning(
                 f"order_with_respect_to = {relation.name!r} numbers rows on each shard apart. If one of"

@@ -46,9 +46,10 @@ class CacheOptions:
     #: in the cache) was stored. Before a later COMMIT, a new marker is stored.
     commit_within: float = 2.0
     #: Seconds for which the library assumes that a write may still be under way. Rows are not
-    #: cached while their guard (see :class:`CacheOptions`) is younger than this, because it may
-    #: replace a lost guard that has announced a write. If the database cannot say whether the write
-    #: of an open marker still runs, the write counts as ended when the marker is older than this.
+    #: cached while their guard (see :class:`CacheOptions`) is younger than this: the cache may have
+    #: lost an earlier guard, and with it the marker of a write. If the database cannot say whether
+    #: the write of an open marker still runs, the write counts as ended when the marker is older
+    #: than this.
     quarantine: float = 10.0
     #: What to do if a write cannot be announced in the cache. ``"refuse"`` rolls the write back.
     #: ``"proceed"`` commits the write; then cache entries may be stale for up to ``ttl`` seconds.

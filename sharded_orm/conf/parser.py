@@ -205,11 +205,12 @@ def _ignored_ranges(raw: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _with_wrong_parts(merged: dict[str, Any], setting: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``merged`` with those nodes and groups of the settings that are no dicts, so that they
-    are reported as errors. The same for ``NODES`` and ``GROUPS`` themselves.
+    """Put the nodes and groups of the settings that are no dicts back into ``merged``.
 
-    The merge has replaced such a group by the group of the document, which has no ``STRATEGY``. The
-    error would be about the missing ``STRATEGY``, and not about the wrong type in the settings.
+    Return ``merged``. The caller then reports their wrong type as an error. Otherwise, it would
+    report a wrong reason: the merge has replaced such a group by the group of the document, which
+    has no ``STRATEGY``. So the error would be that ``STRATEGY`` is missing. If ``NODES`` or
+    ``GROUPS`` itself is no dict, it is put back as well.
 
     :param merged: the ``SHARDED_ORM`` setting into which a topology document was merged.
     :param setting: the setting before the merge.

@@ -27,8 +27,8 @@ class _Lane:
     """Records the ids that this process has made for one table on one shard.
 
     ``last`` is the time of the latest id, in milliseconds after the epoch, and ``sequence`` is its
-    sequence number. ``used`` is the number of ids that were made for the time ``last``; it is set
-    to the largest possible number if no more ids are to be made for this time.
+    sequence number. ``used`` is the number of ids that were made for the time ``last``. If no more
+    ids are to be made for this time, ``used`` is set to the largest possible number.
     """
 
     last: int
@@ -83,7 +83,8 @@ class TimestampClock:
         self._draw = draw
         self._size = 1 << layout.sequence_bits
         self._lanes: dict[tuple[int, str], _Lane] = {}
-        # Held while the dict _lanes is used. Each lane has a lock of its own for making ids.
+        # Held while the dict _lanes is used. Each lane (one table on one shard) has a lock of its
+        # own, which is held while an id is made.
         self._lock = threading.Lock()
         _clocks.add(self)
 

@@ -51,8 +51,8 @@ def current() -> Document:
 def change(edit: Callable[[Document], Document], comment: str = "") -> Document:
     """Change the topology document and publish it. On return, this process uses the new document.
 
-    Before the new document is published, this process checks it in the same way as each process
-    does that loads it later. If ``edit`` changes nothing, nothing is published.
+    Every process that loads a document checks it. This process makes the same checks before it
+    publishes the new document. If ``edit`` changes nothing, nothing is published.
 
     :param edit: a function that gets the current document and returns the changed document. Its
         version number is ignored. If another process publishes meanwhile, ``edit`` is called again
@@ -75,8 +75,8 @@ def change(edit: Callable[[Document], Document], comment: str = "") -> Document:
         if edited.same_content(before):
             return before
         # If somebody has restored the source from a backup, its document may be older than the
-        # topology in use. Then refresh() raises an error. Without this call, the old content would
-        # be published as the newest version.
+        # topology that this process uses. Then refresh() raises an error. Otherwise, an edited copy
+        # of the old document would be published as the newest version.
         runtime.refresh()
         try:
             return _publish(before, edited.at_version(_next(before)), comment)
@@ -195,9 +195,8 @@ def rollback(version: int, comment: str = "", *, expected: int | None = None) ->
 
     :param version: the earlier version.
     :param expected: the version that was the newest when the caller decided to roll back; 0 if the
-        source was empty. If it is not the newest version any more, an error is raised, so that a
-        change that somebody else has published since is not undone by mistake. By default, this is
-        not checked.
+        source was empty. If somebody else has published a version since then, an error is raised,
+        because the rollback would undo that change by mistake. By default, this is not checked.
     :raises LookupError: the source does not have ``version``.
     :raises TopologyConflict: the newest version is not ``expected``.
     :raises InvalidTopology: shards were added since ``version``; they cannot be removed.

@@ -100,8 +100,8 @@ class Poll:
     renew_at: float
     valid_until: float
     moves: MoveList
-    #: Maps each key that was in flight during the series, as a pair ``(group, key)``, to the number
-    #: of the last poll that reported it.
+    #: Maps each key that was in flight (moving) during the series of polls, as a pair ``(group,
+    #: key)``, to the number of the last poll that reported it.
     seen: Mapping[tuple[str, str], int] = field(repr=False)
 
     @cached_property
@@ -112,17 +112,20 @@ class Poll:
         return latest
 
     def is_quiet(self, group: str, number: int) -> bool:
-        """Return whether no key of ``group`` was moving at any time since poll ``number``.
+        """Return whether no key of ``group`` has moved since the poll with this number.
 
-        The result is reliable only while the lease of this poll is valid.
+        A poll is a query that asks which keys are moving. The result is False if that poll or a
+        later one has reported a key of the group. The result is reliable only while the lease of
+        this poll is valid.
         """
         return number >= self.since and self._seen_in_groups.get(group, 0) < number
 
     def covers(self, group: str, key: str, number: int) -> bool:
         """Return whether ``key`` is still on the shard that was found for it after poll ``number``.
 
-        The result is False if poll ``number`` or a later one has reported that the key was moving.
-        The result is reliable only while the lease of this poll is valid.
+        A poll is a query that asks which keys are moving. The result is False if poll ``number`` or
+        a later one has reported that the key was moving. The result is reliable only while the
+        lease of this poll is valid.
         """
         return number >= self.since and self.seen.get((group, key), 0) < number
 
@@ -157,8 +160,9 @@ class PlacementLease:
     def current(self) -> Poll | None:
         """Return the last poll. If half of the time of its lease is over, send a new poll first.
 
-        Return None if the process must not use the shards that it remembers: inside Django's
-        ``TestCase``, or if the query took longer than a lease is valid.
+        A poll is a query that asks which keys are moving. It gives the process a new lease, the
+        right to use the shards of keys that it remembers. Return None if the process has no such
+        right: inside Django's ``TestCase``, or if the query took longer than a lease is valid.
 
         :raises django.db.Error: the lease has ended, and the directory does not answer.
         """
@@ -166,7 +170,10 @@ class PlacementLease:
         return poll if poll is not None and now() < poll.renew_at else self._renew()
 
     def valid(self) -> Poll | None:
-        """Return the last poll if its lease is still valid, else None. Sends no query."""
+        """Return the last poll (query for the moving keys) if its lease is still valid, else None.
+
+        Sends no query.
+        """
         poll = self._poll
         return poll if poll is not None and now() < poll.valid_until else None
 
@@ -180,8 +187,8 @@ class PlacementLease:
 
     def _renew(self) -> Poll | None:
         poll = self.valid()
-        # Only one thread renews the lease. The others go on with the old lease, and wait for the
-        # lock only if it has ended.
+        # Only one thread renews the lease. The other threads go on with the old lease, and wait for
+        # the lock only if the old lease has ended.
         if not self._lock.acquire(blocking=poll is None):
             return poll
         try:

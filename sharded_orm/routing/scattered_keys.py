@@ -40,8 +40,9 @@ def keys_to_leave_out(
     :param starts: for each open transaction in which the statement reads, the moves that were known
         when the transaction took its snapshot. If a move has ended since, the snapshot may still
         contain rows that the end of the move has removed.
-    :param announced: whether to leave out a key on the target even if its move was only announced,
-        and has not begun to switch.
+    :param announced: whether to leave out a key on the target already when its move is announced.
+        If False, the key is left out from the phase "switching" on. Before this phase, the tables
+        of the target do not have rows of the key yet.
     """
     moves = {move.number: move for start in starts for move in start.in_flight}
     moves = {number: move for number, move in moves.items() if move.phase in _KEPT_IN_SNAPSHOTS}
@@ -108,14 +109,16 @@ def _stays(
     if known.phase in _AT_SOURCE:
         return phase in _AT_SOURCE or (known.phase == "aborted" and after is None)
     if known.phase in _AT_TARGET:
-        # The key was switched to its new shard before the statement began, so the statement has
-        # left out the rows on the old shard. Its result is correct only if the snapshot of the new
-        # shard contains the copied rows. A snapshot from before the switch (is_old) may lack them,
-        # unless it is a snapshot of the old shard.
+        # The directory named the new shard before the statement began, so the statement has left
+        # out the rows on the old shard. The result is correct only if the statement has read the
+        # copied rows on the new shard. It may have missed them if it has read that shard from a
+        # snapshot that was taken before the directory was changed (is_old). An old snapshot of the
+        # old shard does no harm.
         is_old = before is None or before.phase not in _AT_TARGET
         return not (is_old and shard != known.source) and (after is None or phase in _AT_TARGET)
-    # When the statement was sent, the move was announced, but it had not begun to switch the key.
-    # If this is still so, the new shard has no rows of the key, and the result is correct.
+    # When the statement was sent, the move was in the phase "announced" or "copying". In these
+    # phases, copied rows are only in side tables of the new shard, which the statement does not
+    # read. If the move is still in one of them, the result is correct.
     return after is not None and phase not in _AT_SOURCE | _AT_TARGET
 
 
@@ -147,9 +150,10 @@ class ScatterMoves:
 
     :param used: the moves that were known when the statement was sent. They determine which rows
         it left out.
-    :param snapshots: one :class:`Snapshot` for each open transaction in which the statement reads.
-        It has the moves that were known when the transaction took its snapshot. There may be one
-        more, with the moves in ``used``.
+    :param snapshots: one :class:`Snapshot` for each open transaction in which the statement reads,
+        with the moves that were known when the transaction took its snapshot. There may be two
+        more: one with the moves that were known at the first such statement of the transaction, and
+        one with the moves in ``used``.
     :param is_quiet: whether no key of the group is in flight (moving) in ``used``.
     """
 

@@ -61,8 +61,8 @@ def writes_own_sql(cls: type) -> bool:
 def compares_as(base: Any, lookup: Any) -> bool:
     """Whether ``lookup`` has the SQL of ``base``, a lookup class of Django, such as ``Exact``.
 
-    False if ``lookup`` is not an instance of ``base``, or if it is of a class of the project that
-    derives from ``base`` and may have different SQL.
+    False if ``lookup`` is not an instance of ``base``. Also False if its class derives from
+    ``base`` but may have different SQL, for example because it overrides ``as_sql()``.
     """
     kind: Any = type(lookup)
     return _is_same(base, kind)
@@ -121,8 +121,8 @@ class OnShard(Expression):
 
         here = getattr(connection, "shard", None)
         if getattr(connection, "stands_for_many", False):
-            # This SQL is sent to several shards, and the condition is true on each of them. So do
-            # not compare ``alias`` with a single shard.
+            # This SQL is sent to several shards, so there is no single shard to compare with
+            # ``alias``. The condition is true on each of the shards.
             here = None
         group, _, _ = self.alias.rpartition("_")
         if here is not None and here.group == group and here.alias != self.alias:

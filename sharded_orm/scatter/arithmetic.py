@@ -18,8 +18,8 @@ QUOTIENT_PLACES = 4
 # MariaDB and MySQL store the decimal places of a number in groups of nine digits.
 _GROUP = 9
 # If a sum has at most this many decimal places, its average does not depend on the number of
-# decimal places that the single values have. If a sum has five, the last digit of its average
-# depends on whether the values have more than nine.
+# decimal places that the single values have. If a sum has five decimal places, it does: the last
+# digit of the average depends on whether the values have more than nine decimal places.
 _SURE_PLACES = 4
 # An average has four decimal places more than the sum, as far as the server allows: a number has at
 # most 30 places on MySQL, and at most 38 on MariaDB. So if a sum has at most this number of places,

@@ -20,8 +20,8 @@ def pieces_of(sql: str) -> tuple[list[str], list[str], list[str]] | None:
     """Split a template's SQL at its marks, and return the three parts of its text.
 
     The first part ends at the mark for the shard's index, and the second part at the mark for the
-    keys. Each part is a list of texts; the name of the shard's schema belongs between two of them.
-    Return None if the SQL needs parameters.
+    keys. Each part is a list of texts. To get the SQL, join these texts by the name of the shard's
+    schema. Return None if the SQL needs parameters.
 
     :param sql: the SQL of a template without parameters.
     """
@@ -38,9 +38,10 @@ def pieces_of(sql: str) -> tuple[list[str], list[str], list[str]] | None:
 
 @lru_cache(maxsize=_BRANCHES)
 def branch_ends(sql: str, mark: str, schema: str, index: int) -> tuple[str, str] | None:
-    """Return the text before and after the keys in the SELECT for one shard, in parentheses.
+    """Return a pair for the SELECT for one shard: its SQL before the keys, and its SQL after them.
 
-    Return None if the text has other placeholders. The arguments are those of :func:`branch_sql`.
+    The first text begins with a parenthesis, and the second ends with one. Return None if the SQL
+    needs parameters in addition to the keys. The arguments are those of :func:`branch_sql`.
     """
     pieces = pieces_of(sql)
     if pieces is None:

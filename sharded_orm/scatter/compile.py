@@ -85,7 +85,7 @@ class Template:
 
     @property
     def summed(self) -> tuple[int, ...]:
-        """The positions, in ascending order, of the columns whose values are added over the shards."""
+        """The positions, ascending, of the columns in which the merge adds the shards' values."""
         return tuple(sorted({column for partial in self.partials for column in partial.summed}))
 
 
@@ -245,7 +245,8 @@ class _Root(SQLCompiler):
         compares = self.query.distinct or (grouped and not self.options.summary)
         if self.marks_rows and not compares and features_of(self.connection).computes_beyond_types:
             # A UNION would change large rounded floats, so change their type. Do not do so if the
-            # values are compared, as for DISTINCT: a single database changes them then, too.
+            # values are compared, for example for DISTINCT. In this case, a single database also
+            # changes the floats, and the result must be the same.
             self.select, self._added = widened(self.select), widened(self._added)
         return self._added, (ordered if keep_order else []), group_by
 
@@ -363,8 +364,9 @@ class _Root(SQLCompiler):
     def _ordered_by(self, expression: Any) -> Any:
         """Return what an entry of ORDER BY refers to.
 
-        If the entry is the position of a column, the database counts all columns before it, but
-        Django counts a composite primary key as one. Follow the database, as its rows are sorted so.
+        If the entry is the position of a column, the database counts each column. But Django counts
+        a composite primary key, which has several columns, as one. Count as the database does,
+        because it sorts the rows by the column that it finds.
         """
         position = expression.ordinal if isinstance(expression, PositionRef) else None
         while isinstance(expression, Ref):

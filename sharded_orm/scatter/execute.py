@@ -77,9 +77,9 @@ def _node_wrapper(shard: Shard) -> Any:
         wrapper.shard == shard and relocation.is_current(wrapper)
     ):
         return wrapper
-    # The thread's connection object is on another node than the plan says: a transaction keeps it
-    # there, or the shard has moved since the plan was made. So use a copy that connects to the
-    # plan's node.
+    # The thread's connection object of this shard is on another node than the plan says, for one of
+    # two reasons: an open transaction keeps it on the old node, or the shard has moved since the
+    # plan was made. So use a copy that connects to the node of the plan.
     settings = database_settings.settings_as_planned(shard)
     return wrapper if settings is None else relocation.separate_copy(wrapper, settings)
 
@@ -179,9 +179,7 @@ class Executor:
                 yield statement.node, rows
 
     def close(self) -> None:
-        """Close the cursors whose rows are read on demand. Call this method when no more rows are
-        needed.
-        """
+        """Close the cursors whose rows are read on demand. Call this if no more rows are needed."""
         for rows in self._open:
             rows.close()
         self._open.clear()
@@ -259,9 +257,10 @@ class Executor:
         self._settle(len(statements))
 
     def _may_send_ahead(self, statements: Sequence[ShardStatement]) -> bool:
-        # Do not send ahead in three cases:
-        # - Execute wrappers, the log of queries, or packages that replace methods of Django's
-        #   cursor observe each execution. send() does not call them.
+        # Statements are sent ahead if this thread sends them to all nodes before it reads the first
+        # answer. Do not do this in three cases:
+        # - Something observes each execution: an execute wrapper, the log of queries, or a package
+        #   that replaces methods of Django's cursor. send() would bypass it.
         # - POOL limits the sessions. A thread that holds a session of one node would wait for a
         #   session of another node, and two such threads could wait for each other.
         # - A node has no idle session. Opening one takes long if the node is down, so other threads
@@ -302,9 +301,8 @@ class Executor:
             self._sent[statement] = cursor
 
     def _settle(self, statements: int) -> None:
-        """Record that some statements have ended: each was answered or has failed.
+        """Record that this number of statements have ended: each was answered or has failed.
 
-        :param statements: the number of these statements.
         :raises ScatterError: all statements of the plan have failed, and a wrong query may be the
             cause.
         """
@@ -405,10 +403,7 @@ class Executor:
             return list(cursor.fetchall())
 
     def _received(self, sent: Any) -> list[Row]:
-        """Return the rows of a statement that was sent ahead.
-
-        :param sent: the cursor that has sent the statement, or the error if it could not be sent.
-        """
+        """Return the rows that the cursor ``sent`` receives. If ``sent`` is an error, raise it."""
         if isinstance(sent, DatabaseError):
             raise sent
         with self._group.wrap_database_errors:
@@ -427,9 +422,10 @@ class Executor:
         place: Mapping[str, Any] | None = database_settings.settings_as_planned(shard)
         wrapper = self._wrappers[statement.node]
         if place is None or statement.alias is not None:
-            # Do not look for a new place in two cases: if the topology does not contain the plan's
-            # node any more, or if the statement has used the connection of the shard's alias,
-            # because the cursor of such a connection finds a moved shard itself.
+            # Do not look for a new place in two cases:
+            # - The topology does not contain the plan's node any more.
+            # - The statement has used the connection of the shard's alias. The cursor of such a
+            #   connection has already looked for the moved shard itself.
             raise error
         wait = PlaceWait(
             wrapper,
@@ -466,10 +462,7 @@ class Executor:
     # -- Statements for one shard
 
     def _alias_rows(self, statement: ShardStatement) -> Generator[Row, None, None]:
-        """Yield the rows of a statement for one shard, with the shard's index appended to each row.
-
-        The rows are read on demand, and the cursor is closed at the end.
-        """
+        """Yield the rows of a statement for one shard, each with the shard's index appended."""
         (branch,) = statement.branches
         assert statement.alias is not None
         sql, params = statement.sql()

@@ -63,7 +63,7 @@ class Facade:
         self.connection.tables_read = self.tables  # type: ignore[attr-defined]  # this package's compilers read it
         self._ops = wrapper.ops
         self._mixins: tuple[type, ...] = (Qualified, CheckedSQL) if qualify else (CheckedSQL,)
-        # Compilers and expressions put the text ``table_prefix`` before each table's name.
+        # The compilers and expressions of this package put this text before each table's name.
         self.connection.table_prefix = f"{SCHEMA_MARK}." if qualify else ""  # type: ignore[attr-defined]  # this package's compilers read it
         if hidden is not None:
             self._mixins = (VisibleRows, *self._mixins)

@@ -73,10 +73,12 @@ def fetch(
     """Read in two phases. Return a pair (plan of the last phase that was executed, rows).
 
     The rows are those from number ``low`` up to, but not including, ``options.limit``, in the order
-    of the query. The second phase may not find a row that the first phase has chosen: the row was
-    deleted or changed meanwhile, or an inner join of ``select_related()`` excludes it. In this case
-    the result has too few rows, so return None; the caller must then read in one phase. If a shard
-    has failed, rows may be missing for this reason, so return the rows that were found.
+    of the query.
+
+    Sometimes the second phase does not find a row that the first phase has chosen: the row was
+    deleted or changed meanwhile, or an inner join of ``select_related()`` excludes it. Then return
+    None, because the result would have too few rows; the caller must read again, in one phase. But
+    if a shard has failed, its rows are expected to be missing, so return the rows that were found.
     """
     # Many targets may have the same query object, and make_plan() compiles each query object once
     # per node. So make only one changed copy of each query object, which these targets share.

@@ -206,8 +206,8 @@ class Merger:
                     self._comparison.add(part, row, whole)
 
     def _extreme(self, kind: str, part: int, whole: list[Any], row: Row) -> None:
-        # Call ordered() even for None: it raises an error if the value is not NULL for the server,
-        # such as MySQL's date 0000-00-00.
+        # Call ordered() even for None. For MySQL's date 0000-00-00, for example, the driver returns
+        # None, although the value is not NULL for the server. ordered() raises an error for it.
         new = self._comparison.ordered(row, part)
         old = self._comparison.ordered(whole, part)
         if new is None:

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 # 256 branches is cheap enough to be repeated after a failure.
 BATCH = 256
 # The maximum number of branches in a UNION ALL that is streamed, that is, whose rows are read on
-# demand. It is higher than BATCH, so that a query needs fewer statements, because each streamed
-# statement occupies a database session until its last row is read.
+# demand. Each streamed statement occupies a database session until its last row is read. So this
+# number is higher than BATCH: a query then needs fewer statements, and fewer sessions.
 STREAM_BATCH = 1024
 # The maximum number of parameters of one statement. The SELECT for each shard repeats the query's
 # parameters, so an __in with thousands of keys soon reaches this number.
@@ -101,9 +101,9 @@ class ShardStatement:
 
     node: str
     branches: tuple[Branch, ...]
-    # The alias of the shard whose connection must be used; None for a connection to the node. There
-    # are two reasons to use a shard's connection: it is in an open transaction, which may have
-    # written rows, or the database has no connections to nodes (SQLite).
+    # The alias of the shard whose connection must be used; None for a connection to the node. A
+    # shard's connection is used in two cases: it has an open transaction, whose own changes the
+    # statement must see; or the database is SQLite, which has no connections to nodes.
     alias: str | None
     union: bool
     outer: Outer
@@ -127,13 +127,14 @@ class ShardStatement:
         return self.outer.sql(sql), params
 
     def with_keys(self) -> tuple[str, str] | None:
-        """Return a pair: the SQL with the keys written into it, and the SELECT of its union.
+        """Return a pair: the SQL with the keys written into it, and the template of its SELECTs.
 
-        The SELECT is a template, in which marks stand for the keys, the schema and the shard's
-        index. With this SQL, the driver need not insert thousands of keys as parameters.
+        Because the SQL contains the keys, the driver need not insert thousands of them as
+        parameters. All SELECTs of the union are made from the same template. In it, marks stand
+        for the keys, the schema and the shard's index.
 
-        Return None unless the statement is a plain union of one SELECT for several shards, and all
-        its parameters are integer keys.
+        Return None if the SELECTs are not made from one template, if an outer SELECT is needed, or
+        if a parameter is not an integer key.
         """
         template = self.branches[0].template
         if not self.union or self.outer.is_used or template.params:
@@ -180,8 +181,8 @@ class Outer:
             return union
         selected = ", ".join([column_names(self.columns), *self.weights])
         if self.names_columns:
-            # Write the columns' names after the subquery. The WITH clause of the alternative below
-            # is slower, because the server first copies its query to the place where it is used.
+            # Name the columns after the subquery. This is faster than the WITH clause in the else
+            # branch: the server first copies the query of a WITH clause to the place of its use.
             sql = f"SELECT {selected} FROM ({union}) AS u ({column_names(self.columns)})"
         else:
             sql = f"SELECT {selected} FROM ({named_union(union, self.columns)}) u"
@@ -348,8 +349,8 @@ def plan_by_key(
     """Plan the statements that read rows by keys, as :func:`make_plan` does, but three times as
     fast.
 
-    Return None if the template of a node is missing. Then call :func:`make_plan`, which compiles
-    it.
+    Return None if the template (the compiled SELECT) of a node is missing. Then call
+    :func:`make_plan`, which compiles it.
 
     :param keys: the keys to read from each shard of one group.
     :param templates: the templates of the query for all nodes, see :func:`make_plan`.

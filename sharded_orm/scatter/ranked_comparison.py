@@ -67,8 +67,8 @@ class RankedComparison(Comparison):
     :param summed: the positions of the columns in which each shard returns the sum of its own rows.
         The merge adds these sums.
     :param reads_utc: whether the driver returns all times in UTC. If not, a server must rank the
-        times. In other time zones, an hour is repeated when clocks are set back, and Python would
-        consider a time in the first hour and the same time in the second hour equal.
+        times. In a time zone whose clocks are set back in autumn, the time 02:30, for example,
+        occurs twice on that day. Python would consider these two times equal.
     """
 
     def __init__(

@@ -58,11 +58,12 @@ def check(query: Query) -> None:
 
 
 def check_written(query: Query) -> None:
-    """Raise an error if a window function chooses the rows that several shards update or delete.
+    """Raise an error if several shards are to update or delete rows that a window function chooses.
 
-    Each shard would choose among its own rows only.
+    Each shard would compute the window function from its own rows only, and so choose other rows
+    than one database with all rows would.
 
-    :raises ScatterNotSupported: the query has such a condition.
+    :raises ScatterNotSupported: ``query`` filters by a window function.
     """
     if query.where.contains_over_clause:
         raise refuse(
@@ -72,10 +73,10 @@ def check_written(query: Query) -> None:
 
 
 def check_values_of_time(query: Query, values: Iterable[Any]) -> None:
-    """Raise an error if the time of the database is written on several shards.
+    """Raise an error if an update of several shards writes the time of the database (``Now()``).
 
-    Each shard has its own statement, and so a time of its own. One database writes one time to all
-    rows.
+    The update is one statement for each shard, and ``Now()`` is a different time in each statement.
+    But with one database, all rows would get the same time.
 
     :param values: the new values of columns. ``F()`` may name an annotation of ``query``.
     :raises ScatterNotSupported: one of the values depends on ``Now()`` or ``TransactionNow()``.
@@ -98,7 +99,10 @@ def check_values_of_time(query: Query, values: Iterable[Any]) -> None:
 
 
 def refuse_distinct_keys(query: Query) -> None:
-    """Refuse ``distinct("pk")`` of a composite primary key, whose columns Django gives as one."""
+    """Refuse ``distinct("pk")`` if the primary key is composite.
+
+    For such a key, Django returns one column to the scatter, although the key has several columns.
+    """
     for name in query.distinct_fields:
         *_, targets, _ = query.names_to_path(name.split(LOOKUP_SEP), query.get_meta())
         if any(isinstance(target, CompositePrimaryKey) for target in targets):

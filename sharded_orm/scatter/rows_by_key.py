@@ -40,8 +40,8 @@ def fetch_parts_by_key(
     """Yield the rows in parts. Each part is a tuple (name of the node, aliases, rows).
 
     ``aliases`` contains the alias of the shard of each row, so the two lists are equally long. The
-    rows are those from the driver. A node may have several parts. The rows have no particular
-    order.
+    rows are tuples as the driver returns them, in no particular order. A node may have several
+    parts.
 
     Each thread compiles the query once for each node (a database server). Costs one statement per
     node. The nodes are queried in parallel.

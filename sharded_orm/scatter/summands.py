@@ -5,11 +5,11 @@ type of an expression has a number of decimal places. In some cases, these serve
 more places, and round the sum to the places of its type when they send it. Then the sum of the
 rounded sums may differ from the rounded sum of all rows, so the query is refused. The cases are:
 
-- A quotient of decimal numbers is added with at least nine decimal places, but it is sent with only
-  four places more than the dividend has. A ``Cast()`` to a ``FloatField`` does not help: Django
-  writes it as ``x + 0.0``, which is a decimal number if ``x`` is one.
-- A float that was rounded to some places, or converted from a text, is added with all its digits.
-  But its sum and its average are sent with few places.
+- Quotients of decimal numbers are added with at least nine decimal places, but their sum is sent
+  with only four places more than the dividend has. A ``Cast()`` to a ``FloatField`` does not help:
+  Django writes it as ``x + 0.0``, which is a decimal number if ``x`` is one.
+- Floats that were rounded to some places, or converted from texts, are added with all their digits.
+  But their sum and their average are sent with few places.
 - ``COALESCE(AVG(x), 0e0)`` is a float, because the default is one. So the average is sent with all
   its digits, and not with the places of a decimal average.
 - The sum of durations is cast to whole microseconds, so parts of microseconds are lost.
@@ -90,9 +90,9 @@ _FLOAT_FUNCTIONS = (
     functions.Sqrt,
     functions.Tan,
 )
-# MariaDB and MySQL send a quotient with four decimal places more than its dividend has. These are
-# enough if the divisor is 10,000, or an integer by which 10,000 can be divided without a remainder.
-# For example, 1 / 8 is 0.1250.
+# MariaDB and MySQL send a quotient with four decimal places more than its dividend has. With these
+# places, the quotient is exact if 10,000 can be divided by its divisor without a remainder. For
+# example, 1 / 8 is 0.1250, because 10,000 / 8 is 1250.
 _EXACTLY_DIVISIBLE = 10_000
 # The largest number of decimal places of a dividend for which a quotient counts as sent exactly. If
 # a dividend has more places, the quotient might exceed MySQL's limit of 30 places.
@@ -197,10 +197,10 @@ def _is_exact_default(default: Any) -> bool:
 
 
 def has_places_of_type(source: Any) -> bool:
-    """Whether the server adds the values of ``source`` with the decimal places that their type has.
+    """Whether the server adds up the values of ``source`` with the decimal places of their type.
 
-    If not, the server may use other places. For example, it adds a quotient with more places than
-    the type of the quotient has.
+    If not, the server may use more or fewer places. For example, it adds quotients with more places
+    than the type of a quotient has.
     """
     if isinstance(source, CombinedExpression):
         return source.connector in _SAME_PLACES and all(

@@ -37,9 +37,9 @@ _NO_ROWS = object()
 
 
 class _Resolved(Exception):
-    """Raised inside Django's ``get_aggregation()``, to leave it before it sends its query.
+    """Raised inside Django's ``get_aggregation()``, so that this method does not send its query.
 
-    The query is complete then, so that it can be sent to many shards instead.
+    When the error is raised, the query is complete, so it can be sent to many shards instead.
     """
 
     def __init__(self, elide_empty: bool) -> None:

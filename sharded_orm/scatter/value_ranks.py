@@ -95,8 +95,8 @@ class ValueType(NamedTuple):
 class Ranking:
     """Reads from a server the ranks of values that Python cannot compare.
 
-    The merge of the shards' rows compares these values by their ranks. If the plan compares no such
-    values, no query is sent. Not thread-safe.
+    The merge of the shards' rows compares these values by their ranks. If the merge need not
+    compare such values, no query is sent. Not thread-safe.
     """
 
     def __init__(self, plan: ScatterPlan, executor: Executor) -> None:

@@ -114,10 +114,10 @@ class ServerCloner(Cloner):
     def _cursor(self, shard: Shard) -> Iterator[Any]:
         """Return a context manager that yields a cursor on the shard's node.
 
-        Within a ``with`` block of :meth:`batch`, each call for the same node yields the same
-        cursor, on which an earlier call may have selected a schema. Its session is closed at the
-        end of the block of :meth:`batch`. Outside of such a block, each call opens a new session
-        and closes it at the end.
+        Inside a ``with`` block of :meth:`batch`, all calls for one node yield the same cursor. An
+        earlier call may have selected a schema on it. The cursor's session is closed at the end of
+        the block of :meth:`batch`. Outside of such a block, each call opens a new session, and
+        closes it at the end of its own ``with`` block.
         """
         with self.batch():
             if shard.node not in self._cursors:

@@ -1,6 +1,7 @@
 """Creates test shards on MySQL and MariaDB.
 
-The definitions and rows of the template schema are read once. Each test shard is created from them.
+The template is a schema that is migrated. Its definitions and rows are read once. Each test shard
+is created from them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Creates test shards on PostgreSQL: each test shard is a schema in the database of its node.
 
-The definitions of the template schema are read once. If the test shard is in the same database, the
-server copies the rows of the template; otherwise this process copies them with COPY.
+The template is a schema that is migrated. Its definitions are read once. If a test shard is in the
+same database as the template, the server copies the template's rows. Otherwise, this process copies
+the rows with COPY.
 """
 
 from __future__ import annotations
@@ -72,13 +73,14 @@ ORDER BY 2"""
 
 @dataclass(frozen=True)
 class _ClonedTable:
-    """A table of the template whose rows are copied to test shards.
+    """A table of the template (the migrated schema) whose rows are copied to test shards.
 
     :param has_triggers: whether the project has defined triggers on the table. PostgreSQL's own
         triggers, which check foreign keys, do not count.
     :param columns: SQL for the names of the columns.
-    :param expressions: SQL that reads the columns in the template's schema, as values of the types
-        that the test shard's columns have.
+    :param expressions: SQL that reads the columns from the template's table. If the type of a
+        column is defined in the schema, the SQL converts its values to text and then to the type
+        of that name in the test shard's schema.
     """
 
     name: str

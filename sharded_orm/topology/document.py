@@ -28,8 +28,9 @@ FORMAT = 1
 _RANGE_DEFAULTS = {
     part.name: part.default for part in fields(ShardRange) if part.default is not MISSING
 }
-# The type of RANGES in a form that can be compared. It maps the shards of each entry, as a text
-# such as "[0, 511]", to the other items of the entry, without items that have the default value.
+# The type of RANGES in a form that can be compared, for example {"[0, 511]": {"primary": "db1"}}.
+# It maps the shards of each entry, as a text, to the other items of the entry. Items that have the
+# default value are left out.
 _Ranges = dict[str, dict[str, Any]]
 # The maximum depth of a document. Correct documents are nested only a few levels deep. A much
 # deeper document is a mistake, and recursive functions would fail on it.
@@ -322,9 +323,9 @@ def _by_span(ranges: Any) -> _Ranges | None:
     """Return ``ranges``, the list RANGES of a group, as a dict with one item for each entry.
 
     The dict maps the shards of the entry, as a text such as "[0, 511]", to the other items of the
-    entry, without items that have the default value. So the order of RANGES does not matter for a
-    comparison. Return None if ``ranges`` is not a list of dicts, or if two entries have the same
-    shards.
+    entry. Items that have the default value are left out. So two lists are equal in this form even
+    if their order differs, or if only one of them states a default value. Return None if ``ranges``
+    is not a list of dicts, or if two entries have the same shards.
     """
     if not isinstance(ranges, list) or not all(isinstance(entry, dict) for entry in ranges):
         return None

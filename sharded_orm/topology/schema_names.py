@@ -264,8 +264,9 @@ def _progression(
     """Return the shard numbers in ``window`` whose schema names may also be in another window.
 
     All names in a window have the same length, and consist of a text, the digits of the shard
-    number, and a second text. At a position at which the other window has text, the digit must be
-    equal to this text. Return None if this text is not a digit, because then no name can be equal.
+    number, and a second text. At some positions, ``window`` has a digit, but the other window has a
+    character of its text. There, the digit must be equal to this character. Return None if the
+    character is not a digit, because then the windows have no name in common.
 
     :param text: the other window, of which only the text is used here.
     :param start: the first position at which both windows have a digit.

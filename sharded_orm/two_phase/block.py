@@ -69,8 +69,9 @@ class TwoPhaseAtomic(transaction.Atomic):
 
     def __exit__(self, *exc_info: Any) -> None:
         if isinstance(exc_info[1], OperationalError):
-            # Perhaps this block has waited in vain for a lock of a prepared branch whose process
-            # has died. Let the next block look for such branches on the shards of this block.
+            # Perhaps this block has waited in vain for a lock of a prepared branch (the part on one
+            # shard of another transaction), whose process has died. Let the next block look for
+            # such branches on the shards of this block.
             coordinator: Any = connections[self._group].coordinator  # type: ignore[attr-defined]
             watch.note(coordinator.shards if coordinator is not None else (), True)
         try:

@@ -24,7 +24,8 @@ from sharded_orm.two_phase.recovery import GRACE, PreparedBranch
 
 logger = logging.getLogger("sharded_orm.two_phase")
 
-#: The minimum number of seconds between two searches of this process for prepared branches.
+#: The minimum number of seconds between two searches of this process for prepared branches. But if
+#: a branch was probably left prepared, the next search begins at once; see BranchWatch.note().
 INTERVAL: Final = 1.0
 # The maximum number of branches that one search ends. It is small, because the caller of look()
 # waits for the search.
@@ -49,8 +50,9 @@ class BranchWatch:
     def note(self, shards: Sequence[Shard], is_left: bool) -> None:
         """Record that a transaction in two phases has used ``shards``.
 
-        :param is_left: whether a prepared branch may be left on the shards, by this transaction or
-            by another one. The next :meth:`look` then searches at once.
+        :param is_left: whether a prepared branch (the part of a transaction on one shard) may be
+            left on the shards, by this transaction or by another one. The next :meth:`look` then
+            searches at once.
         """
         self._used |= {(shard.group, shard.node) for shard in shards}
         if is_left:
@@ -59,10 +61,10 @@ class BranchWatch:
     def look(self) -> None:
         """End branches that have been prepared for too long. Raises no database error.
 
-        A branch is the part on one shard of a transaction in two phases. Once a second, and sooner
-        if :meth:`note` was told that a branch may be left, a call sends one query to each node that
-        this process has used in such transactions. Other calls return at once. Must not be called
-        in a transaction of a shard group.
+        A branch is the part on one shard of a transaction in two phases. Costs one query to each
+        node that this process has used in such transactions. Costs nothing if the last search was
+        less than a second ago, unless :meth:`note` was told since that a branch may be left. Must
+        not be called in a transaction of a shard group.
         """
         if self._process != identity():
             self.__init__()  # type: ignore[misc]  # Start anew in a forked child, because a thread of the parent may have held the lock.

@@ -38,10 +38,12 @@ from sharded_orm.two_phase.app import is_enabled, refusal_of
 
 logger = logging.getLogger("sharded_orm.two_phase")
 
-#: A recovery ends only branches that have been prepared for at least this many seconds. The process
-#: that has prepared a branch ends it within milliseconds, if the process is alive.
+#: A branch is the part on one shard of a transaction in two phases. A recovery ends only branches
+#: that have been prepared for at least this many seconds. The process that has prepared a branch
+#: ends it within milliseconds, if the process is alive.
 GRACE: Final = 2.0
-#: Seconds after which a stored decision is deleted, if no branch needs it.
+#: A stored decision to commit a transaction is deleted after this many seconds, if no part of the
+#: transaction is still waiting to be committed.
 KEPT_FOR: Final = 3600
 _POLL = 0.1  # seconds
 
@@ -68,7 +70,7 @@ class PreparedBranch:
 
 @dataclass(frozen=True)
 class Recovered:
-    """The result of a recovery for one branch.
+    """The result of a recovery for one branch, the part on one shard of a transaction.
 
     :param outcome: "committed", "rolled back", "had ended already", or the reason why the branch is
         still prepared.
@@ -122,12 +124,13 @@ def recover(
     failures: dict[str, Error] | None = None,
     logs: bool = True,
 ) -> list[Recovered]:
-    """End the branches of ``group`` that have been prepared for ``grace`` seconds, and return the
+    """End the branches of ``group`` that stay prepared for ``grace`` seconds, and return the
     results.
 
-    A prepared branch is the part on one shard of a transaction in two phases. Costs one query per
-    node if no branch is prepared; otherwise waits for ``grace`` seconds. Must not be called in a
-    transaction of the group.
+    A prepared branch is the part on one shard of a transaction in two phases. If a branch is
+    prepared, this function waits for ``grace`` seconds, because the process that has prepared the
+    branch probably ends it within this time. If no branch is prepared, costs one query per node.
+    Must not be called in a transaction of the group.
 
     :param shards: only branches on these shards of ``group`` are ended. Default: those on all
         shards.
@@ -173,8 +176,9 @@ def refuse_prepared(group: ShardGroup, shards: Iterable[Shard]) -> None:
 def end(prepared: PreparedBranch, *, seconds: float = 1.0, logs: bool = True) -> Recovered:
     """End one prepared branch: commit it or roll it back, as the deciding shard has decided.
 
-    The branch is left prepared if the decision is not certain yet, or if a server does not answer.
-    No database error is raised.
+    A branch is the part on one shard of a transaction in two phases. The deciding shard is the one
+    that stores the decision to commit the transaction. The branch is left prepared if the decision
+    is not certain yet, or if a server does not answer. No database error is raised.
 
     :param seconds: how long to wait if the deciding shard has an open transaction that may still
         store the decision.
@@ -218,6 +222,9 @@ def _end(prepared: PreparedBranch, seconds: float) -> tuple[str, bool]:
 
 def forget_decisions(group: ShardGroup, shards: Iterable[Shard] | None = None) -> int:
     """Delete old decisions that no branch needs, and return the number of deleted decisions.
+
+    A decision is the stored row that says that a transaction in two phases is committed. A branch
+    (the part of the transaction on one shard) needs it until the branch is committed.
 
     Costs one statement per shard, and further statements if the shard has old decisions.
 

@@ -68,10 +68,10 @@ class CacheServer(ABC):
     A call costs one round trip, unless its method says otherwise or hundreds of names are read at
     once. A round trip ends within the timeout of the server.
 
-    Every method except :meth:`close` may raise :exc:`ServerDown`. The server may then have executed
-    all of the call, a part of it or nothing, and may still execute it later. For some seconds after
-    a failure, all calls raise this error at once without being sent. Then one call is sent as a
-    trial.
+    Every method except :meth:`close` may raise :exc:`ServerDown`. After this error, it is unknown
+    whether the server has executed all of the call, a part of it or nothing. It may even execute
+    the call later. For some seconds after a failure, all calls raise this error at once without
+    being sent. Then one call is sent as a trial.
 
     Any call may be executed twice: if an idle connection turns out to be dead, the call is sent
     again on a new connection.
@@ -134,7 +134,7 @@ class CacheServer(ABC):
 
     @abstractmethod
     def release(self, objects: Mapping[str, FoundEntry]) -> None:
-        """Give back leases with which no object was stored, so that other readers can take them.
+        """Give back leases (permissions to store) that were not used, so that others can take them.
 
         A lease that has become void is ignored. If the call fails, the lease ends after
         :data:`LEASE_SECONDS`. This method may return before the server has answered.

@@ -115,8 +115,9 @@ class LocalServer(CacheServer):
         return [entry.lease for entry in entries]
 
     def release(self, objects: Mapping[str, FoundEntry]) -> None:
-        # Give back only the leases of missing objects: these keep other readers from storing the
-        # object. The lease of an object that was found is just the object's version number.
+        # Give back only the leases (permissions to store) of missing objects: these keep other
+        # readers from storing the object. The lease of an object that was found is only the
+        # object's version number.
         leases = {name: lease for name, (value, lease) in objects.items() if value is None}
         if not leases:
             return

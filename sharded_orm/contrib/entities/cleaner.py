@@ -47,7 +47,8 @@ from sharded_orm.operations.runs.work_lease import leased
 #: If a shard does not answer during the pass over all entities, it is tried again after this number
 #: of seconds.
 RETRY_AFTER = 10.0
-#: To learn which shards have marked entities, the cleaner reads this number of newest marks.
+#: An entity is marked while its index rows may be wrong. To learn which shards have marked
+#: entities, the cleaner reads this number of the newest marks.
 LOOK = 100
 #: The largest number of version numbers in one statement. There is one OR for each version number,
 #: and SQLite limits how deeply conditions are nested.
@@ -93,9 +94,9 @@ def _clean_store(
         with report.shard(alias):
             rows = _newest_rows(store, alias, min_age)
             if len(rows) == BATCH:
-                # Take a lease only for a shard with many marked entities. A lease costs as much as
-                # the repair of a hundred entities. The repair of a few entities is over so soon
-                # that two cleaners hardly ever do it at the same time.
+                # Take a lease (it keeps other cleaners away) only for a shard with many marked
+                # entities. A lease costs as much as the repair of a hundred entities. The repair of
+                # a few is over so soon that two cleaners hardly ever do it at the same time.
                 with leased(LEASE, f"{store.name} {alias}") as lease:
                     _clean_backlog(store, alias, min_age, stopping, lease, report)
                 continue
@@ -146,7 +147,7 @@ def clean_batch(
             continue
         settlement = compare(index, of_all_shards)
         settle(index, settlement)
-        # Note all rows that settle() may have inserted. Rows at risk are among them, because
+        # Record all rows that settle() may have inserted. Rows at risk are among them, because
         # settle() inserts such a row again if another process has removed it in the meantime.
         for rows in (*settlement.missing.values(), *settlement.at_risk.values()):
             for row in rows:

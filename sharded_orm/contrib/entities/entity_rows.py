@@ -1,7 +1,7 @@
 """Reads rows of entities by their ids and shard keys.
 
-Where possible, the queries have a form whose SQL Django compiles only once in a process, and which
-is then kept for later queries (see docs/explanation/read-plans.md).
+Where possible, the queries have a form whose SQL is compiled only once in a process. The SQL is
+then kept for later queries of the same form (see docs/explanation/read-plans.md).
 """
 
 from __future__ import annotations

@@ -80,8 +80,8 @@ class InvalidIndexCursor(EntityError, ValueError):
 class UniqueValueTaken(EntityError, IntegrityError):
     """Another entity has the same values in a unique index. The new entity was not written.
 
-    Also raised if the other entity has given up the values in a transaction that is not committed
-    yet: the transaction may be rolled back, and the other entity would have the values again.
+    Also raised if the other entity loses the values in a transaction that is not committed yet. If
+    that transaction is rolled back, the other entity still has the values.
     """
 
 

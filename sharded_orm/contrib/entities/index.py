@@ -252,7 +252,8 @@ class Index:
                 position = row
             if len(found) < size:
                 return
-            # The caller needs more rows, so many of these were stale. Read on in larger steps.
+            # The caller needs more rows, so many of these were stale, because their entities have
+            # changed. Read on in larger steps.
             size = min(2 * size, MAX_READ)
 
     def _read(

@@ -98,8 +98,8 @@ def build(
 
     First deploy the declaration of the index to all processes, so that they write its rows when
     they store entities. Then call this function. It writes the rows of the older entities, and
-    compares all entities once more. If no row is missing then, reads may use the index. Until then
-    they raise :exc:`IndexNotServed`. The function can be called again after an interruption.
+    compares all entities once more. If no row is missing then, reads can use the index. Until then,
+    reads raise :exc:`IndexNotServed`. The function can be called again after an interruption.
 
     Yields after each batch.
 

@@ -147,8 +147,9 @@ def after_migrate(*, using: str, **kwargs: Any) -> None:
 
 
 def withdraw(index: Index) -> None:
-    """Change the state of ``index``, if reads use it, so that they do not use it until it is built
-    again.
+    """Stop reads from using ``index`` until the index is built again. Writers still write its rows.
+
+    Does nothing if the index is not in use by reads.
     """
     states = IndexState.objects.using(DEFAULT_DB_ALIAS)
     states.filter(index=index.label, state=SERVED).update(state=WRITTEN, since=timezone.now())

@@ -36,8 +36,9 @@ class Batch(dict[Any, Any]):
 
     def __init__(self) -> None:
         super().__init__()
-        #: If the body of an object cannot be read, the object is missing in the dict itself. This
-        #: attribute maps its id (or value) to the error. The error is also logged.
+        #: The body of an object is the JSON with its fields. If it cannot be read, the object is
+        #: missing in the dict itself, and this attribute maps the object's id (or value) to the
+        #: error. The error is also logged.
         self.damaged: dict[Any, DamagedObject] = {}
 
 

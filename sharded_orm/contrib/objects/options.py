@@ -10,8 +10,8 @@ from typing import Any
 from sharded_orm.contrib.objects.exceptions import InvalidObjectType, WrongObjectType
 from sharded_orm.ids.layout import PACKED, PackedLayout
 
-#: The largest size of a body in bytes, unless ``ObjectMeta.max_body`` sets another limit. The cache
-#: does not store larger values either.
+#: The largest size in bytes of a body, the JSON with the fields of an object, unless
+#: ``ObjectMeta.max_body`` sets another limit. The cache does not store larger values either.
 MAX_BODY = 1_000_000
 
 

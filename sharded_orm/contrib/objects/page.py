@@ -16,7 +16,8 @@ from sharded_orm.contrib.objects.exceptions import DamagedObject, InvalidCursor
 class Cursor:
     """The end of a page of a mapping.
 
-    The next page begins after the entry with this sequence and target.
+    It is identified by the last entry of the page. ``sequence`` is the number by which entries are
+    sorted, and ``target`` is the id of the last object. The next page begins after this entry.
 
     ``str(cursor)`` is a text for URLs, and :meth:`parse` turns it into the cursor again. A cursor
     stays valid if objects are added, moved or removed.
@@ -52,8 +53,8 @@ class Page:
     :param objects: the objects in order: as many as the caller asked for, or fewer on the last
         page.
     :param next: the cursor of the next page; None if this is the last page.
-    :param damaged: maps the ids of objects that were left out, because their bodies cannot be read,
-        to the errors.
+    :param damaged: the objects that were left out, because their bodies (the JSON with their
+        fields) cannot be read. Maps the id of each such object to the error.
     """
 
     objects: list[Any]

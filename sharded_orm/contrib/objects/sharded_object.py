@@ -96,7 +96,7 @@ def _refuse_concrete_base(name: str, bases: tuple[type, ...]) -> None:
 def _refuse_ambiguous_names(
     name: str, bases: tuple[type, ...], attrs: dict[str, Any], options: ObjectOptions
 ) -> None:
-    """Raise an error if two fields use the same name in the body.
+    """Raise an error if two fields use the same name in the body, the JSON with the fields.
 
     For example, a field is named ``title``, and another has ``was="title"``, its former name. A
     save would drop one of the two values.
@@ -162,7 +162,10 @@ class ShardedObject(ShardedModel, metaclass=ObjectBase):
 
     @classmethod
     def body_fields(cls) -> list[Any]:
-        """Return the fields that are kept in the body, in the order of their declaration."""
+        """Return the fields that are kept in the body (the column ``data`` with JSON).
+
+        They are in the order of their declaration.
+        """
         own = [field for field in cls._meta.private_fields if isinstance(field, BodyField)]
         return sorted(own, key=lambda field: field.creation_counter)
 
@@ -179,8 +182,9 @@ class ShardedObject(ShardedModel, metaclass=ObjectBase):
         return {"id": self.pk, **values}
 
     def __getstate__(self) -> dict[str, Any]:
-        # Overrides Model.__getstate__(), which copy.copy() calls. The copy gets a body of its own:
-        # otherwise an assignment to a field of the copy would also change the original.
+        # Overrides Model.__getstate__(), which copy.copy() calls. The copy gets its own body (the
+        # dict with the values of the fields). Otherwise an assignment to a field of the copy would
+        # also change the original.
         state: dict[str, Any] = super().__getstate__()
         own = ("data", "_assigned", "_seen")
         return state | {name: copy.deepcopy(state[name]) for name in own if name in state}
@@ -203,8 +207,9 @@ class ShardedObject(ShardedModel, metaclass=ObjectBase):
                 return  # as Django does
             own = {name for field in self.body_fields() for name in (field.name, field.attname)}
             kwargs["update_fields"] = (names - own) | {"data", "ts", "version"}
-        # Prepare the body before Django begins a transaction. An error inside the transaction would
-        # make an outer transaction of the program unusable.
+        # Prepare the body (the JSON with the fields) before Django begins a transaction, because
+        # this may raise an error. An error inside the transaction would make an outer transaction
+        # of the program unusable.
         prepare_body(self, self._state.adding)
         if not self._state.adding and "ts" in self.__dict__:
             # Remember the time that was read, to compare it in the UPDATE. Model.save() replaces
@@ -242,12 +247,12 @@ class ShardedObject(ShardedModel, metaclass=ObjectBase):
         if "version" in self.get_deferred_fields():
             raise self._read_partly()
         if stored != self.version + 1:
-            # save() always raises the version by 1. So the caller is loaddata, which stores the row
-            # exactly as the fixture has it.
+            # save() would store the version of this instance plus 1. This is another version. So
+            # the caller is loaddata, which stores the row exactly as the fixture has it.
             return super()._do_update(base_qs, using, pk_val, values, *rest)
         if self._state.adding:
-            # The object is new and has an id already. Return that no row was updated, so that
-            # Django inserts it, and never overwrites a stored object.
+            # The object is new and has an id already. Send no UPDATE, because it might overwrite a
+            # stored object. Return that no row was updated, so that Django inserts the object.
             return update_result(False)
         if "_stored_ts" not in self.__dict__:
             raise self._read_partly()

@@ -111,8 +111,8 @@ def copied_fields(model: Any) -> list[Any]:
 def columns_digest(model: Any) -> str:
     """Return a hash of the names of the copied columns.
 
-    If the hash differs from that of the last delivery, the copies have other columns than this
-    code.
+    The last update of the copies has stored such a hash. If the hash is different now, the running
+    code copies other columns than the copies have.
     """
     columns = "\0".join(sorted(f.column for f in copied_fields(model)))
     return sha256(columns.encode()).hexdigest()

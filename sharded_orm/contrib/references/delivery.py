@@ -169,8 +169,9 @@ def behind(alias: str, models: Iterable[Any], version: Version) -> list[Any]:
     """Return those of ``models`` whose copies on the shard ``alias`` must be updated.
 
     Usually these are the models whose copies have an older version than ``version``. A model is
-    also returned if the shard has no copies of it yet, if its copies were made by code with other
-    columns, or if copies were deleted ahead of a deletion in the global database.
+    also returned in three other cases: the shard has no copies of it yet; its copies were made by
+    code with other columns; or copies were deleted because their rows in the global database were
+    about to be deleted. In the last case, a row may have been kept, and its copy must be restored.
     """
     states = states_on(alias)
     return [

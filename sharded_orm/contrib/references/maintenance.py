@@ -55,7 +55,8 @@ class ReferenceTables:
     ) -> CompanionReport:
         """Compare the copies on shards with the rows in the global database.
 
-        If a copy is outdated and a relay will update it, it counts as pending and not as a
+        A relay (``manage.py mirrors relay``) updates copies that a writer could not update. If a
+        copy is outdated and a relay will update it, the copy counts as pending and not as a
         difference.
 
         Costs four queries per 500 rows and shard.

@@ -167,7 +167,8 @@ class ReferenceChanges(TransactionChanges):
         self._hook = None
         if not self._may_deliver:
             return
-        # In a TestCase nothing is committed, so before_commit() was not called to record the changes.
+        # Usually before_commit() has recorded the changes already. But in a TestCase nothing is
+        # committed, so before_commit() was not called. Record the changes here.
         self._record()
         if self._has_news:
             self._has_news = False
@@ -189,6 +190,6 @@ class CopyDelivery(DeferrableDelivery):
 
     def deliver(self, *, may_be_rolled_back: bool) -> None:
         for problem in bring_all().problems:
-            # Only log the problem: the transaction of the program is committed, and a relay tries
-            # again.
+            # Only log the problem, because the transaction of the program is committed already. A
+            # relay ("manage.py mirrors relay") will try to update the copies again.
             logger.warning("copies of reference tables follow later, by a relay: %s", problem)

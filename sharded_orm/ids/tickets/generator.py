@@ -30,8 +30,9 @@ class TicketGenerator:
     """A generator of 64-bit ids, which it takes from several ticket servers (databases that only
     count) in turn. Thread-safe.
 
-    No two calls return the same id of a sequence, a named series of ids, such as those of one model.
-    Of N servers, the first in the list gives the ids 1, 1 + N, 1 + 2N, …; the second 2, 2 + N, …
+    A *sequence* is a named series of ids, such as the ids of one model. No two calls return the
+    same id of a sequence. Of N servers, the first in the list gives the ids 1, 1 + N, 1 + 2N, …,
+    and the second gives the ids 2, 2 + N, …
 
     The generator does not use Django's connections. So a transaction of the caller does not lock
     the row of the sequence, and its rollback does not take ids back. If a server does not answer,

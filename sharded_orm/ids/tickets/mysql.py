@@ -32,10 +32,10 @@ class MySQLSession(TicketSession):
     - Form ``update`` keeps the last number in the sequence's row of the catalog table, on InnoDB.
     - Form ``replace``, which Flickr published, keeps the last number in a separate table for each
       sequence. The table needs an engine that locks whole tables: MyISAM, as at Flickr, or
-      MariaDB's Aria, which also survives a crash. InnoDB is not possible, because a REPLACE there
-      takes its number before it locks the row. So two REPLACE statements could deadlock. And if an
-      UPDATE (a request for several ids) ran between these two steps, the REPLACE would then store
-      its lower number, so ids would be repeated.
+      MariaDB's Aria, which also survives a crash. InnoDB is not possible: there, a REPLACE first
+      takes its number, and then locks the row. So two REPLACE statements could deadlock. Between
+      the two steps, an UPDATE (a request for several ids) could store a higher number. Then the
+      REPLACE would overwrite it by its own lower number, and ids would be repeated.
     """
 
     forms = ("update", "replace")

@@ -50,8 +50,8 @@ class TicketSessionPool:
     def close(self, *, for_good: bool = False) -> None:
         """Close the idle sessions.
 
-        :param for_good: if True, the pool keeps no sessions from now on: a lent session is closed
-            when it is given back. If False (the default), lent sessions go on to be used.
+        :param for_good: if True, the pool keeps no sessions from now on: a session that is lent now
+            is closed when it is given back. If False (the default), such a session is kept then.
         """
         with self._lock:
             self._keep = self._keep and not for_good

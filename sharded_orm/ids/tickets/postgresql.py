@@ -123,8 +123,8 @@ class PostgreSQLSession(TicketSession):
         return statement
 
     # SQL that makes the commit wait until the numbers that nextval returned are safe on disk.
-    # Otherwise, a server that crashes could hand out the same numbers again, because nextval writes
-    # 32 numbers at once to the write-ahead log, and only the commit of the session that wrote them
+    # Otherwise, a server that crashes could hand out the same numbers again: nextval writes 32
+    # numbers at once to the write-ahead log, and only the commit of the session that wrote them
     # waits for the disk. This SQL writes a message to the log, so that this commit waits as well.
     # No message is needed if the whole log is on disk already, or if this transaction has written
     # something else to the log (then it has a transaction id).
@@ -152,9 +152,9 @@ class PostgreSQLSession(TicketSession):
         )
 
     def _from_valid(self, name: str, count: str) -> str:
-        """Return a FROM clause with one row if the sequence may be used, and otherwise no row.
+        """Return a FROM clause. It yields one row if the sequence can be used; otherwise no row.
 
-        The sequence may be used if its row in the catalog (the table of sequences) and its
+        The sequence can be used if its row in the catalog (the table of sequences) and its
         ``SEQUENCE`` are unaltered, and at least ``count`` numbers are left.
         """
         slot = self.slot

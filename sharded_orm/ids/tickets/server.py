@@ -137,8 +137,8 @@ class TicketServer:
             self._failed(state, name, exc)
             raise
         except SequenceNotChecked:
-            # This server has not failed. Its partner, which stores its high-water mark, did not
-            # answer.
+            # Do not record a failure of this server: the partner, which stores the server's
+            # high-water mark, did not answer.
             raise
         except FAILURES as exc:
             self._failed(state, None, exc)
@@ -232,8 +232,8 @@ class TicketServer:
         high_water_mark = state.high_water_marks.get(name, 0)
         row = self._check(session, name, deadline)
         position = session.position(row, deadline)
-        # A high-water mark of 0 means that no mark is known. Do not compare it with the position,
-        # because the position of a new sequence may be below 0.
+        # A high-water mark (the highest id handed out so far) of 0 means that no mark is known. Do
+        # not compare it with the position, because the position of a new sequence may be below 0.
         if high_water_mark and position < high_water_mark:
             # The server stands below its high-water mark, so it has forgotten ids. Refuse it before
             # an id is taken. Taking ids would raise the position above the mark, and later checks
@@ -318,9 +318,9 @@ class TicketServer:
         if self.partner is None:
             return True
         try:
-            # With PARTNER_DOWN "refuse", this server may hand out no id before the partner has told
-            # its high-water mark. So if this server and the partner failed lately, ask the partner
-            # even during its backoff.
+            # With PARTNER_DOWN "refuse", no id may be taken from this server before the partner has
+            # told the server's high-water mark. So if both of them failed lately, ask the partner
+            # even during its backoff, the seconds for which it is usually not asked.
             even_if_left_alone = (
                 self._needs_partner and new_connection and state.breaker.cause() is not None
             )

@@ -162,8 +162,9 @@ class TicketSession(ABC):
     ) -> Sequence[int]:
         """Take and return ``count`` new ids of a sequence, ascending. Costs one round trip.
 
-        Return no id and change nothing if the sequence has fewer than ``count`` numbers left, or if
-        it does not match ``row`` any more: it was dropped, or its slot or form was changed.
+        In two cases, return no id and change nothing: the sequence has fewer than ``count`` numbers
+        left; or it does not match ``row`` any more, because it was dropped, or because its slot
+        (which numbers the server may hand out) or its form was changed.
 
         :param row: the sequence's row in the catalog table, as returned by :meth:`read`.
         :param predecessor_mark: the highest id that the predecessor (the server before this one in

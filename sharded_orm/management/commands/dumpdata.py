@@ -139,8 +139,8 @@ def _refuse_absent(alias: str, named: set[Model], selected: Sequence[Model]) -> 
     """Raise an error if a model has no table on ``alias``, because Django would silently dump no
     rows.
 
-    Each model that was named one by one must have a table there. If only apps were named, it is
-    enough that one of their models has one.
+    Each model that was named one by one must have a table on ``alias``. If only apps were named, it
+    is enough that one of their models has a table there.
 
     :param named: the models that the command line names one by one.
     :param selected: all models to be dumped.

@@ -80,10 +80,11 @@ class Command(loaddata.Command):
     # -- Loading ---------------------------------------------------------------
 
     def load_label(self, fixture_label: str) -> None:
-        # Fixture files can have a database alias in their names, and Django looks for the alias in
-        # self.using. So find the files before self.using is changed; Django caches the result. Then
-        # set self.using to None, unless all rows belong in one ordinary database. With None, the
-        # router chooses the database in which Django looks up each natural key.
+        # The name of a fixture file can contain a database alias. Django only finds such a file if
+        # the alias is that in self.using. So find the files before self.using is changed; Django
+        # caches the result. Then set self.using to None, unless all rows belong in one ordinary
+        # database. With None, the router chooses the database in which Django looks up each natural
+        # key.
         self.find_fixtures(fixture_label)
         shard = self._shard
         own = (DEFAULT_DB_ALIAS, *runtime.config().tickets, runtime.config().directory)

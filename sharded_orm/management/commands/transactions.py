@@ -52,8 +52,8 @@ class Recover(Action):
             failures: dict[str, Error] = {}
             results = recovery.recover(group, grace=options["grace"], failures=failures, logs=False)
             for result in results:
-                # Print only branches that have ended now. The error at the end lists the others, so
-                # each branch is shown once.
+                # Print only the branches (parts of transactions on single shards) that have ended
+                # now. The error at the end lists the branches that could not be ended.
                 if result.is_over:
                     command.stdout.write(str(result))
             left = [result for result in results if not result.is_over]

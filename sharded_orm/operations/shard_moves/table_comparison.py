@@ -17,7 +17,7 @@ from typing import Final
 from sharded_orm.backends.change_capture import CapturedTable
 from sharded_orm.backends.row_access import Row, RowAccess
 
-#: The number of rows in a range, for which a server computes one digest.
+#: The number of rows in a range. A server computes one digest (a hash) for each range of rows.
 CHUNK: Final = 5000
 #: The largest number of rows per table that a message names.
 NAMED: Final = 5
@@ -31,8 +31,8 @@ class TableComparison:
     A row is *open* if it must be compared again: it differed, or was copied again.
 
     :param here: maps the usual name of each table to a description of the table on the source. The
-        description has the table's present name. The move renames tables for some time. When it
-        does so, the caller updates this dict.
+        description has the table's present name, because the move renames tables for some time.
+        The caller updates this dict when the move renames a table.
     :param there: the same for the tables on the target.
     """
 

@@ -143,8 +143,9 @@ class RelationScan:
     sample: int | None
     cross_key: list[CrossKeyRows] = dataclasses.field(default_factory=list)
     dangling: list[DanglingReferences] = dataclasses.field(default_factory=list)
-    #: Why relations could not be checked. Maps the alias of a shard whose rows could not be read,
-    #: or the label of a global model whose rows could not be looked up, to the reason.
+    #: Why relations could not be checked. If the rows of a shard could not be read, maps the alias
+    #: of the shard to the reason. If the rows of a global model could not be looked up, maps the
+    #: label of the model to the reason.
     errors: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def read(self, wrapper: Any, shards: Sequence[Shard], alive: Alive) -> None:

@@ -15,8 +15,8 @@ from sharded_orm.models.tables.journal import OperationRun
 from sharded_orm.operations.promotion.recovery import to_finish, to_undo
 from sharded_orm.operations.promotion.runner import KIND
 
-# To find the promotion that has closed a node, the journal's newest promotions are read, at most
-# this number of them.
+# The journal is the table that records operations. To find the promotion that has closed a node, at
+# most this number of the newest promotions are read from it.
 _RECENT = 50
 
 

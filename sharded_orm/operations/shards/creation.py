@@ -23,9 +23,9 @@ class Created:
 
     :param made: aliases of the shards whose schema was created, sorted.
     :param existing: number of shards whose schema existed before.
-    :param failures: maps the alias of a shard to the reason why its schema could not be created,
-        and the name of a node to the reason why none of its schemas could, for example because the
-        node does not answer.
+    :param failures: maps the alias of a shard to the reason why its schema could not be created. If
+        no schema of a node could be created, for example because the node does not answer, maps the
+        name of the node to the reason.
     """
 
     made: tuple[str, ...]

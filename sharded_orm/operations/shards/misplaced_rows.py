@@ -74,8 +74,9 @@ class RowScan:
     sample: int | None
     looked_at: int = 0
     misplaced: list[Misplaced] = field(default_factory=list)
-    #: Why rows could not be checked. Maps the alias of a shard whose rows could not be read, or the
-    #: name of a group whose keys could not be looked up, to the reason.
+    #: Why rows could not be checked. If the rows of a shard could not be read, maps the alias of
+    #: the shard to the reason. If the keys of a group could not be looked up, maps the name of the
+    #: group to the reason.
     errors: dict[str, str] = field(default_factory=dict)
 
     def read(self, wrapper: Any, shards: Sequence[Shard], alive: Alive) -> None:

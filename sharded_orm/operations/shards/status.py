@@ -224,8 +224,8 @@ class _MissingMigrations:
             connection = connections[shard.alias]
             applied = Records(shard.alias).applied() if digest else ()
             plan = self._planner.plan(connection, applied)
-            # plan.replacements has the squashed migrations that need only be recorded as applied,
-            # because all migrations that they replace are applied. Count them as missing, too.
+            # Count the squashed migrations in plan.replacements as missing, too. All migrations
+            # that they replace are applied, so they need only be recorded as applied.
             keys = [*(unit.key for unit in plan.units), *plan.replacements]
             names = [".".join(key) for key in keys if _has_tables(key[0], shard.alias)]
             migrations = self._by_state[shard.group, digest] = (len(names), next(iter(names), ""))

@@ -208,10 +208,10 @@ def _last_used(
         # was interrupted before it had created the sequence on all servers. On the other servers,
         # let the sequence begin at the same number.
         return after
-    # Other servers have handed out ids of the sequence, so the server without it was replaced or
-    # has lost it. The last ids of this server may be known to nobody: perhaps no row with them is
-    # saved yet, and they are above the highest id that the next server has stored. So skip some
-    # ids.
+    # Other servers have handed out ids of the sequence. So the server that lacks the sequence was
+    # replaced, or has lost it. Perhaps nobody knows the last ids that it has handed out: they may
+    # be above the mark that the next server has stored for it, and no row with them is saved yet.
+    # So skip some ids, in order not to hand out these ids again.
     positions = (number for s in present for number in (s.position, s.row.predecessor_mark))
     return max(after, *positions) + MARGIN
 

@@ -55,8 +55,9 @@ class ServerStatus:
     step: int
     #: Why the server does not answer; None if it answers.
     error: str | None
-    #: A text that names the setting because of which a crash could make the server forget ids that
-    #: it has handed out. None if it cannot forget ids, or if it does not answer.
+    #: Why a crash could make the server forget ids that it has handed out. The text names the
+    #: server's setting that is the reason. None if the server cannot forget ids, or if it does not
+    #: answer.
     durability: str | None
     sequences: tuple[SequenceStatus, ...]
 

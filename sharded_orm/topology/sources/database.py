@@ -122,8 +122,8 @@ class DatabaseSource(TopologySource):
                 f"TOPOLOGY: TIMEOUT must be at least {_SIGNS} times INTERVAL, not {self._timeout!r}"
                 f" with {self._interval!r}"
             )
-        # Call dict.items(), because settings.DATABASES.items() would add the aliases of groups. For
-        # this, it needs the topology, which is read from this source.
+        # Call dict.items(). The method settings.DATABASES.items() would add the aliases of groups.
+        # For this, it would need the topology, which is read from this source.
         databases = {
             alias: entry
             for alias, entry in dict.items(settings.DATABASES)
@@ -141,9 +141,9 @@ class DatabaseSource(TopologySource):
         self._process = identity()
         self._name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._thread: threading.Thread | None = None
-        # The connection object of the watching thread. A forked child has a copy of it, but not of
-        # the thread. There, this attribute keeps the copy from being deleted as garbage, which
-        # would disturb the parent's connection.
+        # The connection object of the watching thread. After a fork, the child has a copy of this
+        # object, but no copy of the thread. In the child, this attribute only prevents that the
+        # copy is deleted as garbage, because that would disturb the parent's connection.
         self._connection: BaseDatabaseWrapper | None = None
         self._ended = threading.Event()
         self._wake = threading.Event()
@@ -153,9 +153,9 @@ class DatabaseSource(TopologySource):
         self._reported: tuple[int, str] | None = None
         self._version = 0
         self._since = datetime.now(UTC)
-        #: A pair: the topology version that this process has last written into its row of the table
-        #: of processes (None if the write failed), and the time at which the next sign of life is
-        #: due, by time.monotonic().
+        #: A pair. The first item is the topology version that this process has last written into
+        #: its row of the table of processes; None if the write failed. The second item is the time,
+        #: by time.monotonic(), at which the next sign of life is due.
         self._announced: tuple[int | None, float] = (None, 0.0)
 
     def describe(self) -> str:
@@ -218,8 +218,8 @@ class DatabaseSource(TopologySource):
             "document": json.dumps(document.content(), indent=1),
         }
         try:
-            # Several processes may publish at the same time. Only one of them can insert a row with
-            # this primary key; the others get an IntegrityError.
+            # Another process may publish at the same time, and insert a row with this primary key
+            # first. Then this insert raises an IntegrityError.
             insert(connection, VERSIONS, values)
         except IntegrityError as exc:
             raise TopologyConflict(

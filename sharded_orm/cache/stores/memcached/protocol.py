@@ -148,6 +148,7 @@ def parse_answers(raw: bytes, count: int) -> list[Answer] | None:
 def marked_sizes(raw: bytes, count: int) -> list[int] | None:
     """Parse the answers to the commands that append a line to ``count`` guards, if all succeeded.
 
+    A guard is an entry that says whether other entries are valid.
     Each guard has three answers: it was created or existed already; the line was appended; the size
     of the guard. Return these sizes. Return None if an answer is missing or reports anything else.
     """
@@ -206,9 +207,9 @@ def parse_values(raw: bytes, names: Sequence[str]) -> list[bytes | None] | None:
         ):
             return [*values]
         # Otherwise, compare the lines with the names, one after the other. If the next line does
-        # not belong to a name, the entry of this name is missing. This method fails if a value
-        # contains a line end, because split() has cut such a value in two. No later line matches
-        # then, so the position does not reach the end, and _parse_slowly() is used instead.
+        # not belong to a name, the entry of this name is missing. But split() has cut a value in
+        # two if it contains a line end. Then no later line matches, and ``position`` does not reach
+        # ``end``. In this case, discard the result, and parse the answer by _parse_slowly().
         parts.append(b"")
         found: list[bytes | None] = []
         position = 0

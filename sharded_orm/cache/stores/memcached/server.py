@@ -161,8 +161,8 @@ class MemcachedServer(RemoteServer):
         if answer[0] in lines:
             return answer[0] == lines[0]
         if answer[0].startswith(b"SERVER_ERROR"):
-            # The server lacks memory for this command, but it works. So do not call _failed():
-            # after that, the server would not be used for some seconds.
+            # The server lacks memory for this command, but can execute other commands. So do not
+            # call _failed(): after that, the server would not be used for some seconds.
             raise ServerDown(f"{self.name}: {answer[0][:80].decode(errors='replace')}")
         raise self._failed("unexpected answer to a write")
 
@@ -238,8 +238,9 @@ class MemcachedServer(RemoteServer):
         return [version_of(lease) if lease else None for _, lease in entries]
 
     def release(self, objects: Mapping[str, FoundEntry]) -> None:
-        # Give back only the leases of missing objects: these keep other readers from storing the
-        # object. The lease of an object that was found is just the object's version number.
+        # Give back only the leases (permissions to store) of missing objects: these keep other
+        # readers from storing the object. The lease of an object that was found is only the
+        # object's version number.
         parts = [
             b"md %b C%b\r\n" % (name.encode("ascii"), version_of(lease))
             for name, (value, lease) in objects.items()

@@ -181,9 +181,9 @@ class RedisServer(RemoteServer):
     def _pipeline(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Send ``commands`` and return their replies.
 
-        Costs one round trip. Scripts that the server does not know yet are sent again in a second
-        round trip, after all other commands. These run in their order. Commands of other
-        clients may run in between.
+        Costs one round trip, and a second one if the server does not know a script yet: such a
+        script is sent again, so it runs after all other commands. The other commands run in the
+        given order. Commands of other clients may run in between.
 
         :param commands: each command is a tuple of parts. A part that is a str is the name of an
             entry: the incarnation (a random word) is put before it. Bytes are sent as they are.
