@@ -121,7 +121,9 @@ def exists(
         return False
     failures = Failures(len(targets), partial=partial, report=on_failure)
     if query.low_mark and (query.distinct or query.group_by is not None):
-        number = _count_slice(_transformed(targets, _without_order), failures, local_columns)
+        number = _count_slice(
+            _transformed(targets, lambda q: q.exists(limit=False)), failures, local_columns
+        )
         failures.finish()
         return number > 0
     existence = _transformed(targets, lambda q: q.exists())
@@ -239,12 +241,6 @@ def _as_counted(query: Query) -> Query:
     query.clear_ordering(force=False)
     # As Django's count() does: select_related() of a FilteredRelation leaves rows out.
     query.select_related = False
-    return query
-
-
-def _without_order(query: Query) -> Query:
-    query = query.clone()
-    query.clear_ordering(force=True)
     return query
 
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from django.db import connections
+from django.core.exceptions import EmptyResultSet, FullResultSet
+from django.db import DEFAULT_DB_ALIAS, connections
 from django.db.models import Avg, Count, DurationField, ExpressionWrapper, Field, Sum
 from django.db.models.functions import Coalesce
-from django.db.models.lookups import In
-from django.db.models.sql.where import AND, NothingNode, WhereNode
+from django.db.models.sql.where import WhereNode
 
 from sharded_orm import compat
 from sharded_orm.backends.features import features_of
@@ -101,6 +101,8 @@ def aggregate(
     """Return a dict that maps the name of each aggregate to its value over all rows.
 
     The values have the types that a single database returns.
+
+    :param query: the query for all shards.
     """
     if not aggregates:
         return {}
@@ -130,9 +132,9 @@ def aggregate(
         values.update(_plain_values(targets_with_summaries, expressions, plain, failures))
     for alias, plan in plans.items():
         values[alias] = _distinct_value(plan, expressions[alias], failures)
-    for alias, value in values.items():
+    for name, value in values.items():
         if value is _NO_ROWS:
-            values[alias] = _value_without_rows(expressions[alias], query)
+            values[name] = _value_without_rows(expressions[name], query)
     return {alias: values[alias] for alias in expressions}
 
 
@@ -205,22 +207,25 @@ def _value_without_rows(expression: Any, query: Query) -> Any:
         raise refuse(
             f"the aggregate {type(expression).__name__} of no rows", "give a plain default"
         )
-    if value is None or not has_field(expression) or _has_certainly_no_rows(query.where):
+    if value is None or not has_field(expression) or _has_certainly_no_rows(query):
         return value
     # A database would give a default, such as the 0 of ``Sum("price", default=0)``, as a value of
     # the aggregate's type. This conversion uses no connection.
     return expression.convert_value(value, expression, None)
 
 
-def _has_certainly_no_rows(node: Any) -> bool:
+def _has_certainly_no_rows(query: Query) -> bool:
     """Return whether Django sends no query with these conditions, and returns defaults as they are."""
-    if isinstance(node, In):
-        listed = node.rhs
-        return isinstance(listed, list | tuple | set) and not any(v is not None for v in listed)
-    if not isinstance(node, WhereNode) or node.negated or not node.children:
-        return isinstance(node, NothingNode)
-    certain = map(_has_certainly_no_rows, node.children)
-    return any(certain) if node.connector == AND else all(certain)
+    # Compile for the global database. A shard would take conditions for empty that are empty there
+    # only.
+    compiler: Any = query.clone().get_compiler(DEFAULT_DB_ALIAS)
+    try:
+        compiler.compile(compiler.query.where)
+    except EmptyResultSet:
+        return True
+    except FullResultSet:
+        pass  # There are no conditions.
+    return False
 
 
 def _check_distinct(expression: Any, connection: Any) -> None:

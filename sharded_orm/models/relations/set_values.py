@@ -14,7 +14,7 @@ from typing import Any
 from django.db.models import Model
 
 from sharded_orm.models.querysets.deletion_values import check_before_deletion
-from sharded_orm.models.sharding.rewritten_keys import set_arguments
+from sharded_orm.models.sharding.rewritten_keys import policy_of, set_arguments
 
 
 def check_set_values(field: Any) -> None:
@@ -27,7 +27,7 @@ def check_set_values(field: Any) -> None:
     """
     relation = field.remote_field
     on_delete: Any = getattr(relation, "on_delete", None)
-    if getattr(on_delete, "__module__", None) == __name__:
+    if getattr(policy_of(on_delete), "__module__", None) == __name__:
         return  # This function was called for the field before.
     if (arguments := set_arguments(on_delete)) is not None:
         (value,) = arguments
@@ -40,7 +40,7 @@ def _checked(on_delete: Any) -> Callable[..., None]:
     # ``on_delete`` that is not Django's for one that may refuse the deletion, and calls it on all
     # shards before the first one deletes. wraps() copies the other attributes, which migrations and
     # Django's collector read.
-    @wraps(on_delete, assigned=("__name__", "__doc__"))
+    @wraps(policy_of(on_delete), assigned=("__name__", "__doc__"))
     def set_on_delete(collector: Any, field: Any, sub_objs: Any, using: str) -> None:
         on_delete(collector, field, sub_objs, using)
         check_before_deletion(collector)

@@ -111,6 +111,15 @@ def test_the_existence_of_rows_after_an_offset_does_not_depend_on_the_order() ->
         )
 
 
+def test_the_existence_of_groups_after_an_offset_depends_on_their_keys_only() -> None:
+    for low in range(8):
+        same(
+            lambda m, low=low: (  # type: ignore[misc]
+                trunks(m).values("owner").annotate(x=Count("id")).values("n", "x")[low:].exists()
+            )
+        )
+
+
 def test_a_count_of_distinct_rows_leaves_out_selected_relations() -> None:
     for folder, sheet in ((PlainFolder, PlainSheet), (Folder, Sheet)):
         for owner in (0, 1, 2):
@@ -146,6 +155,9 @@ NO_ROWS: list[Callable[[Models], Any]] = [
     lambda m: trunks(m).filter(n=77),
     lambda m: trunks(m).filter(pk__in=[]),
     lambda m: trunks(m).filter(Q(pk__in=[]) | Q(n__in=[None])),
+    lambda m: trunks(m).filter(pk__in=m.trunk.objects.none()),
+    lambda m: trunks(m).filter(n=10**30),
+    lambda m: trunks(m).exclude(~Q(pk__in=[])),
 ]
 
 

@@ -11,6 +11,7 @@ from django.contrib.auth.models import User
 from django.contrib.contenttypes.fields import GenericForeignKey, GenericRelation
 from django.contrib.contenttypes.models import ContentType
 from django.db import connection, models
+from django.db.migrations.writer import MigrationWriter
 from django.db.models import F
 from django.db.models.functions import Lower
 from django.test import override_settings
@@ -30,6 +31,7 @@ from sharded_orm.models import (
     TimestampedIDField,
 )
 from sharded_orm.models.installation import _apps_of, check_contrib_apps, check_installation
+from sharded_orm.models.relations.set_values import check_set_values
 from tests.photos.models import Photo
 from tests.pinboards.models import Board
 from tests.versions import HAS_DATABASE_ON_DELETE
@@ -877,6 +879,27 @@ def test_a_wrapped_on_delete_is_that_function() -> None:
     assert declare(guarded(models.CASCADE)) == {"E007"}
     for policy in (models.SET_NULL, models.SET_DEFAULT, models.SET(5)):
         assert list(_on_delete_of_key(Guard(policy)).values()) == [{"E080"}]
+
+
+def _nobody() -> None:
+    return None
+
+
+@isolate_apps("tests.photos")
+def test_a_wrapped_set_is_written_into_migrations_as_set() -> None:
+    class Paper(Base):
+        id = TicketField(primary_key=True)
+        other = models.ForeignKey("self", Guard(models.SET(_nobody)), null=True)
+
+        class Meta(Base.Meta):
+            abstract = False
+
+    policy: Any = Paper._meta.get_field("other").remote_field
+    text, _ = MigrationWriter.serialize(policy.on_delete)
+    assert text == f"models.SET({__name__}._nobody)"
+    before = policy.on_delete
+    check_set_values(Paper._meta.get_field("other"))  # as if a relation was added later
+    assert policy.on_delete is before
 
 
 def test_an_on_delete_without_a_name_is_reported() -> None:
