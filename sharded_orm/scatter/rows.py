@@ -87,8 +87,9 @@ def _iterable(
 class _SentQuery:
     """The query that an iterable class of a project or of another package gets.
 
-    Such a class may change its query before it asks for the compiler. But the statements have been
-    sent already, so the change would be lost.
+    The statements of the query have been sent already. If the iterable class changed the query now,
+    for example by a further condition, the change would have no effect. So :meth:`get_compiler`
+    refuses a query that was changed.
     """
 
     def get_compiler(self, *args: Any, **kwargs: Any) -> Any:

@@ -62,8 +62,8 @@ class WriteMixin(ReadMixin):
     only one follower, this follower decides whether a transaction is needed.
     """
 
-    #: Whether execute_returning_sql() has already reported the statement, so that execute_sql(),
-    #: which Django calls in it, must not report the statement again.
+    #: True while execute_returning_sql() runs. It reports the statement, and Django may then call
+    #: execute_sql() to send the same statement. So execute_sql() does not report it again.
     _is_reported = False
 
     def execute_sql(self, *args: Any, **kwargs: Any) -> Any:

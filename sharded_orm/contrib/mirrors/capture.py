@@ -142,9 +142,10 @@ class SourceWrite:
         self._connection = compiler.connection
 
     def _fields(self, fields: Sequence[Any]) -> list[Any]:
-        """Return the fields with the same names in the query's model.
+        """Return the fields of the query's model that have the same names as ``fields``.
 
-        The query's model may be a historical model of a migration, with other field objects.
+        ``fields`` belong to the source's model. In a migration, the query's model is a historical
+        model instead, which has field objects of its own.
         """
         meta = self._query.get_meta()
         try:

@@ -58,7 +58,8 @@ class _State:
     process: tuple[int, int] = field(default_factory=identity)
     #: Maps sequences to the highest id that the server is known to have handed out.
     high_water_marks: dict[str, int] = field(default_factory=dict)
-    #: Held while a number in ``high_water_marks`` or ``refusals`` is raised. None is ever lowered.
+    #: Held while a number in ``high_water_marks`` or ``refusals`` is raised. These numbers never
+    #: become lower.
     lock: threading.Lock = field(default_factory=threading.Lock)
     #: After a failure of the server, one caller holds this lock and tries the server again. The
     #: other callers wait for its result.

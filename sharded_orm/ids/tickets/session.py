@@ -318,9 +318,10 @@ _open: weakref.WeakSet[TicketSession] = weakref.WeakSet()
 
 def _abandon_all() -> None:
     for session in list(_open):
-        # If abandon() fails, for example because too many files are open, go on with the other
-        # sessions. The child then still has the parent's socket, and when it closes the session,
-        # the parent's session ends, too.
+        # This runs in a child process, right after a fork. If abandon() of one session fails, for
+        # example because too many files are open, still go on with the other sessions. For the
+        # failed one, accept the damage: the child keeps the parent's socket of this session. When
+        # the child closes the session, the parent's session ends, too.
         with suppress(Exception):
             session.abandon()
     _open.clear()

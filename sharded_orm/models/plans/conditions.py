@@ -108,8 +108,8 @@ class Condition(NamedTuple):
             return value
         if not self.names_instance:
             return getattr(value, self.target.attname)
-        # The query needs not only the value of the foreign key, but also the shard of the instance.
-        # So copy the whole instance.
+        # ``value`` is a model instance. The query needs the value to which the foreign key refers,
+        # and also the shard of the instance. So copy the whole instance.
         instance = object.__new__(type(value))
         instance.__dict__.update(value.__dict__)
         return instance
@@ -251,9 +251,9 @@ def _with_form(
     if issubclass(kind, Model):  # Not isinstance(): a lazy object seems to be an instance.
         if part.lookup != "exact" or not _refers_to(part, name, kind):
             return None
-        # If the value of the foreign key does not determine the shard, ShardedQuery sends the query
-        # to the shard of the instance. The recording must then keep the instance, and not only the
-        # value.
+        # The value of the condition is a model instance, as in filter(album=album). If its id does
+        # not determine the shard, ShardedQuery sends the query to the shard of this instance. The
+        # recording must then keep the instance, and not only its id.
         is_sharded = options is not None and shard_options(kind) is not None
         names_instance = is_sharded and not options.names_shard(part.field)  # type: ignore[union-attr]  # not None if sharded
         if names_instance and part.is_excluded:

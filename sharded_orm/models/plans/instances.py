@@ -377,8 +377,8 @@ def _calls_django(model: Any) -> bool:
     If a project or another package has replaced one of them, such as ``from_db()``, the loader must
     call it. That can happen at any time, so this is checked at each read.
     """
-    # Compare by "is", and look at the type, because a replacement may claim to be equal, and have
-    # all attributes of the original.
+    # A project may have replaced a method by an object, such as a proxy, that claims to be equal to
+    # Django's method and has all its attributes. So compare by "is", and also look at the type.
     return (
         type(model.from_db) is MethodType
         and model.from_db.__func__ is _from_db

@@ -275,8 +275,8 @@ class CallRecorder(QuerySetMixin[M]):
         if args:
             return self._filtered_by_tree(method, args, kwargs)
         is_deferred, self._defer_next_filter = self._defer_next_filter, False
-        # Since Django 6.1, a related manager turns cloning off, so that filter() changes its new
-        # queryset in place and returns it.
+        # Since Django 6.1, a related manager makes a queryset, turns cloning off on it, and calls
+        # filter(). This call must change and return the same queryset, and not a copy.
         in_place = is_deferred and not self._cloning_enabled
         if in_place:
             self._cloning_enabled = True

@@ -191,10 +191,11 @@ def _save_relation(field: Any, row: Any, value: Any) -> None:
             if row.__dict__.get(name) is None:
                 setattr(row, name, key)
     # The assignment raises CrossShardRelation if the chosen row has another shard key than the
-    # form's row. Then set only the id of the chosen row, and leave the decision to
-    # Model.clean_fields(). It looks for a row with this id and with the key of the form's row.
-    # Usually there is none, and the form shows an error. But a visitor may also have entered a new
-    # key for the form's row. If it is the key of the chosen row, the choice is valid.
+    # form's row. Usually, the choice is then an error. But it is valid if the visitor has also
+    # entered the chosen row's key as the new key of the form's row, and the form has not set this
+    # key yet. So set only the id here. Model.clean_fields(), which runs when the form has set all
+    # fields, looks for a row with this id and with the key of the form's row. If there is none, the
+    # form shows an error.
     try:
         type(field).save_form_data(field, row, value)
     except CrossShardRelation:

@@ -77,8 +77,10 @@ def is_shard_key(field: Any) -> bool:
 
 
 def note_rewritten_key(field: Any) -> None:
-    """If ``field`` is a shard key, and a deletion would give it another value, make
-    :func:`refuse_rewritten_keys` check deletions from now on.
+    """Note the model of ``field`` if the ``on_delete`` of ``field`` would change a shard key.
+
+    This is so if ``field`` is the shard key of its model, and its ``on_delete`` gives it another
+    value, such as ``SET_NULL``. From then on, :func:`refuse_rewritten_keys` checks deletions.
     """
     if is_shard_key(field) and name_of_new_value(getattr(field.remote_field, "on_delete", None)):
         _models.add(field.model)

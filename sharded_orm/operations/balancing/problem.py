@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 #: Texts show the load of a bin as a percentage of the load that it is to have. A bin that is to be
-#: emptied should have almost no load, so its percentage would have many digits. From this ratio on,
-#: the text is "far more than 100%".
+#: emptied should have almost no load, so its percentage would have many digits. If the load is at
+#: least this many times what it is to be, the text is "far more than 100%" instead.
 _MOST: Final = 1000
 
 

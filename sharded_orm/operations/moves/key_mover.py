@@ -315,12 +315,12 @@ class KeyMover:
         return tables
 
     def _give_up(self, move: MoveRecord, cause: LeaseLost) -> None:
-        """Reopen the fence on the source, so that the source accepts writes of the key again.
+        """Abort the move and reopen the fence, so that the source accepts writes of the key again.
 
-        Call this if the process has lost its lease (the right to move keys of the group) while
-        writes waited. First abort the move, so that no other process can make the target the owner
-        any more. Then reopen the fence with the number of this move. If another process has removed
-        this fence, or a later move has taken it over, nothing is reopened.
+        The mover calls this method if it has lost its lease (the right to move keys of the group)
+        while writes waited. The method first aborts the move, so that no other process can make the
+        target the owner any more. It then reopens the fence on the source, unless another process
+        has removed this fence, or a later move has taken it over.
         """
         try:
             if move.abort(one_line(cause)):

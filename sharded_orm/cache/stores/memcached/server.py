@@ -253,7 +253,8 @@ class MemcachedServer(RemoteServer):
         def is_read(raw: bytes) -> bool | None:
             return None if parse_answers(raw, count) is None else True
 
-        # If the packet is lost, do nothing (the empty lambda): the leases end after a few seconds.
+        # The packet gives the leases back. If it is lost, nothing needs to be done (the empty
+        # lambda), because leases end by themselves after a few seconds.
         if len(packet) > self._max_write or not self._post(packet, is_read, lambda: None):
             for answer in self._run(parts):
                 self._expect(answer, b"HD", b"EX", b"NF")

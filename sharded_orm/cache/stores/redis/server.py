@@ -306,7 +306,7 @@ class RedisServer(RemoteServer):
             for name, (_, lease) in objects.items()
             if lease is not None
         ]
-        # If the packet is lost, do nothing (the empty lambda): the leases end after a few seconds.
+        # Delete the placeholders of the leases. If the packet is lost, they soon end by themselves.
         if commands and not self._post_packet(
             lambda owner: script_packet(commands, owner), len(commands), lambda: None
         ):
