@@ -91,39 +91,57 @@ class RowValidation(models.Model):
         if errors:
             raise ValidationError(errors)
 
-    def validate_unique(self, exclude: Any = None) -> None:
-        # Overrides Model.validate_unique(), which only knows what is unique on a shard. Values of
-        # unique lookups are unique over all shards.
-        errors: dict[str, Any] = {}
-        try:
-            super().validate_unique(exclude=exclude)
-        except ValidationError as exc:
-            errors = exc.update_error_dict(errors)
-        for field in unique_fields(type(self)):
-            if field.name not in errors and field.name not in (exclude or ()):
-                value = getattr(self, field.attname)
-                if value is not None and self._is_taken(field, value):
-                    errors[field.name] = [self.unique_error_message(type(self), (field.name,))]
-        if errors:
-            raise ValidationError(errors)
+    def _get_unique_checks(
+        self, exclude: Any = None, include_meta_constraints: bool = False
+    ) -> tuple[list[Any], list[Any]]:
+        # Overrides Model._get_unique_checks(), which only knows what is unique on a shard. Values of
+        # unique lookups are unique over all shards. A formset also compares its forms by these
+        # checks.
+        unique_checks, date_checks = super()._get_unique_checks(exclude, include_meta_constraints)  # type: ignore[misc]  # not in the stubs
+        for check in self._lookup_checks():
+            if check[1][0] not in (exclude or ()) and check not in unique_checks:
+                unique_checks.append(check)
+        return unique_checks, date_checks
 
-    def _is_taken(self, field: Any, value: Any) -> bool:
-        """Whether a row other than this one has ``value``, on any shard and under any key."""
-        key = self._shard_options().key
-        if hasattr(value, "resolve_expression"):
-            return False
-        with unbound():
-            rows = list(type(self)._default_manager.filter(**{field.name: value})[:2])
-        return any(
-            self._state.adding
-            or row.pk != self.pk
-            or (key is not None and getattr(row, key.attname) != getattr(self, key.attname))
-            for row in rows
-        )
+    def _lookup_checks(self) -> list[tuple[type[models.Model], tuple[str]]]:
+        """Return a unique check for each unique lookup, as ``_get_unique_checks()`` returns them."""
+        return [(type(self), (field.name,)) for field in unique_fields(type(self))]
 
     def _perform_unique_checks(self, unique_checks: Any) -> Any:
         # Overrides Model._perform_unique_checks(), because values must be unique only on this row's
-        # shard. If the shard key has no shard yet, no stored row has the key, and nothing can be a
+        # shard, except those of unique lookups.
+        over_shards = self._lookup_checks()
+        on_shard = [check for check in unique_checks if check not in over_shards]
+        errors = self._perform_checks_on_shard(on_shard)
+        for check in over_shards:
+            if check in unique_checks and self._is_taken(self._meta.get_field(check[1][0])):
+                errors.setdefault(check[1][0], []).append(self.unique_error_message(*check))
+        return errors
+
+    def _is_taken(self, field: Any) -> bool:
+        """Whether a row other than this one has its value of ``field``, on any shard and under any
+        key.
+        """
+        value = getattr(self, field.attname)
+        if value is None or hasattr(value, "resolve_expression"):
+            return False
+        with unbound():
+            rows = list(type(self)._default_manager.filter(**{field.name: value})[:2])
+        return any(self._state.adding or not self._is_same_row(row) for row in rows)
+
+    def _is_same_row(self, row: models.Model) -> bool:
+        """Whether ``row``, which was just read, has the primary key and the shard key of this row."""
+        key = self._shard_options().key
+        try:
+            return all(
+                getattr(row, each.attname) == each.to_python(getattr(self, each.attname))
+                for each in (self._meta.pk, *([] if key is None else [key]))
+            )
+        except ValidationError:
+            return False  # The value cannot be a key. The validation of its field reports it.
+
+    def _perform_checks_on_shard(self, unique_checks: Any) -> dict[str, Any]:
+        # If the shard key has no shard yet, no stored row has the key, and nothing can be a
         # duplicate.
         alias = self._validation_alias()
         if alias is None:
@@ -132,7 +150,8 @@ class RowValidation(models.Model):
         # A value must differ from the values of all rows on the shard, whatever their shard keys.
         # So query the rows of all keys, with unbound().
         with scoped(alias), unbound():
-            return super()._perform_unique_checks(unique_checks)  # type: ignore[misc]  # not in the stubs
+            errors: dict[str, Any] = super()._perform_unique_checks(unique_checks)  # type: ignore[misc]  # not in the stubs
+        return errors
 
     def _perform_date_checks(self, date_checks: Any) -> Any:
         alias = self._validation_alias()

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
+from django.db import transaction
+from django.db.models.signals import post_init
 
 from sharded_orm.exceptions import CrossKeyRelation, CrossShardRelation, ShardKeyRequired
 from tests.queries.conftest import DATABASES
@@ -85,7 +88,10 @@ def test_nothing_is_written_before_a_refusal(meal: Meal, call: str, values: str)
         (meal.dishes, Dish.objects.get(owner=ONE, pk=21)),
         (Dish.objects.get(owner=ONE, pk=20).meals, Meal.objects.get(owner=ONE, pk=11)),
     ):
-        with pytest.raises(error):
+        # A callable is called in the transaction of Django's method, which an error ends.
+        alias = meal._state.db
+        block = transaction.atomic(alias) if "called" in values else nullcontext()
+        with pytest.raises(error), block:
             CALLS[call](manager, other, {"id": 40, **make()})
         assert rows() == before
 
@@ -104,5 +110,35 @@ def test_callables_are_not_called_without_a_new_row(meal: Meal) -> None:
         raise AssertionError("There is no row that this value is for.")
 
     meal.dishes.add(through_defaults={"owner": refuse})
+    values = {"owner": refuse, "desk": refuse}
+    meal.dishes.set([20], through_defaults=values)
+    meal.dishes.get_or_create(id=20, through_defaults=values)
+    meal.dishes.update_or_create(id=20, through_defaults=values)
     meal.dishes.set([], through_defaults={"owner": refuse})
     assert not meal.dishes.exists()
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_callables_are_called_once(meal: Meal, call: str) -> None:
+    called: list[int] = []
+    other = Dish.objects.get(owner=ONE, pk=21)
+    values = {"id": 40, "desk": lambda: called.append(1) or desk(ONE)}
+    CALLS[call](meal.dishes, other, values)
+    assert called == [1]
+    assert Serving.objects.get(owner=ONE, pk=40).desk_id == ONE
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_the_check_makes_no_instance(meal: Meal, call: str) -> None:
+    other = Dish.objects.get(owner=ONE, pk=21)
+    made: list[Any] = []
+
+    def note(instance: Any, **_: Any) -> None:
+        made.append(instance)
+
+    post_init.connect(note, sender=Serving)
+    try:
+        CALLS[call](meal.dishes, other, {"id": 40, "owner": ONE, "desk": desk(ONE)})
+    finally:
+        post_init.disconnect(note, sender=Serving)
+    assert [row.pk for row in made if row.pk in (None, 40)] == [40]

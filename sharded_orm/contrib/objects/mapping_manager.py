@@ -11,6 +11,7 @@ from uuid import UUID
 from django.core.exceptions import ValidationError
 from django.utils.translation import gettext_lazy as _
 
+from sharded_orm import runtime
 from sharded_orm.contrib.objects.exceptions import (
     DamagedObject,
     InvalidPageSize,
@@ -251,11 +252,15 @@ def sides_changed(model: Any) -> ObjectWriteRefused:
 def refuse_other_id(
     row: Any, column: str, cls: Any, errors: dict[str, list[ValidationError]]
 ) -> None:
-    """Add an error to ``errors`` if ``column`` of ``row`` has no id of an object of ``cls``."""
+    """Add an error to ``errors`` if ``column`` of ``row`` has no id of an object of ``cls``, or an
+    id of a shard that does not exist.
+    """
     value = getattr(row, column)
     try:
-        id_of(cls, value)
+        has_shard = runtime.locate(cls._object.group, id_of(cls, value)) is not None
     except ValueError:
+        has_shard = False
+    if not has_shard:
         errors[column] = [
             ValidationError(
                 _("%(id)s is not the id of a %(model)s."),

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from django.db import router
+from django.db import router, transaction
 from django.db.models import Model, Q
+from django.db.models.base import ModelState
 from django.db.models.utils import resolve_callables
 
 from sharded_orm import compat
@@ -291,7 +292,11 @@ class ManyBeside(RelatedRows):
         through_defaults = self._through_with_key(through_defaults)
         create = super().create  # type: ignore[misc]  # Django's manager class has this method
         values = self._values_with_key(kwargs)
-        return self._created(lambda: create(through_defaults=through_defaults, **values))
+        return self._created(
+            lambda: self._written_whole(
+                through_defaults, lambda: create(through_defaults=through_defaults, **values)
+            )
+        )
 
     create.alters_data = True  # type: ignore[attr-defined]  # Django's method has this attribute, too
 
@@ -302,7 +307,9 @@ class ManyBeside(RelatedRows):
         values = self._values_with_key(kwargs)
         get_or_create = super().get_or_create  # type: ignore[misc]  # Django's manager class has this method
         return self._found_or_created(
-            lambda: get_or_create(through_defaults=through_defaults, **values)
+            lambda: self._written_whole(
+                through_defaults, lambda: get_or_create(through_defaults=through_defaults, **values)
+            )
         )
 
     get_or_create.alters_data = True  # type: ignore[attr-defined]  # Django's method has this attribute, too
@@ -314,7 +321,10 @@ class ManyBeside(RelatedRows):
         values = self._values_with_key(kwargs)
         update_or_create = super().update_or_create  # type: ignore[misc]  # Django's manager class has this method
         return self._found_or_created(
-            lambda: update_or_create(through_defaults=through_defaults, **values)
+            lambda: self._written_whole(
+                through_defaults,
+                lambda: update_or_create(through_defaults=through_defaults, **values),
+            )
         )
 
     update_or_create.alters_data = True  # type: ignore[attr-defined]  # Django's method has this attribute, too
@@ -323,6 +333,12 @@ class ManyBeside(RelatedRows):
         # Overrides ManyRelatedManager._add_items(), which inserts the rows of the many-to-many
         # table. Skip the check of the keys of these rows, because check_targets() has already
         # compared the keys of the instances to be related.
+        if len(args) > 2 and kwargs.get("through_defaults"):
+            # There are rows to add, so Django would call the callables now, too.
+            values = kwargs["through_defaults"]
+            placing = dict(resolve_callables(self._placing_values(values)))
+            self._check_through_values(placing)
+            kwargs["through_defaults"] = {**values, **placing}
         with related_rows_checked():
             super()._add_items(*args, **kwargs)  # type: ignore[misc]  # Django's manager class has this method
 
@@ -331,32 +347,65 @@ class ManyBeside(RelatedRows):
 
         :param values: the argument ``through_defaults``.
         :raises CrossKeyRelation, CrossShardRelation, ShardKeyRequired: the row would have another
-            shard key than the instance, or would refer to a row of another key.
+            shard key than the instance, or would refer to a row of another key. Callables among
+            ``values`` are not checked, because Django calls them only if it adds a row;
+            ``_add_items()`` checks them then.
         """
         key = key_for_related(self.through, self._rel.field, self.instance)
         with_its_key = with_key(self.through, key, values or {}) if key else values
-        return self._checked_through_values(with_its_key) if values else with_its_key
+        if values:
+            # Check the values before anything is written. Django stores or deletes other rows
+            # first: create() stores the related row, and set() deletes old rows.
+            placing = self._placing_values(with_its_key)
+            self._check_through_values({k: v for k, v in placing.items() if not callable(v)})
+        return with_its_key
 
-    def _checked_through_values(self, values: dict[str, Any]) -> dict[str, Any]:
-        # Check the row of the many-to-many table before anything is written. Django stores or
-        # deletes other rows first: create() stores the related row, and set() deletes old rows.
+    def _placing_values(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Return those of ``values`` that are the shard key or relations of a row of the
+        many-to-many table. Empty if the table has no key of its own.
+        """
         options = shard_options(self.through)
         if options is None or options.key is None:
-            return values
-        decisive = key_names(options)
+            return {}
+        names = key_names(options)
         for field in self.through._meta.concrete_fields:
             if field.is_relation:
-                decisive |= {field.name, field.attname}
-        # Call the callables among these values now. Django would call them after those writes.
-        given = dict(resolve_callables({k: v for k, v in values.items() if k in decisive}))
-        row = self.through(**given)
-        if given.keys().isdisjoint((self.source_field.name, self.source_field.attname)):
+                names |= {field.name, field.attname}
+        return {name: value for name, value in values.items() if name in names}
+
+    def _check_through_values(self, placing: dict[str, Any]) -> None:
+        """Raise an error if a row of the many-to-many table cannot have the values ``placing``."""
+        if not placing:
+            return
+        options = shard_options(self.through)
+        assert options is not None
+        # Make the row without its constructor, which would send signals and evaluate the defaults
+        # of all fields. Set the key first, so that the relations are compared with it.
+        row = self.through.__new__(self.through)
+        row._state = ModelState()
+        row.__dict__.update(dict.fromkeys(f.attname for f in self.through._meta.concrete_fields))
+        for name in sorted(placing, key=lambda name: name not in key_names(options)):
+            setattr(row, name, placing[name])
+        if placing.keys().isdisjoint((self.source_field.name, self.source_field.attname)):
             setattr(row, self.source_field.name, self.instance)
         refuse_related_of_other_key(row)
         alias = router.db_for_write(self.through, instance=self.instance)
-        if alias != options.group and not key_names(options).isdisjoint(given):
+        if alias != options.group and not key_names(options).isdisjoint(placing):
             row._refuse_other_shard(alias)
-        return {**values, **given}
+
+    def _written_whole(self, through_values: Any, write: Callable[[], Any]) -> Any:
+        """Call ``write``, which stores a related row and then a row of the many-to-many table.
+
+        If the second row is refused because of what callables among ``through_values`` return, the
+        first is not stored either.
+        """
+        if not any(map(callable, self._placing_values(through_values or {}).values())):
+            return write()
+        alias = router.db_for_write(type(self.instance), instance=self.instance)
+        if alias == self._options.group:
+            return write()  # The instance is new, and has no shard yet.
+        with transaction.atomic(using=alias):
+            return write()
 
     def check_targets(self, objs: Any) -> None:
         """Check that ``objs``, instances or primary keys, can be related to the instance. One query

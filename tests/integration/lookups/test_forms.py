@@ -52,6 +52,38 @@ def test_a_form_lets_a_row_keep_its_value(accounts: Any) -> None:
     bob.full_clean(exclude=["email", "note"])
 
 
+@pytest.mark.parametrize("model", [Account, Member])
+def test_a_formset_refuses_a_value_that_two_of_its_forms_have(accounts: Any, model: Any) -> None:
+    errors = [formset_of(each, ONE, TWO).errors for each in (model, PlainAccount)]
+    assert (
+        errors[0] == errors[1] == [{}, {"__all__": ["Please correct the duplicate values below."]}]
+    )
+    formset = formset_of(model, UNPLACED, TWO, emails=("new@x", "other@x"))
+    assert formset.is_valid(), formset.errors
+
+
+def formset_of(model: Any, *user_ids: int, emails: Any = ("new@x", "new@x")) -> Any:
+    """A formset with one new row for each of ``user_ids``."""
+    sent: dict[str, Any] = {"form-TOTAL_FORMS": len(user_ids), "form-INITIAL_FORMS": 0}
+    for index, user_id in enumerate(user_ids):
+        sent |= {
+            f"form-{index}-id": 100 + index,
+            f"form-{index}-user_id": user_id,
+            f"form-{index}-email": emails[index],
+        }
+    make = forms.modelformset_factory(model, fields=("id", "user_id", "email"))
+    return make(sent, queryset=model.objects.none())
+
+
+def test_a_stored_row_whose_id_is_given_as_a_text_keeps_its_value(accounts: Any) -> None:
+    ada, _ = accounts
+    ada.pk, ada.user_id = str(ada.pk), str(ONE)
+    ada.validate_unique()
+    ada.user_id = "no key"
+    with pytest.raises(ValidationError, match="already exists"):
+        ada.validate_unique(exclude={"user_id"})
+
+
 def test_a_form_asks_no_lookup_that_is_not_served(accounts: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(states, "_served", set())
     states.withdraw("finders.account.email")

@@ -113,6 +113,16 @@ def test_a_form_of_a_mapping_refuses_ids_of_other_types(
     assert form.errors[field] == [f"{form.data[field]} is not the id of a {model}."]
 
 
+@pytest.mark.parametrize("field", ["source_id", "target_id"])
+def test_a_form_of_a_mapping_refuses_ids_of_shards_that_do_not_exist(field: str) -> None:
+    board = on(Board, 2, name="b")
+    sent = {"source_id": board.pk, "target_id": on(Pin, 3, board=board).pk, "sequence": 1}
+    sent[field] += 4000 << 46
+    form = EntryForm(sent)
+    model = {"source_id": "board", "target_id": "pin"}[field]
+    assert form.errors == {field: [f"{sent[field]} is not the id of a {model}."]}
+
+
 def test_a_form_of_a_lookup_refuses_ids_of_other_types() -> None:
     board = on(Board, 2, name="b")
     form = FacebookUserForm({"value": "4711", "target_id": board.pk})
