@@ -129,6 +129,14 @@ class OnShard(Expression):
             raise EmptyResultSet
         raise FullResultSet
 
+    def refusal_in_xor(self) -> CrossShardRelation:
+        return CrossShardRelation(
+            f"An XOR compares with an instance that is on {self.alias!r}, the query is not for this"
+            " shard alone, and the comparison may be NULL. Rows of other shards may have the same id."
+            " Remedy: leave out the rows with NULL, as in filter(album__isnull=False); or compare with"
+            " the primary key and the shard key, as in Q(album=album.pk, user_id=album.user_id)."
+        )
+
 
 class NoRow(NothingNode):
     """A condition that no row meets, at any place of a tree of conditions.
