@@ -131,10 +131,10 @@ class OnShard(Expression):
 
     def refusal_in_xor(self) -> CrossShardRelation:
         return CrossShardRelation(
-            f"An XOR compares with an instance that is on {self.alias!r}, the query is not for this"
-            " shard alone, and the comparison may be NULL. Rows of other shards may have the same id."
-            " Remedy: leave out the rows with NULL, as in filter(album__isnull=False); or compare with"
-            " the primary key and the shard key, as in Q(album=album.pk, user_id=album.user_id)."
+            f"An XOR compares with an instance that is on {self.alias!r}, and the query is not for this"
+            " shard alone. Rows of other shards may have the same id. Remedy: compare with its primary"
+            " key and its shard key, as in Q(album=album.pk, user_id=album.user_id); or filter the query"
+            " so that it is for this shard only."
         )
 
 

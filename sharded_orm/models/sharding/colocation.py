@@ -99,7 +99,7 @@ class Colocation:
         self._check_joins(query)
         for part in parts_to_check(query, *values, trusted=self._options is None):
             if isinstance(part, ShardCondition):
-                if outer or part.in_expression or part.null_matters:
+                if outer or part.in_expression or part.in_xor:
                     self._check_shard_condition(part, beside)
                 continue
             inner = part.query
@@ -120,8 +120,7 @@ class Colocation:
 
         In a subquery, or in an expression such as ``When(album=album, …)``, the condition is not
         written anew, and is right only on the album's shard. So no other shard may execute the
-        statement. The same applies to a comparison in an XOR that may be NULL: on another shard, it
-        would be false, and an XOR may differ for NULL and false.
+        statement. The same applies to a comparison in an XOR; see :attr:`ShardCondition.in_xor`.
         """
         condition = part.condition
         shard = runtime.topology().resolve(condition.alias)
@@ -129,11 +128,11 @@ class Colocation:
             shard is None
             or shard.group != self._group
             or condition.alias in beside
-            or (condition.ids_are_unique and not part.null_matters)
+            or (condition.ids_are_unique and not part.in_xor)
         ):
             return
         if self._shards is None or not self._shards <= {shard.number}:
-            if part.null_matters:
+            if part.in_xor:
                 raise condition.refusal_in_xor()
             raise OnlyOnShard(condition.alias).refusal()
 

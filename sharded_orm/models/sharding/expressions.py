@@ -12,7 +12,7 @@ generates its own SQL, unless the class has the decorator ``reads_own_row``.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -125,13 +125,14 @@ class ShardCondition:
     :param condition: the condition. For example, ``filter(album=album)`` adds one.
     :param in_expression: False for a condition of the where tree, which limits the rows of the
         query. True for a condition inside an expression, such as ``When(album=album, …)``.
-    :param null_matters: True in an XOR if the comparison with the instance may be NULL. On other
-        shards, the condition is false instead, and an XOR may differ for NULL and false.
+    :param in_xor: whether the condition is in an XOR of the where tree. On other shards, it makes
+        the comparison false, where one database may have NULL. An XOR may differ for the two. Also,
+        where the database has XOR itself, Django takes an XOR for true if one part is always true.
     """
 
     condition: OnShard
     in_expression: bool
-    null_matters: bool = False
+    in_xor: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +188,7 @@ def parts_to_check(
         if not value or name in _SKIPPED:
             continue
         if name == "where":
-            yield from _in_where(value, _Position(certain=True, base=_base(query)), trusted)
+            yield from _in_where(value, _Position(certain=True), trusted)
         elif name == "alias_map":
             joins = (join for join in value.values() if type(join) is not BaseTable)
             yield from _in_each(joins, trusted)
@@ -267,11 +268,7 @@ class _Position(NamedTuple):
     certain: bool = False
     not_null: tuple[Col, ...] = ()
     beside: frozenset[str] = frozenset()
-    #: The alias of the query's own table. Columns of other tables may be NULL, because of a LEFT JOIN.
-    base: str | None = None
     in_xor: bool = False
-    #: As in :class:`ShardCondition`.
-    null_matters: bool = False
 
 
 _ELSEWHERE = _Position()
@@ -280,13 +277,13 @@ _ELSEWHERE = _Position()
 def _in_where(node: Any, position: _Position, trusted: bool) -> Iterator[Nested | ShardCondition]:
     if not isinstance(node, WhereNode):
         if isinstance(getattr(node, "lhs", None), OnShard):
-            yield ShardCondition(node.lhs, False, position.null_matters)
+            yield ShardCondition(node.lhs, in_expression=False, in_xor=position.in_xor)
         else:
             yield from _nested_in(node, position, trusted=trusted)
         return
     if not node.children:
         return
-    certain, not_null, beside, base, in_xor, _ = position
+    certain, not_null, beside, in_xor = position
     certain = certain and not node.negated and node.connector != XOR
     child: Any
     if node.connector == AND:
@@ -299,9 +296,7 @@ def _in_where(node: Any, position: _Position, trusted: bool) -> Iterator[Nested 
         for child in node.children:
             if isinstance(getattr(child, "lhs", None), OnShard) and child.rhs is True:
                 beside |= {child.lhs.alias}
-    in_xor = in_xor or node.connector == XOR
-    null_matters = in_xor and not (node.connector == AND and _is_never_null(node, not_null, base))
-    position = _Position(certain, not_null, beside, base, in_xor, null_matters)
+    position = _Position(certain, not_null, beside, in_xor or node.connector == XOR)
     for child in node.children:
         # The usual condition compares a column with a plain value or a list of plain values. It has
         # no subquery, so skip it.
@@ -312,31 +307,6 @@ def _in_where(node: Any, position: _Position, trusted: bool) -> Iterator[Nested 
         ):
             continue
         yield from _in_where(child, position, trusted)
-
-
-def _base(query: Query) -> str | None:
-    # Do not read query.base_table, which would remember that there is no table yet.
-    return next(iter(query.alias_map), None)
-
-
-def _is_never_null(node: Any, not_null: Sequence[Col], base: str | None) -> bool:
-    """Return whether it is certain that the condition ``node`` is true or false for each row."""
-    if isinstance(node, WhereNode):
-        return all(_is_never_null(child, not_null, base) for child in node.children)
-    compared = getattr(node, "lhs", None)
-    if isinstance(compared, OnShard) or (isinstance(node, IsNull) and is_from_django(node)):
-        return True
-    parts = columns(compared)
-    return (
-        bool(parts)
-        and is_from_django(node)
-        and is_plain_value(node.rhs)
-        and all(
-            (part.alias == base and not part.target.null)
-            or any(part.alias == c.alias and part.target == c.target for c in not_null)
-            for part in parts
-        )
-    )
 
 
 def _nested_in(
