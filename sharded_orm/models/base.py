@@ -146,7 +146,7 @@ class ShardedModel(RowValidation, metaclass=ShardedModelBase):
         self, using: str | None = None, keep_parents: bool = False, **kwargs: Any
     ) -> tuple[int, dict[str, int]]:
         # The next base class may belong to another package, whose delete() has other parameters:
-        # that of a package for soft deletion may not have keep_parents, and may return None.
+        # that of a package for soft deletion may not have keep_parents, and may return any value.
         refuse_other_key(self)
         refuse_rewritten_keys(self.__class__)
         options = self._shard_options()
@@ -159,7 +159,9 @@ class ShardedModel(RowValidation, metaclass=ShardedModelBase):
                 return super(ShardedModel, self).delete(using=alias, **kwargs)
 
         return repeated(
-            options.group, write, nothing_written=lambda counts: bool(counts) and not counts[0]
+            options.group,
+            write,
+            nothing_written=lambda counts: isinstance(counts, tuple) and not counts[0],
         )
 
     delete.alters_data = True  # type: ignore[attr-defined]  # as on Django's method

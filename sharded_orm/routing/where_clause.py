@@ -129,6 +129,14 @@ class OnShard(Expression):
             raise EmptyResultSet
         raise FullResultSet
 
+    def refusal_in_xor(self) -> CrossShardRelation:
+        return CrossShardRelation(
+            f"An XOR compares with an instance that is on {self.alias!r}, and the query is not for this"
+            " shard alone. Rows of other shards may have the same id. Remedy: compare with its primary"
+            " key and its shard key, as in Q(album=album.pk, user_id=album.user_id); or filter the query"
+            " so that it is for this shard only."
+        )
+
 
 class NoRow(NothingNode):
     """A condition that no row meets, at any place of a tree of conditions.

@@ -206,6 +206,8 @@ def _may_join(query: Query) -> bool:
     """
     meta = query.get_meta()
     order: Any = query.order_by or (meta.ordering if query.default_ordering else ())
+    if not order:
+        return False
     own = {"pk", "?", *query.annotations}
     own.update(field.attname for field in meta.concrete_fields)
     # An order by a foreign key is that of the related model.

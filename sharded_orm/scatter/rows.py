@@ -109,6 +109,9 @@ def _contents(query: Any) -> dict[str, Any]:
         for name, value in vars(query).items()
         if name not in _CHANGE_BY_READING
     }
+    # Of the number of references to each table, only whether it is 0 shows in the SQL. A class that
+    # asks for the name of the first table adds a reference, and changes nothing.
+    contents["alias_refcount"] = {name for name, count in query.alias_refcount.items() if count}
     # A copy of a node shares its list of conditions.
     return {**contents, "where": query.where.clone()}
 

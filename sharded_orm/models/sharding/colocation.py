@@ -34,7 +34,7 @@ from sharded_orm.models.sharding.options import (
     shard_options,
     target_field,
 )
-from sharded_orm.routing.where_clause import Bound, OnlyOnShard, OnShard, is_from_django
+from sharded_orm.routing.where_clause import Bound, OnlyOnShard, is_from_django
 
 
 class Colocation:
@@ -99,8 +99,8 @@ class Colocation:
         self._check_joins(query)
         for part in parts_to_check(query, *values, trusted=self._options is None):
             if isinstance(part, ShardCondition):
-                if outer or part.in_expression:
-                    self._check_shard_condition(part.condition, beside)
+                if outer or part.in_expression or part.in_xor:
+                    self._check_shard_condition(part, beside)
                 continue
             inner = part.query
             if inner.model is not None:
@@ -111,7 +111,7 @@ class Colocation:
 
     # -- Instances
 
-    def _check_shard_condition(self, condition: OnShard, beside: frozenset[str]) -> None:
+    def _check_shard_condition(self, part: ShardCondition, beside: frozenset[str]) -> None:
         """Raise an error if an expression or subquery compares with an instance of another shard.
 
         ``filter(album=album)`` also adds a condition on the album's shard. In the WHERE of the
@@ -120,17 +120,20 @@ class Colocation:
 
         In a subquery, or in an expression such as ``When(album=album, …)``, the condition is not
         written anew, and is right only on the album's shard. So no other shard may execute the
-        statement.
+        statement. The same applies to a comparison in an XOR; see :attr:`ShardCondition.in_xor`.
         """
+        condition = part.condition
         shard = runtime.topology().resolve(condition.alias)
         if (
             shard is None
             or shard.group != self._group
             or condition.alias in beside
-            or condition.ids_are_unique
+            or (condition.ids_are_unique and not part.in_xor)
         ):
             return
         if self._shards is None or not self._shards <= {shard.number}:
+            if part.in_xor:
+                raise condition.refusal_in_xor()
             raise OnlyOnShard(condition.alias).refusal()
 
     # -- Tables

@@ -125,10 +125,14 @@ class ShardCondition:
     :param condition: the condition. For example, ``filter(album=album)`` adds one.
     :param in_expression: False for a condition of the where tree, which limits the rows of the
         query. True for a condition inside an expression, such as ``When(album=album, …)``.
+    :param in_xor: whether the condition is in an XOR of the where tree. On other shards, it makes
+        the comparison false, where one database may have NULL. An XOR may differ for the two. Also,
+        where the database has XOR itself, Django takes an XOR for true if one part is always true.
     """
 
     condition: OnShard
     in_expression: bool
+    in_xor: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +268,7 @@ class _Position(NamedTuple):
     certain: bool = False
     not_null: tuple[Col, ...] = ()
     beside: frozenset[str] = frozenset()
+    in_xor: bool = False
 
 
 _ELSEWHERE = _Position()
@@ -272,13 +277,13 @@ _ELSEWHERE = _Position()
 def _in_where(node: Any, position: _Position, trusted: bool) -> Iterator[Nested | ShardCondition]:
     if not isinstance(node, WhereNode):
         if isinstance(getattr(node, "lhs", None), OnShard):
-            yield ShardCondition(node.lhs, in_expression=False)
+            yield ShardCondition(node.lhs, in_expression=False, in_xor=position.in_xor)
         else:
             yield from _nested_in(node, position, trusted=trusted)
         return
     if not node.children:
         return
-    certain, not_null, beside = position
+    certain, not_null, beside, in_xor = position
     certain = certain and not node.negated and node.connector != XOR
     child: Any
     if node.connector == AND:
@@ -291,7 +296,7 @@ def _in_where(node: Any, position: _Position, trusted: bool) -> Iterator[Nested 
         for child in node.children:
             if isinstance(getattr(child, "lhs", None), OnShard) and child.rhs is True:
                 beside |= {child.lhs.alias}
-    position = _Position(certain, not_null, beside)
+    position = _Position(certain, not_null, beside, in_xor or node.connector == XOR)
     for child in node.children:
         # The usual condition compares a column with a plain value or a list of plain values. It has
         # no subquery, so skip it.
@@ -333,7 +338,7 @@ def _nested_in(
             rhs = rhs.query
         compares = isinstance(rhs, Query) and is_from_django(value)
         if compares:
-            yield Nested(rhs, value.lhs, *position)
+            yield Nested(rhs, value.lhs, position.certain, position.not_null, position.beside)
         for name, part in vars(value).copy().items():
             if name in _CONSTRUCTION or (compares and name == "rhs"):
                 continue

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
-from django.db import OperationalError
+from django.db import OperationalError, models
 from django.db.models import F
+from django.test.utils import isolate_apps
 
 import sharded_orm
 from sharded_orm import runtime
@@ -341,3 +342,30 @@ def test_a_deadlock_while_shards_or_other_keys_move(
         stack.enter_context(before_statement(SOURCE, end_by_deadlock))
         assert Photo.objects.filter(user_id=KEY).update(stars=F("stars") + 1) == 1
     assert Photo.objects.get(user_id=KEY).stars == 1 + moves
+
+
+@pytest.mark.parametrize("result", [True, 1, [], "deleted"])
+def test_a_delete_of_a_base_class_may_return_any_value_during_a_move(
+    move: HandMove, result: Any
+) -> None:
+    """As in packages for soft deletion."""
+
+    class SoftRow(models.Model):
+        class Meta:
+            abstract = True
+            app_label = "photos_app"
+
+        def delete(self, *args: Any, **kwargs: Any) -> Any:
+            self.save()
+            fenced(move)()
+            return result
+
+    with isolate_apps("tests.photos"):
+
+        class SoftPhoto(Photo, SoftRow):
+            class Meta:
+                app_label = "photos_app"
+                proxy = True
+
+    row: Any = SoftPhoto.objects.get(user_id=KEY)
+    assert row.delete() == result
