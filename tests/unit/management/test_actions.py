@@ -61,15 +61,16 @@ def test_an_error_of_a_database_names_the_shard() -> None:
 
 
 @pytest.mark.django_db(databases="__all__")
-def test_an_error_of_a_node_that_does_not_answer_has_the_remedy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_of_a_node_that_does_not_answer_has_the_remedy(tmp_path: Path) -> None:
     shard = runtime.shard("photos", 1)
     missing = {**connections.settings[shard.alias], "NAME": str(tmp_path / "missing" / "file")}
     error = OperationalError("unable to open database file")
     add_shard_note(error, shard)
-    monkeypatch.setitem(connections.settings, shard.alias, missing)
-    assert "See that its server runs" in message_of(error)
+    connections.settings[shard.alias] = missing
+    try:
+        assert "See that its server runs" in message_of(error)
+    finally:
+        del connections.settings[shard.alias]  # Shards are no items; this test has added one.
 
 
 def test_an_error_without_notes_is_as_it_is() -> None:
