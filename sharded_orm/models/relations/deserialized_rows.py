@@ -15,7 +15,10 @@ from sharded_orm.models.relations.managers import ManyBeside
 
 
 def install_check() -> None:
-    """Make ``DeserializedObject.save()`` check relations first. Further calls do nothing."""
+    """Make ``DeserializedObject.save()`` check relations first. Further calls do nothing.
+
+    No other method of Django is replaced for all models; decision 0072 says why this one is.
+    """
     save = DeserializedObject.save
     # Find out whether save() makes the check already. The function below has an attribute for this.
     # If another package wraps the function, functools.wraps() copies the attribute.
