@@ -15,9 +15,9 @@ from sharded_orm.contrib.objects.exceptions import InvalidObjectType
 from sharded_orm.contrib.objects.mapping_manager import (
     MappingManager,
     check_entry,
+    clean_with_ids,
     entry_id,
     id_of,
-    refuse_other_id,
     sides_changed,
 )
 from sharded_orm.contrib.objects.options import read_meta
@@ -168,16 +168,7 @@ class Mapping(MappingEntry):
 
     def clean_fields(self, exclude: Any = None) -> None:
         """Raise ``ValidationError`` also for ids of other types, so that forms show the error."""
-        errors: dict[str, list[ValidationError]] = {}
-        try:
-            super().clean_fields(exclude=exclude)
-        except ValidationError as exc:
-            exc.update_error_dict(errors)
-        for column, cls in self._classes_by_column():
-            if column not in errors and column not in (exclude or ()):
-                refuse_other_id(self, column, cls, errors)
-        if errors:
-            raise ValidationError(errors)
+        clean_with_ids(super().clean_fields, self, self._classes_by_column(), exclude)
 
     def clean(self) -> None:
         """Raise ``ValidationError`` if a form would change the sides of a stored entry, or add an

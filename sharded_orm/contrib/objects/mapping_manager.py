@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import Any
 from uuid import UUID
@@ -249,25 +249,43 @@ def sides_changed(model: Any) -> ObjectWriteRefused:
     )
 
 
-def refuse_other_id(
-    row: Any, column: str, cls: Any, errors: dict[str, list[ValidationError]]
+def clean_with_ids(
+    clean_fields: Callable[..., None],
+    row: Any,
+    classes_by_column: Iterable[tuple[str, Any]],
+    exclude: Any,
 ) -> None:
-    """Add an error to ``errors`` if ``column`` of ``row`` has no id of an object of ``cls``, or an
-    id of a shard that does not exist.
+    """Call ``clean_fields`` of ``row``, and also check columns that have ids of objects.
+
+    :param clean_fields: the method ``clean_fields()`` of Django's model.
+    :param classes_by_column: pairs (column, class of the object).
+    :raises ValidationError: ``clean_fields`` has raised it, or a column has an id of another type or
+        of a shard that does not exist.
     """
-    value = getattr(row, column)
+    errors: dict[str, list[ValidationError]] = {}
     try:
-        has_shard = runtime.locate(cls._object.group, id_of(cls, value)) is not None
+        clean_fields(exclude=exclude)
+    except ValidationError as exc:
+        exc.update_error_dict(errors)
+    for column, cls in classes_by_column:
+        value = getattr(row, column)
+        if column not in errors and column not in (exclude or ()) and not _has_shard(cls, value):
+            errors[column] = [
+                ValidationError(
+                    _("%(id)s is not the id of a %(model)s."),
+                    code="invalid_choice",
+                    params={"model": cls._meta.verbose_name, "id": value},
+                )
+            ]
+    if errors:
+        raise ValidationError(errors)
+
+
+def _has_shard(cls: Any, value: Any) -> bool:
+    try:
+        return runtime.locate(cls._object.group, id_of(cls, value)) is not None
     except ValueError:
-        has_shard = False
-    if not has_shard:
-        errors[column] = [
-            ValidationError(
-                _("%(id)s is not the id of a %(model)s."),
-                code="invalid_choice",
-                params={"model": cls._meta.verbose_name, "id": value},
-            )
-        ]
+        return False
 
 
 def id_of(cls: Any, value: Any) -> int:

@@ -13,7 +13,7 @@ from django.db import IntegrityError, models, router, transaction
 
 from sharded_orm.contrib.lookups.exceptions import LookupValueTaken
 from sharded_orm.contrib.objects.exceptions import InvalidObjectType, InvalidValue
-from sharded_orm.contrib.objects.mapping_manager import id_of, refuse_other_id
+from sharded_orm.contrib.objects.mapping_manager import clean_with_ids, id_of
 from sharded_orm.contrib.objects.object_queryset import Batch
 from sharded_orm.contrib.objects.options import read_meta
 from sharded_orm.models import ExactCharField, ShardedManager
@@ -211,12 +211,4 @@ class ObjectLookup(ShardedModel, metaclass=ObjectLookupBase):
 
     def clean_fields(self, exclude: Any = None) -> None:
         """Raise ``ValidationError`` also for the id of another type, so that forms show the error."""
-        errors: dict[str, list[ValidationError]] = {}
-        try:
-            super().clean_fields(exclude=exclude)
-        except ValidationError as exc:
-            exc.update_error_dict(errors)
-        if "target_id" not in errors and "target_id" not in (exclude or ()):
-            refuse_other_id(self, "target_id", self.target, errors)
-        if errors:
-            raise ValidationError(errors)
+        clean_with_ids(super().clean_fields, self, [("target_id", self.target)], exclude)
