@@ -19,7 +19,7 @@ from django.core.exceptions import ValidationError
 from django.db.models import Model
 from django.db.models.expressions import Col, ColPairs, Expression, Value  # type: ignore[attr-defined,unused-ignore]  # missing in Django's type stubs
 from django.db.models.lookups import Exact, In, IsNull
-from django.db.models.sql.where import AND, OR, NothingNode, WhereNode
+from django.db.models.sql.where import AND, OR, XOR, NothingNode, WhereNode
 
 from sharded_orm.exceptions import CrossShardRelation
 
@@ -126,6 +126,10 @@ class OnShard(Expression):
             here = None
         group, _, _ = self.alias.rpartition("_")
         if here is not None and here.group == group and here.alias != self.alias:
+            # The class ``Colocation`` has refused most such statements before this call. But it
+            # does not check querysets with using().
+            if self.alias in _aliases_in_xor(compiler.query.where):
+                raise self.refusal_in_xor()
             raise EmptyResultSet
         raise FullResultSet
 
@@ -136,6 +140,15 @@ class OnShard(Expression):
             " key and its shard key, as in Q(album=album.pk, user_id=album.user_id); or filter the query"
             " so that it is for this shard only."
         )
+
+
+def _aliases_in_xor(node: Any, *, is_in_xor: bool = False) -> Iterator[str]:
+    """Yield the alias of each :class:`OnShard` condition that is in an XOR of the where tree."""
+    if isinstance(node, WhereNode):
+        for child in node.children:
+            yield from _aliases_in_xor(child, is_in_xor=is_in_xor or node.connector == XOR)
+    elif is_in_xor and isinstance(getattr(node, "lhs", None), OnShard):
+        yield node.lhs.alias
 
 
 class NoRow(NothingNode):

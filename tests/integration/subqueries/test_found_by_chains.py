@@ -7,6 +7,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+from django.db import transaction
 from django.db.models import (
     Avg,
     Case,
@@ -254,3 +255,47 @@ def test_an_xor_of_a_query_of_the_shard_of_the_instance() -> None:
                         ).values_list("id", flat=True)
                     )
                 )
+
+
+@pytest.mark.usefixtures("loose_twig")
+@pytest.mark.parametrize("condition", IN_XOR)
+def test_an_xor_with_an_instance_of_another_shard_on_a_named_shard(
+    condition: Callable[[Any], Q],
+) -> None:
+    trunk = trunks(SHARDED).get(pk=1)
+    home = trunk._state.db
+    (elsewhere,) = {row._state.db for row in twigs(SHARDED).filter(owner=1)}
+    assert elsewhere != home
+    rows = SHARDED.twig.objects.using(elsewhere)
+    xor = condition(trunk)
+    for found in (rows.filter(xor), rows.exclude(xor), rows.filter(Q(owner=1) & (Q(n=9) | xor))):
+        for call in (
+            list,
+            lambda found: found.count(),
+            lambda found: found.exists(),
+            lambda found: found.aggregate(Max("n")),
+            lambda found: found.update(n=5),
+            lambda found: found.delete(),
+            lambda found: list(rows.filter(pk__in=found)),
+        ):
+            with (
+                pytest.raises(CrossShardRelation, match=r"XOR.*shard key"),
+                transaction.atomic(elsewhere),
+            ):
+                call(found)
+    for how in ("filter", "exclude"):
+        one, many = (
+            getattr(models.twig.objects.filter(owner__in=[0, 8]), how)
+            for models in (PLAIN, SHARDED)
+        )
+        expected = sorted(one(condition(trunks(PLAIN).get(pk=1))).values_list("id", flat=True))
+        assert sorted(many(xor).using(home).values_list("id", flat=True)) == expected
+
+
+@pytest.mark.usefixtures("loose_twig")
+def test_an_xor_of_two_querysets_on_a_named_shard() -> None:
+    trunk = trunks(SHARDED).get(pk=1)
+    (elsewhere,) = {row._state.db for row in twigs(SHARDED).filter(owner=1)}
+    rows = SHARDED.twig.objects.using(elsewhere)
+    with pytest.raises(CrossShardRelation, match=r"XOR.*shard key"):
+        list(rows.exclude(parent=trunk) ^ rows.filter(n=2))
