@@ -16,6 +16,7 @@ from django.db.models.expressions import OrderBy
 from sharded_orm.backends.features import features_of
 from sharded_orm.scatter import first_rows, ungrouped_aggregates
 from sharded_orm.scatter.compile import CompileOptions
+from sharded_orm.scatter.counted_query import counted_query
 from sharded_orm.scatter.execute import Executor
 from sharded_orm.scatter.failures import Failures
 from sharded_orm.scatter.merge import cut, merged
@@ -96,7 +97,7 @@ def count(
     query = targets[0].query
     check(query)
     failures = Failures(len(targets), partial=partial, report=on_failure)
-    number = _count_slice(_transformed(targets, _as_counted), failures, local_columns)
+    number = _count_slice(_transformed(targets, counted_query), failures, local_columns)
     failures.finish()
     return number
 
@@ -233,17 +234,6 @@ def _count_rows(
         return sum(1 for _ in merged(plan, Executor(plan, failures, CHUNK_SIZE)))
     plan = make_plan(unlimited, CompileOptions(local_columns=local_columns, counted=True), failures)
     return sum(row[0] for row in Executor(plan, failures, CHUNK_SIZE).chained())
-
-
-def _as_counted(query: Query) -> Query:
-    query = query.clone()
-    # Remove the ORDER BY in the cases in which Django's count() does so. A sliced query keeps it
-    # (force=False), because it matters for the count: it may join rows, and DISTINCT also compares
-    # the columns of ORDER BY.
-    query.clear_ordering(force=False)
-    # As Django's count() does: select_related() of a FilteredRelation leaves rows out.
-    query.select_related = False
-    return query
 
 
 def _without_limits(query: Query) -> Query:

@@ -336,7 +336,8 @@ def test_subqueries_with_instances(albums: dict[int, CachedAlbum], base: str) ->
     ]
     for number, call in enumerate(calls):
         try:
-            rows = sorted(call(BASES[base]()).values_list("user_id", "pk"))
+            values = ("user_id", "pk", "x") if number in (0, 5) else ("user_id", "pk")
+            rows = sorted(call(BASES[base]()).values_list(*values))
         except CrossShardRelation:
             continue
         assert base == "using", number

@@ -94,10 +94,12 @@ class RoutedQuerySet(CachedQuerySet[M]):
     def _route(self) -> Route:
         return self._find_route()[0]
 
-    def _find_route(self, *, ordered: bool = True) -> tuple[Route, ShardGroup]:
+    def _find_route(
+        self, sent: Query | None = None, *, ordered: bool = True
+    ) -> tuple[Route, ShardGroup]:
         return find_route(
             self._options,
-            self.query,
+            self.query if sent is None else sent,
             self._hints,
             scatter=self._scatters,
             ordered=ordered,
@@ -122,15 +124,20 @@ class RoutedQuerySet(CachedQuerySet[M]):
         query_route = self._route()
         return query_route.aliases[0] if len(query_route.shards) == 1 else query_route.group
 
-    def _destination(self, *, ordered: bool = True) -> str | list[Target]:
+    def _destination(
+        self, sent: Query | None = None, *, ordered: bool = True
+    ) -> str | list[Target]:
         """Return where the query runs: an alias, or a list of shards with their queries.
 
         It is an alias if Django's own code can run the query on one database. Otherwise, the
         results of several shards must be merged.
+
+        :param sent: the query that is checked instead of :attr:`query`. It has the same conditions,
+            and only those parts of :attr:`query` that the statement will have.
         """
         if self._is_pinned():
             if not self._is_pinned_by_using():
-                self._check_colocation_on(str(self._db), ordered=ordered)
+                self._check_colocation_on(str(self._db), sent, ordered=ordered)
             return str(self._db)
         options = self._options
         if (shard := only_shard(options, self.query, ordered=ordered)) is not None:
@@ -140,7 +147,7 @@ class RoutedQuerySet(CachedQuerySet[M]):
             shard = None if self._guess is None else shard_of(options.group, self._guess)
             if shard is not None:
                 return shard.alias
-        query_route, group = self._find_route(ordered=ordered)
+        query_route, group = self._find_route(sent, ordered=ordered)
         if len(query_route.shards) == 1 and not (
             query_route.by_values and query_route.shards[0] in keys_left_out(group.name)
         ):
@@ -149,13 +156,19 @@ class RoutedQuerySet(CachedQuerySet[M]):
             scattered.announce(self.model, query_route)
         return targets(options, group, self.query, query_route)
 
-    def _check_colocation_on(self, alias: str, *, ordered: bool = True) -> None:
-        """Raise CrossShardRelation if the query reads rows that may be outside the shard ``alias``."""
+    def _check_colocation_on(
+        self, alias: str, sent: Query | None = None, *, ordered: bool = True
+    ) -> None:
+        """Raise CrossShardRelation if the query reads rows that may be outside the shard ``alias``.
+
+        The parameters are those of :meth:`_destination`.
+        """
         options = self._options
         if runtime.topology().resolve(alias) is None:
             return
         if plain_key(options, self.query, ordered=ordered) is None:
-            colocation_on(options, alias).check(self.query, ordered=ordered)
+            query = self.query if sent is None else sent
+            colocation_on(options, alias).check(query, ordered=ordered)
 
     def _colocation(self, destination: str | list[Target]) -> Colocation:
         """Return a :class:`Colocation` for the statements that run at ``destination``.

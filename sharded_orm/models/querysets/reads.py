@@ -275,7 +275,9 @@ class ReadingQuerySet(RoutedQuerySet[M]):
         return confirmed(self._options.group, self._count_rows)
 
     def _count_rows(self) -> int:
-        destination = self._destination(ordered=self.query.is_sliced)
+        # Without annotations, a copy would not differ in what is checked.
+        sent = scatter.counted_query(self.query) if self.query.annotations else None
+        destination = self._destination(sent, ordered=self.query.is_sliced)
         if isinstance(destination, str):
             return int(self._run_on(destination, super().count))
         return scatter.count(self, destination, **self._merge_options())
@@ -286,7 +288,8 @@ class ReadingQuerySet(RoutedQuerySet[M]):
         return self._proved(self._find_any)
 
     def _find_any(self) -> bool:
-        destination = self._destination(ordered=self.query.is_sliced)
+        sent = self.query.exists(limit=False) if self.query.annotations else None
+        destination = self._destination(sent, ordered=False)
         if isinstance(destination, str):
             return bool(self._run_on(destination, super().exists))
         return scatter.exists(self, destination, **self._merge_options())

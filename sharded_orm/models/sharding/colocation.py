@@ -91,9 +91,13 @@ class Colocation:
             if combined.model is not None:
                 self._check_model(query, combined.model, "is combined with one on", copies=False)
             self.check(combined, outer, beside=beside)
-        if (ordered or query.distinct_fields) and not ordering.is_plain(query):
-            query, order = ordering.resolved(query, self._alias)
-            values = [*values, *order]
+        if ordered or query.distinct_fields:
+            if ordering.is_plain(query):
+                values = [*values, *ordering.annotations_in_order(query)]
+            else:
+                query, order = ordering.resolved(query, self._alias)
+                values = [*values, *order]
+        values = [*values, *query.annotation_select.values()]
         if query.select_related:
             query = self._check_select_related(query)
         self._check_joins(query)

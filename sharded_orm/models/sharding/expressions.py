@@ -76,10 +76,15 @@ HOLDS_NONE = frozenset(
     }
 )  # fmt: skip
 
-# Attributes of ``Query`` that are not searched for subqueries. The parts of a union, in
-# "combined_queries", are checked by Colocation.check() like separate queries. "bound_key" of
-# BoundKeyQuery is a plain value, and "is_limited_by_exists" is a flag.
-_SKIPPED = HOLDS_NONE | HOLDS_NAMES | {"combined_queries", "bound_key", "is_limited_by_exists"}
+# Attributes of ``Query`` that parts_to_check() does not search for subqueries. The parts of a union,
+# in "combined_queries", are checked by Colocation.check() like separate queries. It also knows which
+# of the "annotations" are in the statement. "bound_key" of BoundKeyQuery is a plain value, and
+# "is_limited_by_exists" is a flag.
+_SKIPPED = (
+    HOLDS_NONE
+    | HOLDS_NAMES
+    | {"annotations", "bound_key", "combined_queries", "is_limited_by_exists"}
+)
 # Types whose values cannot contain an expression.
 _PLAIN = frozenset(
     {
@@ -162,9 +167,10 @@ class Nested:
 def nested_queries(query: Query, *more: Any, trusted: bool = False) -> Iterator[Nested]:
     """Yield the subqueries of ``query``, but not the subqueries inside a subquery.
 
-    The parameters and errors are those of :func:`parts_to_check`.
+    Those of all annotations are included. The parameters and errors are those of
+    :func:`parts_to_check`.
     """
-    for part in parts_to_check(query, *more, trusted=trusted):
+    for part in parts_to_check(query, *query.annotations.values(), *more, trusted=trusted):
         if isinstance(part, Nested):
             yield part
 
@@ -174,7 +180,8 @@ def parts_to_check(
 ) -> Iterator[Nested | ShardCondition]:
     """Yield the subqueries of ``query``, and its conditions on the shard of an instance.
 
-    The subqueries themselves are not searched.
+    The subqueries themselves are not searched, and neither are the annotations. An annotation may
+    be missing in the statement. If it is in WHERE or GROUP BY, these have an own copy of it.
 
     :param more: other expressions whose subqueries are yielded, too.
     :param trusted: whether to accept SQL that may read any rows. True for the global database,

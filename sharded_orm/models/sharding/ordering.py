@@ -24,13 +24,9 @@ def is_plain(query: Query) -> bool:
     """
     if query.distinct_fields or query.extra_order_by:
         return False
-    names: Any = query.order_by
+    names = _names(query)
     if not names:
-        if not query.default_ordering or query.model is None:
-            return True
-        names = query.model._meta.ordering
-        if not names:
-            return True
+        return True
     own_columns, annotations = own_names(query.model), query.annotations
     for name in names:
         if type(name) is not str:
@@ -41,6 +37,23 @@ def is_plain(query: Query) -> bool:
         if column not in own_columns and column not in annotations and name != "?":
             return False
     return True
+
+
+def annotations_in_order(query: Query) -> list[Any]:
+    """Return the annotations by whose names ``query`` is ordered.
+
+    They are in the statement also if it does not select them, as those of ``alias()``.
+    """
+    if not query.annotations:
+        return []
+    names = {name.lstrip("-+") for name in _names(query) if isinstance(name, str)}
+    return [query.annotations[name] for name in names & query.annotations.keys()]
+
+
+def _names(query: Query) -> Any:
+    if query.order_by:
+        return query.order_by
+    return query.model._meta.ordering if query.default_ordering and query.model else ()
 
 
 @lru_cache(maxsize=1024)
@@ -81,10 +94,15 @@ def resolved(query: Query, alias: str) -> tuple[Query, list[Any]]:
         # result and needs no join. An expression may need joins, because Django adds it to each
         # part of the union. So return only the expressions.
         return copy, [name for name in copy.order_by if hasattr(name, "resolve_expression")]
-    # Resolve the names as SQLCompiler.get_order_by() and get_distinct() do.
+    # Resolve the names as SQLCompiler.get_order_by() and get_distinct() do. Django cannot order by a
+    # Q, which has no asc(), and raises AttributeError. But it raises no error if the statement has no
+    # ORDER BY in the end, as an UPDATE on most databases.
+    is_possible = all(
+        hasattr(name, "asc") for name in _names(copy) if hasattr(name, "resolve_expression")
+    )
     expressions = [
         pair[0].resolve_expression(copy, allow_joins=True, reuse=None)
-        for pair in compiler._order_by_pairs()
+        for pair in (compiler._order_by_pairs() if is_possible else ())
     ]
     for name in copy.distinct_fields:
         if name not in copy.annotation_select:

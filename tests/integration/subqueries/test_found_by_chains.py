@@ -7,27 +7,32 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from django.db import transaction
+from django.db import connections, transaction
 from django.db.models import (
     Avg,
     Case,
     CharField,
     Count,
     DecimalField,
+    Exists,
     F,
     FilteredRelation,
     FloatField,
+    Func,
     Max,
     Q,
+    StdDev,
+    Subquery,
     Sum,
     TextField,
     Value,
     When,
 )
+from django.db.models.expressions import RawSQL
 from django.db.models.functions import Cast, Concat
 
 from sharded_orm import bound
-from sharded_orm.exceptions import BoundKeyMismatch, CrossShardRelation
+from sharded_orm.exceptions import BoundKeyMismatch, CrossShardRelation, UnknownExpression
 from tests.integration.subqueries.conftest import DATABASES, PLAIN, SHARDED, Models, store
 from tests.twins.models import Folder, PlainFolder, PlainSheet, Sheet, Trunk
 
@@ -146,6 +151,109 @@ def test_distinct_rows_in_an_order_whose_type_django_does_not_know() -> None:
     rows = same(lambda m: list(trunks(m).distinct().order_by(mixed, "id").values_list("id", "n")))
     assert [pk for pk, _ in rows if pk != 3] == expected
     same(lambda m: [row.pk for row in trunks(m).distinct().order_by(mixed.desc(), "id")])
+
+
+class OwnSQL(Func):
+    """An expression that the library does not know."""
+
+    function = "ABS"
+
+    def as_sql(self, *args: Any, **kwargs: Any) -> Any:
+        return super().as_sql(*args, **kwargs)
+
+
+#: Annotations that a query of several shards, or of one, cannot select.
+UNUSED: list[Callable[[Models], Any]] = [
+    lambda m: Subquery(m.trunk.objects.filter(owner=1).values("n")[:1]),
+    lambda m: Subquery(m.everywhere(m.trunk.objects.all()).values("n")[:1]),
+    lambda m: Exists(m.trunk.objects.filter(owner=1, n=6)),
+    lambda m: Case(When(parent=trunks(m).get(pk=2), then=1), default=0),
+    lambda m: RawSQL("(SELECT 1)", []),
+    lambda m: OwnSQL("n"),
+]
+
+
+@pytest.mark.parametrize("unused", UNUSED)
+def test_a_count_leaves_out_annotations_that_do_not_matter(
+    unused: Callable[[Models], Any],
+) -> None:
+    for rows in (twigs, lambda m: m.twig.objects.filter(owner=0)):
+        for how in ("annotate", "alias"):
+
+            def annotated(m: Models, rows: Any = rows, how: str = how) -> Any:
+                return getattr(rows(m), how)(x=unused(m))
+
+            same(lambda m, of=annotated: of(m).order_by("x").count())  # type: ignore[misc]
+            same(lambda m, of=annotated: of(m).order_by("x").exists())  # type: ignore[misc]
+            same(lambda m, of=annotated: of(m).values("id").filter(n__gt=1).count())  # type: ignore[misc]
+            same(lambda m, of=annotated: of(m).order_by("id")[:2].exists())  # type: ignore[misc]
+            same(lambda m, of=annotated: of(m).distinct().exists())  # type: ignore[misc]
+        same(lambda m, rows=rows: rows(m).alias(x=unused(m)).order_by("id")[1:].count())  # type: ignore[misc]
+        same(lambda m, rows=rows: len(rows(m).alias(x=unused(m)).order_by("id")))  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("unused", UNUSED)
+def test_an_annotation_that_matters_for_a_count_is_checked(
+    unused: Callable[[Models], Any],
+) -> None:
+    rows = twigs(SHARDED).alias(x=unused(SHARDED))
+    for found in (
+        rows.filter(x=1),
+        rows.order_by("x")[1:3],
+        rows.order_by("-x", "id")[:1],
+        rows.order_by(F("x").desc())[1:],
+        rows.annotate(y=F("x")).distinct(),
+        rows.annotate(y=F("x")).values("y").annotate(z=Count("id")),
+    ):
+        with pytest.raises((CrossShardRelation, UnknownExpression)):
+            found.count()
+    for found in (rows.filter(x=1), rows.annotate(y=F("x")), rows.order_by("x")):
+        with pytest.raises((CrossShardRelation, UnknownExpression)):
+            list(found)
+
+
+def test_a_count_of_groups_computes_no_aggregates_that_do_not_matter() -> None:
+    largest = 2**63 - 1
+    store([], [(1, 0, largest, 1, None), (2, 0, largest, 1, None), (3, 1, largest, 1, None)])
+    for group in ("owner", "n", "id"):
+        for total in (Sum("ref"), Sum("ref") * 10, StdDev("ref")):
+            same(lambda m, g=group, t=total: twigs(m).values(g).annotate(x=t).count())  # type: ignore[misc]
+            same(lambda m, g=group, t=total: twigs(m).values(g).annotate(x=t).exists())  # type: ignore[misc]
+    same(lambda m: twigs(m).annotate(x=Sum("ref"), y=Count("id")).filter(y=1).count())
+    same(lambda m: twigs(m).values("n").annotate(x=StdDev("ref"), y=Count("id")).count())
+    same(lambda m: twigs(m).values("owner").annotate(x=Sum("id")).filter(x__gt=2)[:1].count())
+
+
+#: Django cannot order by a bare condition, and reports this if the statement has an ORDER BY.
+BY_CONDITION: list[Callable[[], Any]] = [lambda: Q(n=2), lambda: ~Q(parent__n=5)]
+
+
+@pytest.mark.parametrize("order", BY_CONDITION)
+def test_an_order_by_a_condition(order: Callable[[], Any]) -> None:
+    for rows in (twigs, lambda m: m.twig.objects.filter(owner=0)):
+
+        def ordered(m: Models, rows: Any = rows) -> Any:
+            return rows(m).order_by(order(), "id")
+
+        for read in (
+            lambda found: found.count(),
+            lambda found: found.exists(),
+            lambda found: found[1:].exists(),
+            lambda found: found.distinct()[:1].exists(),
+            lambda found: found.aggregate(Max("n")),
+        ):
+            same(lambda m, read=read, of=ordered: read(of(m)))  # type: ignore[misc]
+        for read in (list, lambda found: found.first(), lambda found: found[1:].count()):
+            for models in (PLAIN, SHARDED):
+                with pytest.raises(AttributeError, match="asc"):
+                    read(ordered(models))
+        if connections["events_00000"].vendor == "mysql":  # Its UPDATE has an ORDER BY.
+            for models in (PLAIN, SHARDED):
+                with pytest.raises(AttributeError, match="asc"):
+                    ordered(models).update(n=7)
+        else:
+            same(lambda m, of=ordered: of(m).update(n=7))  # type: ignore[misc]
+            same(lambda m, of=ordered: of(m).exclude(n=7).exists())  # type: ignore[misc]
 
 
 #: A key that no row has, on a shard that is not asked; and conditions on which no shard is asked.
