@@ -118,6 +118,26 @@ def test_callables_are_not_called_without_a_new_row(meal: Meal) -> None:
     assert not meal.dishes.exists()
 
 
+@pytest.mark.parametrize("values", VALUES)
+@pytest.mark.parametrize("call", ["add", "set"])
+def test_values_that_no_row_gets_are_not_refused(meal: Meal, call: str, values: str) -> None:
+    make, error = VALUES[values]
+    before = rows()
+    dish, other = (Dish.objects.get(owner=ONE, pk=pk) for pk in (20, 21))
+    CALLS[call](meal.dishes, dish, make())
+    CALLS[call](meal.dishes, dish.pk, make())
+    CALLS[call](dish.meals, meal, make())
+    assert rows() == before
+    with pytest.raises(error), transaction.atomic(meal._state.db):
+        meal.dishes.set([dish, other], through_defaults=make())
+    with pytest.raises(error), transaction.atomic(meal._state.db):
+        meal.dishes.set([dish], clear=True, through_defaults=make())
+    assert rows() == before
+    Serving.objects.create(id=31, owner=ONE, meal=meal, dish=other)
+    meal.dishes.set([dish], through_defaults=make())
+    assert rows() == before
+
+
 @pytest.mark.parametrize("call", CALLS)
 def test_callables_are_called_once(meal: Meal, call: str) -> None:
     called: list[int] = []

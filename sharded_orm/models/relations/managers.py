@@ -17,7 +17,7 @@ from django.db.models.base import ModelState
 from django.db.models.utils import resolve_callables
 
 from sharded_orm import compat
-from sharded_orm.exceptions import CrossShardRelation
+from sharded_orm.exceptions import CrossShardRelation, RoutingError
 from sharded_orm.models.moves.confirmation import in_transaction
 from sharded_orm.models.moves.repetition import repeated, write_in_part
 from sharded_orm.models.sharding.bound_rows import refuse_other_key, related_rows_checked
@@ -203,6 +203,7 @@ class ManyBeside(RelatedRows):
     target_field: Any
     target_field_name: str
     source_field: Any
+    source_field_name: str
 
     def _apply_rel_filters(self, queryset: Any) -> Any:
         # Overrides ManyRelatedManager._apply_rel_filters(), which filters only by the instance's
@@ -232,7 +233,7 @@ class ManyBeside(RelatedRows):
         if not in_transaction(self._options.group):
             write_in_part()
         add = super().add  # type: ignore[misc]  # Django's manager class has this method
-        defaults = self._through_with_key(through_defaults) if objs else through_defaults
+        defaults = self._through_with_key(through_defaults, objs) if objs else through_defaults
         self._repeated(lambda: add(*objs, through_defaults=defaults))
 
     add.alters_data = True  # type: ignore[attr-defined]  # Django's method has this attribute, too
@@ -259,7 +260,8 @@ class ManyBeside(RelatedRows):
         objs = tuple(objs)
         self.check_targets(objs)
         if objs:
-            through_defaults = self._through_with_key(through_defaults)
+            related = None if clear else objs
+            through_defaults = self._through_with_key(through_defaults, related)
         manager = super()
         self._repeated(
             lambda: compat.set_base(
@@ -334,18 +336,19 @@ class ManyBeside(RelatedRows):
         # table. Skip the check of the keys of these rows, because check_targets() has already
         # compared the keys of the instances to be related.
         if len(args) > 2 and kwargs.get("through_defaults"):
-            # There are rows to add, so Django would call the callables now, too.
+            # Django would call the callables now, too.
             values = kwargs["through_defaults"]
             placing = dict(resolve_callables(self._placing_values(values)))
-            self._check_through_values(placing)
+            self._check_through_values(placing, args[2:], *args[:2])
             kwargs["through_defaults"] = {**values, **placing}
         with related_rows_checked():
             super()._add_items(*args, **kwargs)  # type: ignore[misc]  # Django's manager class has this method
 
-    def _through_with_key(self, values: Any) -> Any:
+    def _through_with_key(self, values: Any, related: Any = None) -> Any:
         """Return ``values`` of a new row of the many-to-many table, with the shard key added.
 
         :param values: the argument ``through_defaults``.
+        :param related: as for :meth:`_check_through_values`.
         :raises CrossKeyRelation, CrossShardRelation, ShardKeyRequired: the row would have another
             shard key than the instance, or would refer to a row of another key. Callables among
             ``values`` are not checked, because Django calls them only if it adds a row;
@@ -357,7 +360,8 @@ class ManyBeside(RelatedRows):
             # Check the values before anything is written. Django stores or deletes other rows
             # first: create() stores the related row, and set() deletes old rows.
             placing = self._placing_values(with_its_key)
-            self._check_through_values({k: v for k, v in placing.items() if not callable(v)})
+            plain = {name: value for name, value in placing.items() if not callable(value)}
+            self._check_through_values(plain, related)
         return with_its_key
 
     def _placing_values(self, values: dict[str, Any]) -> dict[str, Any]:
@@ -373,10 +377,31 @@ class ManyBeside(RelatedRows):
                 names |= {field.name, field.attname}
         return {name: value for name, value in values.items() if name in names}
 
-    def _check_through_values(self, placing: dict[str, Any]) -> None:
-        """Raise an error if a row of the many-to-many table cannot have the values ``placing``."""
+    def _check_through_values(
+        self, placing: dict[str, Any], related: Any = None, source: str = "", target: str = ""
+    ) -> None:
+        """Raise an error if a row of the many-to-many table cannot have the values ``placing``.
+
+        :param related: the rows to be related, instances or primary keys. If all of them are
+            related already, no row gets the values, so there is no error. None if there will be a
+            row in any case.
+        :param source: the name of the foreign key to the instance, if ``related`` is given. Empty
+            for :attr:`source_field`, and alike ``target``.
+        """
         if not placing:
             return
+        try:
+            self._check_row_with(placing)
+        except RoutingError:
+            alias = router.db_for_write(self.through, instance=self.instance)
+            if related is None or alias == self._options.group:
+                raise
+            source, target = source or self.source_field_name, target or self.target_field_name
+            ids = self._get_target_ids(target, related)  # type: ignore[attr-defined]  # Django's manager class has this method
+            if self._get_missing_target_ids(source, target, alias, ids):  # type: ignore[attr-defined]  # Django's manager class has this method
+                raise
+
+    def _check_row_with(self, placing: dict[str, Any]) -> None:
         options = shard_options(self.through)
         assert options is not None
         # Make the row without its constructor, which would send signals and evaluate the defaults
