@@ -76,7 +76,23 @@ class MappingBase(ShardedModelBase):
         cls: Any = super().__new__(mcs, name, bases, attrs, **kwargs)
         if not cls._meta.abstract:
             cls._sides = cls._make_sides()
+            _leave_plural(cls._meta)
         return cls
+
+
+def _leave_plural(options: Any) -> None:
+    """Let a name such as "board pins" be its own plural. Django would add another s.
+
+    The plural of ``class Meta`` has priority. Migrations do not have this plural, as they do not
+    have Django's default.
+    """
+    name = options.verbose_name
+    if (
+        "verbose_name_plural" not in options.original_attrs
+        and isinstance(name, str)
+        and name.endswith("s")
+    ):
+        options.verbose_name_plural = name
 
 
 def _with_paging_index(meta: Any, bases: tuple[type, ...]) -> Any:

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 from django.db import connections, models
+from django.db.migrations.state import ModelState
 from django.test.utils import CaptureQueriesContext, isolate_apps
+from django.utils.translation import gettext_lazy
 
 from sharded_orm import cache_scope
 from sharded_orm.contrib.objects import Cursor, Mapping, MirrorMapping, ObjectLookup
@@ -371,3 +373,39 @@ def test_wrong_declarations_beside_mappings_are_refused() -> None:
     ]:
         with pytest.raises(InvalidObjectType, match=message):
             type(base)("Wrong", (base,), {**parts, **attrs})
+
+
+@isolate_apps("tests.pinboards")
+def test_a_name_that_is_a_plural_gets_no_other_s() -> None:
+    def plural(base: Any = Mapping, name: str = "BoardPins", **options: Any) -> str:
+        sides = {"source": Board, "target": Pin} if base is Mapping else {}
+        meta = type("Meta", (), {"app_label": "pinboards", **options})
+        model = type(name, (base,), {"__module__": __name__, "Meta": meta, **sides})
+        stored = ModelState.from_model(model).options
+        assert ("verbose_name_plural" in stored) == ("verbose_name_plural" in options)
+        return str(model._meta.verbose_name_plural)
+
+    assert plural() == "board pins"
+    assert plural(name="BoardPin") == "board pins"
+    assert plural(name="First", verbose_name="pins of boards") == "pins of boards"
+    assert plural(name="Second", verbose_name=gettext_lazy("pins")) == "pinss"
+    assert plural(name="Others", verbose_name_plural="pinned") == "pinned"
+    mirror = type(
+        "PinBoards",
+        (MirrorMapping,),
+        {
+            "__module__": __name__,
+            "mapping": BoardPins,
+            "Meta": type("Meta", (), {"app_label": "pinboards"}),
+        },
+    )
+    assert mirror._meta.verbose_name_plural == "pin boards"
+    proxy = type(
+        "Names",
+        (BoardPins,),
+        {
+            "__module__": __name__,
+            "Meta": type("Meta", (), {"app_label": "pinboards", "proxy": True}),
+        },
+    )
+    assert proxy._meta.verbose_name_plural == "names"
