@@ -22,6 +22,7 @@ The ids of the checks never change. No check in this module queries a database.
 ``sharded_orm.W037``  ``order_with_respect_to`` is a generic foreign key, which may leave the group
 ``sharded_orm.E050``  a text key has a collation that treats different keys as equal; see also
                       ``sharded_orm.checks.databases``, which reads the collations in databases
+``sharded_orm.E083``  the group's strategy refuses all keys of the shard key's type
 ``sharded_orm.E077``  a model has a ``ShardMeta`` and is not sharded
 ``sharded_orm.W079``  a ``TicketField`` has no ticket servers
 ==================  ==========================================================
@@ -48,7 +49,7 @@ from sharded_orm.models.fields import PackedIDField, TicketField, TimestampedIDF
 from sharded_orm.models.fields.generated_id import EmbeddedShardMixin
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.sharding.counted_ids import counts_per_shard
-from sharded_orm.models.sharding.options import ShardOptions, shard_options
+from sharded_orm.models.sharding.options import ShardOptions, shard_options, target_field
 from sharded_orm.models.sharding.same_key import needs_same_key
 from sharded_orm.models.text_keys import declared_inexact_collation, key_columns
 
@@ -69,6 +70,7 @@ def check_models(
             if errors and any(e.level >= checks.ERROR for e in errors):
                 continue
             declared.add(model)
+            messages += _type_of_key(model)
             messages += _collations(model)
             messages += _uniqueness(model)
             messages += _inheritance(model)
@@ -140,6 +142,28 @@ def _declaration(model: type[ShardedModel]) -> Iterator[checks.CheckMessage]:
             obj=field,
             id="sharded_orm.E004",
         )
+
+
+def _type_of_key(model: type[ShardedModel]) -> Iterator[checks.CheckMessage]:
+    options = shard_options(model)
+    if options is None or options.key is None:
+        return
+    field = target_field(options.key)
+    is_text = isinstance(field, models.CharField | models.TextField)
+    if not is_text and not isinstance(field, models.IntegerField):
+        return
+    strategy = runtime.strategy(options.group)
+    if strategy.accepts(str if is_text else int):
+        return
+    held = "text" if is_text else "an integer"
+    yield checks.Error(
+        f"The shard key {options.key.name!r} is {held}, and the strategy {strategy.group.strategy!r} of"
+        f" group {options.group!r} cannot place it with its STRATEGY_OPTIONS.",
+        hint='Use a key of another type, or a group with another strategy, such as "modulo". "range"'
+        " takes the keys that can be compared with its BOUNDS; with SIZE, integers.",
+        obj=options.key,
+        id="sharded_orm.E083",
+    )
 
 
 def _columns(constraint: models.UniqueConstraint) -> set[str]:

@@ -89,6 +89,13 @@ class Strategy(ABC):
         """
         return False
 
+    def accepts(self, kind: type) -> bool:
+        """Return False if no key of the type ``kind`` can have a shard. ``kind`` is int or str.
+
+        A system check calls this. A strategy that does not know returns True.
+        """
+        return True
+
     @abstractmethod
     def locate(self, key: Any) -> int | None:
         """Return the number of the shard of ``key``; None if the key has no shard. Never writes.

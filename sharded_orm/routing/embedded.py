@@ -43,6 +43,9 @@ class EmbeddedStrategy(Strategy):
                 [f"group {group.name!r}: {group.count} shards do not fit in BITS {self._bits!r}"]
             )
 
+    def accepts(self, kind: type) -> bool:
+        return kind is int
+
     def locate(self, key: Any) -> int | None:
         if not isinstance(key, int) or isinstance(key, bool):
             raise self.invalid(key, _EXPECTED)

@@ -57,6 +57,14 @@ class RangeStrategy(Strategy):
                     ]
                 )
 
+    def accepts(self, kind: type) -> bool:
+        try:
+            # locate() compares a key with the bounds in the same way.
+            _ = kind() < self._bounds[0]
+        except TypeError:
+            return False
+        return True
+
     def locate(self, key: Any) -> int | None:
         try:
             number = bisect_right(self._bounds, key) - 1

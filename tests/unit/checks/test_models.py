@@ -102,6 +102,41 @@ def test_missing_and_incomplete_shard_meta() -> None:
 
 
 @pytest.mark.parametrize(
+    ("group", "make", "expected"),
+    [
+        ("archive", lambda: models.BigIntegerField(), set()),
+        ("archive", lambda: models.UUIDField(), set()),
+        ("archive", lambda: ExactCharField(max_length=9), {"E083"}),
+        ("archive", lambda: models.ForeignKey("Named", models.DO_NOTHING), {"E083"}),
+        ("pins", lambda: ExactCharField(max_length=9), {"E083"}),
+        ("events", lambda: ExactCharField(max_length=9), set()),
+        ("photos", lambda: ExactCharField(max_length=9), set()),
+    ],
+)
+def test_a_key_whose_type_the_strategy_cannot_place(
+    group: str, make: Any, expected: set[str]
+) -> None:
+    def placed() -> type[Any]:
+        class Named(GlobalModel):
+            name = ExactCharField(max_length=9, primary_key=True)
+
+            class Meta:
+                app_label = "photos_app"
+
+        class Placed(ShardedModel):
+            id = TicketField(primary_key=True)
+            key = make()
+            ShardMeta = type("ShardMeta", (), {"group": group, "shard_key": "key"})
+
+            class Meta:
+                app_label = "photos_app"
+
+        return Placed
+
+    assert {one for one in declare(placed) if one.startswith("E08")} == expected
+
+
+@pytest.mark.parametrize(
     ("meta", "expected"),
     [
         ({"group": "nowhere", "shard_key": "user_id"}, {"E002", "W011"}),

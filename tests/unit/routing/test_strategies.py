@@ -49,6 +49,31 @@ def test_text_that_no_database_stores_is_no_key(name: str) -> None:
         strategy(name).locate("\ud800")
 
 
+@pytest.mark.parametrize(
+    ("made", "kinds"),
+    [
+        (("modulo", {}), {int, str}),
+        (("directory", {}), {int, str}),
+        (("embedded", {}), {int}),
+        (("range", {"SIZE": 10}), {int}),
+        (("range", {"BOUNDS": [-5, 0, 5, 10]}), {int}),
+        (("range", {"BOUNDS": [0.5, 1, 2.5, 3]}), {int}),
+        (("range", {"BOUNDS": ["a", "b", "c", "d"]}), {str}),
+        (("range", {"BOUNDS": [b"a", b"b", b"c", b"d"]}), set()),
+    ],
+)
+def test_the_types_that_a_strategy_can_place(
+    made: tuple[str, dict[str, Any]], kinds: set[type]
+) -> None:
+    name, options = made
+    one = strategy(name, 4, **options)
+    assert {kind for kind in (int, str) if one.accepts(kind)} == kinds
+    for kind, key in ((int, 7), (str, "b")):
+        if name != "directory" and kind not in kinds:
+            with pytest.raises(InvalidShardKey):
+                one.locate(key)
+
+
 def test_range_by_bounds() -> None:
     by_bounds = strategy("range", 3, BOUNDS=["a", "h", "p"])
     assert [by_bounds.locate(k) for k in ("a", "gz", "h", "zebra")] == [0, 0, 1, 2]
