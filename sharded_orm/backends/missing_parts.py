@@ -1,4 +1,7 @@
-"""Recognizes the errors of a statement that names a table or a column which does not exist."""
+"""Recognizes the errors of a statement that names a table or a column which does not exist.
+
+Also the remedy for the missing schema or file of a shard.
+"""
 
 from __future__ import annotations
 
@@ -40,3 +43,11 @@ def is_missing_column(error: BaseException) -> bool:
     if isinstance(first, str):
         return _SQLITE_COLUMN.match(first) is not None
     return first == _COLUMN
+
+
+def creation_remedy(alias: str) -> str:
+    """Return the beginning of a sentence: how to create the schema or file of the shard ``alias``."""
+    return (
+        "Create all that are missing with 'manage.py migrate_shards --create', or this one with"
+        f" 'manage.py migrate --database {alias}'"
+    )

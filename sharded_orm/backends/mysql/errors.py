@@ -7,6 +7,7 @@ from typing import Any
 from django.db import IntegrityError
 from MySQLdb import OperationalError
 
+from sharded_orm.backends.missing_parts import creation_remedy
 from sharded_orm.exceptions import ShardDatabaseMissing
 
 # Codes of errors that the driver raises as OperationalError, but Django as IntegrityError. The same
@@ -29,8 +30,8 @@ def error_for_callers(exc: OperationalError, connection: Any) -> Exception | Non
         # Keep the server's error number as the first argument, because programs look for it there.
         return ShardDatabaseMissing(
             number,
-            f"Alias {connection.alias!r} has no schema {schema!r} on {connection.pool.name!r}. Create it"
-            f" with 'manage.py migrate --database {connection.alias}', or correct the topology.",
+            f"Alias {connection.alias!r} has no schema {schema!r} on {connection.pool.name!r}."
+            f" {creation_remedy(connection.alias)}, or correct the topology.",
         )
     return None
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
+from sharded_orm.backends.missing_parts import creation_remedy
 from sharded_orm.backends.postgresql.identity import session_id
 from sharded_orm.backends.postgresql.search_path import guard_of, search_path_of
 from sharded_orm.backends.session_hold import SessionHold
@@ -110,8 +111,8 @@ class SessionLease(SessionHold["PostgreSQLNodeSession"]):
         """
         if isinstance(exc, psycopg.errors.InvalidSchemaName):
             return ShardDatabaseMissing(
-                f"Shard {self.alias!r} has no schema {self.schema!r} on {self.pool.name!r}. Create it with"
-                f" 'manage.py migrate --database {self.alias}', or correct the topology."
+                f"Shard {self.alias!r} has no schema {self.schema!r} on {self.pool.name!r}."
+                f" {creation_remedy(self.alias)}, or correct the topology."
             )
         if isinstance(exc, psycopg.errors.DivisionByZero):
             return psycopg.errors.InsufficientPrivilege(

@@ -22,6 +22,7 @@ from django.db.transaction import Atomic
 
 from sharded_orm.backends.group import relocation
 from sharded_orm.backends.group.member import ShardConnectionMixin
+from sharded_orm.backends.missing_parts import creation_remedy
 from sharded_orm.backends.sizes import ShardSize, TableSize
 from sharded_orm.backends.snapshot import SchemaSnapshot
 from sharded_orm.backends.sqlite3 import snapshot
@@ -128,8 +129,8 @@ class DatabaseWrapper(ShardConnectionMixin, base.DatabaseWrapper):
                 raise
             raise ShardDatabaseMissing(
                 f"Shard {self.alias!r} has no database: there is no file"
-                f" {str(self.settings_dict['NAME'])!r} on node {self.shard.node!r}. Create it with"
-                f" 'manage.py migrate --database {self.alias}', or correct NAME of the node."
+                f" {str(self.settings_dict['NAME'])!r} on node {self.shard.node!r}."
+                f" {creation_remedy(self.alias)}, or correct NAME of the node."
             ) from exc
         self._references = sys.getrefcount(connection)
         return connection

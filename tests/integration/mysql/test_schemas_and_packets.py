@@ -112,6 +112,7 @@ def test_a_missing_schema(node: Node, in_transaction: bool) -> None:
     # Programs that read the server's number find it.
     assert isinstance(caught.value, OperationalError)
     assert caught.value.args[0] == 1049
+    assert "migrate_shards --create" in str(caught.value)
     assert "migrate --database t_1" in str(caught.value)
     assert node[1].is_idle()
     assert node.run(0, "SELECT DISTINCT shard FROM item") == [(0,)]

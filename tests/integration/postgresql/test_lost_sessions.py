@@ -378,7 +378,9 @@ def test_a_serialization_failure(node: Node) -> None:
 def test_a_missing_schema(node: Node, how: str) -> None:
     node.ask("DROP SCHEMA t_1 CASCADE")
     node[1].ensure_connection()  # proves only that the node answers
-    with pytest.raises(ShardDatabaseMissing, match=r"'t_1'.*migrate --database t_1") as caught:
+    with pytest.raises(
+        ShardDatabaseMissing, match=r"'t_1'.*migrate_shards --create.*migrate --database t_1"
+    ) as caught:
         if how == "chunks":
             with node[1].chunked_cursor() as cursor:
                 cursor.execute("SELECT 1")

@@ -26,6 +26,7 @@ def test_missing_file_is_an_error_and_is_not_made(folder: Topology) -> None:
     message = str(caught.value)
     assert "'photos_00003'" in message
     assert "'local_1'" in message
+    assert "manage.py migrate_shards --create" in message
     assert "manage.py migrate --database photos_00003" in message
     assert isinstance(caught.value, OperationalError)
     assert not file_of("photos_00003").exists()
