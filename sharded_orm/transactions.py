@@ -70,7 +70,8 @@ def atomic(
     if len(rows) != 1 or isinstance(rows[0], str):
         raise TwoPhaseMisused(
             f"atomic() was given {list(rows)!r}: without two_phase=True, it takes one row, or a model and"
-            " the value of its shard key. For a group, there is transaction.atomic(using=GROUP)."
+            " the value of its shard key. Rows of several shards need two_phase=True. For a group, there is"
+            " transaction.atomic(using=GROUP)."
         )
     options, find = _shard_of(rows[0], key)
     return _AtomicOnKey(options.group, find, savepoint, durable)

@@ -29,6 +29,8 @@ SERVED: Final = "served"
 DROPPED: Final = "dropped"
 """Nobody writes rows, and there may be any."""
 
+_MEANINGS: Final = {WRITTEN: "written but not built", DROPPED: "dropped"}
+
 #: Seconds for which a process uses the state of an index after it has read the state from the
 #: database.
 REMEMBERED = 5.0
@@ -89,7 +91,7 @@ def require_served(index: Index) -> None:
     state = state_of(index)
     if state != SERVED:
         raise IndexNotServed(
-            f"Index {index.label!r} is {state!r}, so reads may not rely on it yet. When every process that"
+            f"Index {index.label!r} is {_MEANINGS.get(state, repr(state))}, so reads may not rely on it yet. When every process that"
             f" puts entities has its declaration, run 'manage.py entities index build {index.label}'."
         )
 

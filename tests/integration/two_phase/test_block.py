@@ -238,7 +238,7 @@ def test_rows_of_two_groups_and_several_rows_without_two_phase() -> None:
         sharded_orm.atomic(Photo(user_id=1), "albums", two_phase=True)
     with pytest.raises(TwoPhaseMisused, match="of one group"):
         sharded_orm.atomic(two_phase=True)
-    with pytest.raises(TwoPhaseMisused, match="without two_phase=True, it takes one row"):
+    with pytest.raises(TwoPhaseMisused, match=r"it takes one row.*need two_phase=True"):
         sharded_orm.atomic(Photo(user_id=1), Photo(user_id=2))
 
 
