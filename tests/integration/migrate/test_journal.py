@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
-from django.utils import timezone
 
 from sharded_orm.database_clock import DatabaseClock
 from sharded_orm.exceptions import LeaseLost, OperationHeld
@@ -34,6 +33,7 @@ from sharded_orm.operations.runs.journal import (
     last_run,
     open_steps,
 )
+from tests.patience import eventually
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.every_backend]
 ONE, TWO = "photos_00001", "photos_00002"
@@ -121,12 +121,6 @@ def test_signs_of_life_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
         assert now.alive_at is not None
         assert before.alive_at is not None
         assert now.alive_at > before.alive_at
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    until = timezone.now() + timedelta(seconds=30)
-    while not condition():
-        assert timezone.now() < until
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -90,6 +90,22 @@ def database_fixture(schema: Sequence[str], backends: Sequence[str]) -> Any:
             yield database
 
     return database
+
+
+def sessions_fixture(make: Callable[[Database], Any], number: int) -> Any:
+    """Return a fixture: sessions of other programs on the server of the fixture ``database``.
+
+    :param make: makes a session, whose ``driver`` is the connection of the driver.
+    """
+
+    @pytest.fixture
+    def sessions(database: Database) -> Iterator[list[Any]]:
+        sessions = [make(database) for _ in range(number)]
+        yield sessions
+        for session in sessions:
+            session.driver.close()
+
+    return sessions
 
 
 @contextmanager

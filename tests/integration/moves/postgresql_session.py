@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from typing import Any
 
 import psycopg
 
 from tests.integration.moves.database import Database
-from tests.patience import PATIENCE
 
 
 class Session:
@@ -34,13 +31,6 @@ class Session:
         """Begin a transaction, and take its snapshot."""
         self.run(f"BEGIN ISOLATION LEVEL {level}")
         self.run("SELECT 1 FROM pg_catalog.pg_class LIMIT 1")
-
-
-def eventually(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)  # A server signals nobody when its lists change.
 
 
 def waits(session: Session, observer: Session) -> bool:

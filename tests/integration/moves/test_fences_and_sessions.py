@@ -6,8 +6,7 @@ import gc
 import json
 import secrets
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,15 @@ from django.db import OperationalError
 
 from sharded_orm.backends.change_capture import ChangeCapture
 from sharded_orm.exceptions import MoveFailed, MoveRefused
-from tests.integration.moves.database import Database, database_fixture, refuses, run
+from tests.integration.moves.database import (
+    Database,
+    database_fixture,
+    refuses,
+    run,
+    sessions_fixture,
+)
 from tests.integration.moves.test_change_capture import SCHEMA, SERVERS, SHORT, TABLES, all_triggers
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, eventually
 
 MARIADB = pytest.mark.parametrize("database", ["repeatable read"], indirect=True)
 
@@ -115,19 +120,7 @@ class Session:
         self.driver.cursor().execute(sql)
 
 
-@pytest.fixture
-def sessions(database: Database) -> Iterator[list[Session]]:
-    sessions = [Session(database) for _ in range(2)]
-    yield sessions
-    for session in sessions:
-        session.driver.close()
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)  # A server signals nobody when its lists change.
+sessions = sessions_fixture(Session, 2)
 
 
 def left(capture: ChangeCapture, marker: dict[str, Any]) -> int:

@@ -14,9 +14,9 @@ from sharded_orm.backends.change_capture import FENCES, JOURNAL, CapturedTable, 
 from sharded_orm.backends.fence_messages import is_deadlock, is_refusal
 from sharded_orm.exceptions import MoveRefused
 from tests.integration.moves.database import Database, database_fixture, run
-from tests.integration.moves.postgresql_session import Session, eventually, waits
+from tests.integration.moves.postgresql_session import Session, waits
 from tests.integration.moves.test_change_capture import SCHEMA, SHORT, TABLES, changed
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, eventually
 
 FOREIGN_KEY = (
     "ALTER TABLE label ADD FOREIGN KEY (photo_id) REFERENCES photo (id) ON DELETE CASCADE"

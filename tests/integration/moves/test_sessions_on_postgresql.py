@@ -12,9 +12,9 @@ from django.db import OperationalError
 
 from sharded_orm.backends.change_capture import ChangeCapture
 from tests.integration.moves.database import Database, database_fixture
-from tests.integration.moves.postgresql_session import Session, eventually, waits
+from tests.integration.moves.postgresql_session import Session, waits
 from tests.integration.moves.test_change_capture import SCHEMA
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, eventually
 
 database = database_fixture(SCHEMA, ["postgresql read committed"])
 

@@ -15,9 +15,9 @@ from sharded_orm.exceptions import MoveFailed
 from sharded_orm.ids.layout import TIMESTAMPED
 from sharded_orm.ids.timestamps_postgresql import create_function, create_sequence, set_default
 from tests.integration.moves.database import Database, database_fixture, run
-from tests.integration.moves.postgresql_session import Session, eventually
+from tests.integration.moves.postgresql_session import Session
 from tests.integration.shard_moves.test_hiding import schema_of
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, eventually
 from tests.services.postgresql import PostgreSQLServer
 
 TABLES = (
