@@ -99,13 +99,13 @@ def from_db(model: Any, queryset: Any) -> Callable[[Any, Any, Any], Any]:
     names of the fields, and their values.
     """
     if not HAS_FETCH_MODES:
-        return model.from_db  # type: ignore[no-any-return,unused-ignore]  # the model is of the type Any
+        return model.from_db  # type: ignore[no-any-return]  # the model is of the type Any
 
     # Call a private function of Django instead of model.from_db(). This function gives a warning if
     # the model overrides from_db() without the argument for the fetch mode.
     from django.db.models import query
 
-    return query._get_from_db(model, queryset._fetch_mode)  # type: ignore[attr-defined,no-any-return,unused-ignore]  # the type stubs lack this function
+    return query._get_from_db(model, queryset._fetch_mode)  # type: ignore[attr-defined,no-any-return]  # the type stubs lack this function
 
 
 def related_populators(klass_info: Any, select: Any, alias: str, queryset: Any) -> list[Any]:
@@ -117,7 +117,7 @@ def related_populators(klass_info: Any, select: Any, alias: str, queryset: Any) 
     from django.db.models import query
 
     arguments = (queryset._fetch_mode,) if HAS_FETCH_MODES else ()
-    return query.get_related_populators(klass_info, select, alias, *arguments)  # type: ignore[attr-defined,no-any-return,unused-ignore]  # the type stubs lack this function
+    return query.get_related_populators(klass_info, select, alias, *arguments)
 
 
 # -- Writing -------------------------------------------------------------------------
@@ -145,7 +145,7 @@ def returning_columns(ops: Any, fields: Any) -> tuple[str, Any]:
 
 def changes_rows_unseen(on_delete: Any) -> bool:
     """Whether the database itself, and not Django, deletes or changes rows because of ``on_delete``."""
-    return _HAS_DATABASE_ON_DELETE and isinstance(on_delete, deletion.DatabaseOnDelete)  # type: ignore[attr-defined,unused-ignore]  # the older type stubs lack this class
+    return _HAS_DATABASE_ON_DELETE and isinstance(on_delete, deletion.DatabaseOnDelete)
 
 
 def set_base(
@@ -215,7 +215,7 @@ def with_action(action: Any, func: Any) -> Any:
 def _random_functions() -> tuple[type[Any], ...]:
     if not _HAS_UUID_FUNCTIONS:
         return (functions.Random, RandomUUID)
-    return (functions.Random, RandomUUID, functions.UUID4, functions.UUID7)  # type: ignore[attr-defined,unused-ignore]  # the older type stubs lack these functions
+    return (functions.Random, RandomUUID, functions.UUID4, functions.UUID7)
 
 
 RANDOM_FUNCTIONS = _random_functions()
@@ -276,4 +276,4 @@ def generic_foreign_key_descriptor() -> type[Any]:
         return _FieldAsDescriptor
     from django.contrib.contenttypes import fields
 
-    return fields.GenericForeignKeyDescriptor  # type: ignore[attr-defined,no-any-return,unused-ignore]  # the type stubs lack this class
+    return fields.GenericForeignKeyDescriptor

@@ -170,7 +170,7 @@ class ChangeListMixin(ShardedBase):
                 )
                 if whole_form.has_changed():
                     form.instance._refuse_other_shard(form.instance._state.db)
-        super()._save_formset(request, formset)  # type: ignore[misc]  # the older type stubs lack this method
+        super()._save_formset(request, formset)  # type: ignore[misc]  # the type stubs lack this method
 
     def get_changelist_form(self, request: HttpRequest, **kwargs: Any) -> Any:
         # Leave the shard key out of the form, because the key never changes. If list_editable has

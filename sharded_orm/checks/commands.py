@@ -24,7 +24,7 @@ from django.core.management import (
 APP = "sharded_orm"
 
 
-@checks.register(checks.Tags.commands)  # type: ignore[attr-defined,unused-ignore]  # the type stubs lack this tag
+@checks.register(checks.Tags.commands)
 def check_commands(**kwargs: Any) -> list[checks.CheckMessage]:
     """Warn if another app hides a command of this library.
 

@@ -175,7 +175,7 @@ def _columns(constraint: models.UniqueConstraint) -> set[str]:
     for expression in constraint.expressions:
         column = expression.expression if isinstance(expression, OrderBy) else expression
         if isinstance(column, models.F):
-            names.add(column.name)  # type: ignore[attr-defined,unused-ignore]  # the type stubs lack it
+            names.add(column.name)  # type: ignore[attr-defined]  # the type stubs lack it
     return names
 
 

@@ -225,7 +225,7 @@ class ShardedModel(RowValidation, metaclass=ShardedModelBase):
             or model._meta.select_on_save
             or model._do_update is not ShardedModel._do_update
             or model._get_pk_val is not models.Model._get_pk_val
-            or model._is_pk_set is not models.Model._is_pk_set  # type: ignore[attr-defined,unused-ignore]  # the older type stubs lack it
+            or model._is_pk_set is not models.Model._is_pk_set
             or not are_write_plans_on()
             or cached_model(cls) is not None
         ):

@@ -180,7 +180,7 @@ class RowValidation(models.Model):
             for constraint in constraints:
                 if isinstance(constraint, models.CheckConstraint):
                     try:
-                        constraint.validate(model, self, exclude=exclude, using=using)  # type: ignore[attr-defined,unused-ignore]  # checks have it
+                        constraint.validate(model, self, exclude=exclude, using=using)
                     except ValidationError as exc:
                         errors = exc.update_error_dict(errors)
         if errors:

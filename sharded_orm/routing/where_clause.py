@@ -17,7 +17,7 @@ from typing import Any
 
 from django.core.exceptions import ValidationError
 from django.db.models import Model
-from django.db.models.expressions import Col, ColPairs, Expression, Value  # type: ignore[attr-defined,unused-ignore]  # missing in Django's type stubs
+from django.db.models.expressions import Col, ColPairs, Expression, Value
 from django.db.models.lookups import Exact, In, IsNull
 from django.db.models.sql.where import AND, OR, XOR, NothingNode, WhereNode
 

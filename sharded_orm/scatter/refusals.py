@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from django.db.models import CompositePrimaryKey
 from django.db.models.aggregates import Aggregate
 from django.db.models.constants import LOOKUP_SEP
-from django.db.models.expressions import ColPairs, ExpressionWrapper, F, Func, RawSQL  # type: ignore[attr-defined,unused-ignore]  # the older type stubs lack it
+from django.db.models.expressions import ColPairs, ExpressionWrapper, F, Func, RawSQL
 
 from sharded_orm import compat
 from sharded_orm.exceptions import ScatterNotSupported

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Self, cast
 from django.core.exceptions import ImproperlyConfigured
 from django.db.backends.base.base import NO_DB_ALIAS, BaseDatabaseWrapper
 from django.db.backends.postgresql import base as stock
-from django.db.backends.postgresql.base import TIMESTAMPTZ_OID  # type: ignore[attr-defined,unused-ignore]  # the older type stubs lack it
-from django.db.backends.postgresql.psycopg_any import register_tzloader  # type: ignore[import-untyped,unused-ignore]  # the older type stubs lack it
+from django.db.backends.postgresql.base import TIMESTAMPTZ_OID
+from django.db.backends.postgresql.psycopg_any import register_tzloader
 from django.utils.asyncio import async_unsafe
 from django.utils.functional import cached_property
 from psycopg import IsolationLevel

@@ -12,7 +12,7 @@ class DatabaseCreation(IsolatedCacheCreation, stock.DatabaseCreation):
         # Overrides the method of Django's PostgreSQL backend, because the server refuses to drop a
         # database with open sessions. close_pool() closes the sessions of this process. A pooler
         # keeps its own sessions open, so FORCE makes the server end these.
-        self.connection.close_pool()  # type: ignore[attr-defined,unused-ignore]  # the older type stubs lack it
+        self.connection.close_pool()
         with self.connection._nodb_cursor() as cursor:
             force = " WITH (FORCE)" if cursor.connection.has_pooler else ""
             name = self.connection.ops.quote_name(test_database_name)

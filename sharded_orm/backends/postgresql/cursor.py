@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, cast
 
 import psycopg
-from django.db.backends.postgresql.base import Cursor as StockCursor  # type: ignore[attr-defined,unused-ignore]  # the older type stubs lack it
+from django.db.backends.postgresql.base import Cursor as StockCursor
 from psycopg import sql
 from psycopg.adapt import Transformer
 from psycopg.pq import ConnStatus, DiagnosticField, ExecStatus, TransactionStatus
@@ -476,7 +476,7 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
         return f"{alone} SCHEMA {quoted(EXTENSIONS)}", [prepare.encode()]
 
 
-class PostgreSQLCursor(SessionLeaseMixin, StockCursor):  # type: ignore[misc,unused-ignore]  # Any in the older type stubs
+class PostgreSQLCursor(SessionLeaseMixin, StockCursor):
     """The default cursor: the driver fills in the parameters, and execute() fetches all rows."""
 
 

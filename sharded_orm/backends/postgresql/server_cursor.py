@@ -6,7 +6,7 @@ import weakref
 from typing import Any, cast
 
 import psycopg
-from django.db.backends.postgresql.base import ServerSideCursor as StockServerCursor  # type: ignore[attr-defined,unused-ignore]  # the older type stubs lack it
+from django.db.backends.postgresql.base import ServerSideCursor as StockServerCursor
 
 from sharded_orm.backends.postgresql.cursor import SessionLeaseMixin, shift_position
 from sharded_orm.backends.postgresql.search_path import packet_of
@@ -16,7 +16,7 @@ from sharded_orm.backends.session_mode import SessionMode
 from sharded_orm.backends.write_hooks.route_check import check_route
 
 
-class PostgreSQLServerCursor(SessionLeaseMixin, StockServerCursor):  # type: ignore[misc,unused-ignore]  # Any in the older type stubs
+class PostgreSQLServerCursor(SessionLeaseMixin, StockServerCursor):
     """A named cursor. Its rows stay on the server until they are fetched.
 
     In autocommit, it keeps a session of its own until it is closed. In a transaction, it is closed

@@ -70,7 +70,7 @@ def _lines(text: str) -> Iterator[Any]:
     yield from map(json.loads, text[at:].splitlines())
 
 
-def ends_with(ends: Iterable[str]) -> In:  # type: ignore[type-arg,unused-ignore]  # the older type stubs differ
+def ends_with(ends: Iterable[str]) -> In:
     """Return the condition that the column ``pending`` ends with one of ``ends``.
 
     With this condition, a cleaner removes the mark of an entity only if no late rows were appended
@@ -82,7 +82,7 @@ def ends_with(ends: Iterable[str]) -> In:  # type: ignore[type-arg,unused-ignore
     return In(Right("pending", _END), [*ends])
 
 
-def has_room() -> LessThan:  # type: ignore[type-arg,unused-ignore]  # the older type stubs differ
+def has_room() -> LessThan:
     """Return the condition that the column ``pending`` is short enough to append rows to it."""
     return LessThan(Coalesce(Length("pending"), 0), MOST)
 

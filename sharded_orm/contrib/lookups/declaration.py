@@ -77,7 +77,7 @@ class ModelLookup:
             return "needs a shard key that is known before the insert, not a generated one"
         if not isinstance(meta.pk, models.Field) or isinstance(meta.pk, models.CompositePrimaryKey):
             return "needs a primary key of one column"
-        if meta.pk.has_db_default():  # type: ignore[attr-defined,unused-ignore]  # the older type stubs lack it
+        if meta.pk.has_db_default():
             return "needs a primary key that has no default of the database"
         for what, field in (("primary key", meta.pk), ("shard key", self.key)):
             if field not in meta.local_concrete_fields:
@@ -303,7 +303,7 @@ def declared_inexact(lookup: ModelLookup, collations: Any) -> str | None:
     target = target_field(lookup.field)
     if not isinstance(target, models.CharField) or isinstance(target, ExactCharField):
         return None
-    equality = collations.equality(target.db_collation)  # type: ignore[attr-defined,unused-ignore]  # the older type stubs lack it
+    equality = collations.equality(target.db_collation)
     if equality.is_exact and not equality.pads:
         return None
-    return target.db_collation or "of the table"  # type: ignore[attr-defined,unused-ignore]  # the older type stubs lack it
+    return target.db_collation or "of the table"

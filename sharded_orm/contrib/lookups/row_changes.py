@@ -79,7 +79,7 @@ class RowFollower:
             return True
         names = {lookup.field.name for lookup in self._lookups}
         names |= {self._lookups[0].key.name, query.get_meta().pk.name}
-        values: Any = query.values  # type: ignore[attr-defined,unused-ignore]  # the stubs lack it
+        values: Any = query.values  # type: ignore[attr-defined]  # the stubs lack it
         return any(field.name in names for field, _, _ in values)
 
     def needs_transaction(self, compiler: Any) -> bool:

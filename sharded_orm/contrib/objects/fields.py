@@ -74,7 +74,7 @@ class BodyField(_FieldBase):
         self.was = (was,) if isinstance(was, str) else tuple(was)
         super().__init__(*args, **kwargs)
 
-    def get_attname_column(self) -> tuple[str, None]:  # type: ignore[override,unused-ignore]  # the older type stubs differ
+    def get_attname_column(self) -> tuple[str, None]:
         # A field without a column is not a field of the table, so migrations and queries ignore it.
         return self.get_attname(), None
 
@@ -297,7 +297,7 @@ class Email(BodyField, models.EmailField):
 
 
 class URL(BodyField, models.URLField):
-    def formfield(self, **kwargs: Any) -> Any:  # type: ignore[override,unused-ignore]  # the older type stubs differ
+    def formfield(self, **kwargs: Any) -> Any:
         # "https" is the default of Django from 6.0 on. Without the argument, Django 5.2 emits a
         # warning.
         return super().formfield(**{"assume_scheme": "https", **kwargs})
@@ -395,7 +395,7 @@ class Ref(BodyField, models.BigIntegerField):
     def save_form_data(self, instance: Any, data: Any) -> None:
         setattr(instance, self.attname, data)
 
-    def formfield(self, **kwargs: Any) -> Any:  # type: ignore[override,unused-ignore]  # the older type stubs differ
+    def formfield(self, **kwargs: Any) -> Any:
         return super().formfield(**{"validators": [self._refuse_other_type], **kwargs})
 
     def _refuse_other_type(self, value: int) -> None:

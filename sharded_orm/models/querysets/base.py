@@ -276,7 +276,7 @@ class RoutedQuerySet(CachedQuerySet[M]):
 
     def __xor__(self, other: Any) -> Any:
         self._refuse_other_alias(other)
-        return self._without_hints(other, super().__xor__(other))  # type: ignore[misc,unused-ignore]  # missing in Django's type stubs
+        return self._without_hints(other, super().__xor__(other))
 
     def _combinator_query(self, combinator: str, *others: Any, **kwargs: Any) -> Any:
         self._refuse_other_alias(*others)

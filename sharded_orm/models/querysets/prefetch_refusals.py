@@ -104,7 +104,7 @@ def refuse_sets(query: Query, group: str | None, matched: Sequence[Any] = ()) ->
             raise refuse("SQL text with OVER in a prefetch", f"write it with Window, {_REMEDY}")
     if query.distinct_fields:
         copy = query.chain()
-        fields = [copy.resolve_ref(name, allow_joins=True) for name in query.distinct_fields]  # type: ignore[attr-defined,unused-ignore]  # missing in Django's type stubs
+        fields = [copy.resolve_ref(name, allow_joins=True) for name in query.distinct_fields]
         if not any(map(_Apart(copy, group, matched), fields)):
             raise refuse(
                 "distinct() on fields in a prefetch",

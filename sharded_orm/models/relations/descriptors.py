@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Any
 
 from django.db.models import Model, QuerySet
-from django.db.models.fields.related import lazy_related_operation  # type: ignore[attr-defined,unused-ignore]  # missing in Django's type stubs
+from django.db.models.fields.related import lazy_related_operation
 from django.db.models.fields.related_descriptors import (
     ForwardManyToOneDescriptor,
     ForwardOneToOneDescriptor,

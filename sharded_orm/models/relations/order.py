@@ -11,7 +11,7 @@ from functools import partialmethod
 from typing import Any
 
 from django.db.models import Model
-from django.db.models.fields.related import lazy_related_operation  # type: ignore[attr-defined,unused-ignore]  # the older type stubs lack it
+from django.db.models.fields.related import lazy_related_operation
 
 from sharded_orm.models.moves.confirmation import confirmed
 from sharded_orm.models.sharding.current_shard import current_alias

@@ -108,7 +108,7 @@ def _perform_unique_checks(self: Any, unique_checks: Any) -> Any:
     # Overrides Model._perform_unique_checks(). Values must be unique on this row's shard only, so
     # Django's queries are sent to that shard.
     with scoped(router.db_for_write(type(self), instance=self)), unbound():
-        return Model._perform_unique_checks(self, unique_checks)  # type: ignore[attr-defined,operator,unused-ignore]  # missing in Django's type stubs
+        return Model._perform_unique_checks(self, unique_checks)  # type: ignore[operator]  # missing in Django's type stubs
 
 
 def _refuse_other_shard(self: Any, alias: str) -> None:

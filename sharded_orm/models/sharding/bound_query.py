@@ -95,7 +95,7 @@ class BoundKeyQuery(Query):
         where: Any = self.where
         self.where = where.replace_expressions(replacements)
         self.annotations = {
-            name: annotation.replace_expressions(replacements)  # type: ignore[attr-defined,arg-type,unused-ignore]  # missing in Django's type stubs
+            name: annotation.replace_expressions(replacements)  # type: ignore[arg-type]  # missing in Django's type stubs
             for name, annotation in self.annotations.items()
         }
         if replacements.keys() & {nested.query for nested in nested_queries(self, trusted=True)}:

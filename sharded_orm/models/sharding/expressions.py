@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
 from django.db.models import Field, Model, QuerySet
-from django.db.models.expressions import (  # type: ignore[attr-defined,unused-ignore]  # some names are missing in the type stubs
+from django.db.models.expressions import (
     BaseExpression,
     Col,
     ColPairs,

@@ -109,5 +109,5 @@ def resolved(query: Query, alias: str) -> tuple[Query, list[Any]]:
             _, targets, _, joins, path, _, _ = compiler._setup_joins(
                 name.split(LOOKUP_SEP), copy.get_meta(), None
             )
-            copy.trim_joins(targets, joins, path)  # type: ignore[attr-defined,unused-ignore]  # missing in Django's type stubs
+            copy.trim_joins(targets, joins, path)
     return copy, list(expressions)

@@ -83,7 +83,7 @@ def in_order(models: Sequence[type[Model]]) -> list[type[Model]]:
         under_way.add(model)
         for reference in model._meta.local_concrete_fields:
             if isinstance(reference, ForeignKey) and reference.related_model in models:
-                add(reference.related_model)  # type: ignore[arg-type,unused-ignore]  # the older type stubs differ
+                add(reference.related_model)
         ordered[model] = None
 
     for model in models:

@@ -368,9 +368,9 @@ class ShardTable:
             reference: Any = column.field
             if not isinstance(reference, ForeignKey) or not column.field.db_constraint:
                 continue
-            if group_of(reference.related_model) != self._table.options.group:  # type: ignore[arg-type,unused-ignore]  # the older type stubs differ
+            if group_of(reference.related_model) != self._table.options.group:
                 continue
-            related = SourceTable(reference.related_model, self._alias)  # type: ignore[arg-type,unused-ignore]  # the older type stubs differ
+            related = SourceTable(reference.related_model, self._alias)
             target = reference.target_field.attname
             values = {row.values[place] for row in rows} - {None}
             there: set[Any] = set()

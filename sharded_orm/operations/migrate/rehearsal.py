@@ -19,7 +19,7 @@ from django.db import connections, router
 from django.db.migrations.executor import MigrationExecutor
 from django.db.migrations.recorder import MigrationRecorder
 from django.db.migrations.state import ProjectState
-from django.db.migrations.utils import resolve_relation  # type: ignore[attr-defined,unused-ignore]  # the older type stubs lack it
+from django.db.migrations.utils import resolve_relation
 from django.db.models import ForeignKey
 
 from sharded_orm.backends.group.member import ShardConnectionMixin

@@ -90,7 +90,7 @@ def _fields_with(
     for model in apps.get_models(include_auto_created=True):
         if router.allow_migrate_model(shard.alias, model):
             for field in model._meta.local_concrete_fields:
-                if (model._meta.db_table, field.column) in columns and not field.has_db_default():  # type: ignore[attr-defined,unused-ignore]  # the older type stubs lack it
+                if (model._meta.db_table, field.column) in columns and not field.has_db_default():
                     yield model, field
 
 
