@@ -296,7 +296,7 @@ def id_of(cls: Any, value: Any) -> int:
     :raises WrongObjectType: the object or the id is of another type.
     """
     if hasattr(value, "_meta"):
-        if not isinstance(value, cls):
+        if not isinstance(value, cls._meta.concrete_model):
             raise WrongObjectType(
                 f"{describe(value)} is no {cls.__name__}. Give an object of that class."
             )

@@ -95,3 +95,22 @@ def read_meta(
     if missing := set(required) - values.keys():
         raise InvalidObjectType(f"{label} must set {sorted(missing)!r}.")
     return values
+
+
+def declared(name: str, bases: tuple[type, ...], attrs: dict[str, Any]) -> Any:
+    """Return the attribute ``name`` that a new class declares or inherits. None if there is none.
+
+    :param bases, attrs: the bases of the class, and the attributes in its body.
+    """
+    inherited = (getattr(base, name, None) for base in bases)
+    return attrs.get(name) or next(filter(None, inherited), None)
+
+
+def refuse_concrete_base(name: str, bases: tuple[type, ...]) -> None:
+    """Raise an error if a base of the new class ``name`` has a table."""
+    for base in bases:
+        if hasattr(base, "_meta") and not base._meta.abstract:
+            raise InvalidObjectType(
+                f"{name} derives from {base.__name__}, which has a table of its own. Make the base class"
+                " abstract, or the derived one a proxy."
+            )
