@@ -25,6 +25,7 @@ from sharded_orm.contrib.objects.exceptions import (
     InvalidValue,
     WrongObjectType,
 )
+from sharded_orm.contrib.objects.options import names_of
 from sharded_orm.models.sharding.key_errors import describe
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ class BodyField(_FieldBase):
                 f"{type(self).__name__} is stored in the body of an object, and does not take"
                 f" {refused!r}. Values that must be found or unique need a mapping or a table."
             )
-        self.was = (was,) if isinstance(was, str) else tuple(was)
+        self.was = names_of(f"'was' of {type(self).__name__}", was)
         super().__init__(*args, **kwargs)
 
     def get_attname_column(self) -> tuple[str, None]:  # type: ignore[override,unused-ignore]  # the older type stubs differ

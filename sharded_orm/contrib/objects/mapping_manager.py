@@ -151,12 +151,8 @@ class MappingManager(_Manager):  # type: ignore[misc]  # the base class is Any f
         shown = list(rows.values())[:size]
         last = None
         if len(rows) > size:
-            end = list(rows)[size - 1]
-            position = read[size - 1]
-            if position[1] != end or len(read) != len(rows):
-                # An entry was read twice.
-                position = next(entry for entry in read if entry[1] == end)
-            last = Cursor(*position)
+            end = shown[-1].pk
+            last = Cursor(*next(entry for entry in read if entry[1] == end))
         return Page(shown, last, damaged)
 
     def _positions(

@@ -97,6 +97,20 @@ def read_meta(
     return values
 
 
+def names_of(label: str, value: Any) -> tuple[str, ...]:
+    """Return ``value``, a text or a sequence of texts, as a tuple.
+
+    :param label: what ``value`` is, for the error message, such as ``Pin.ObjectMeta.removed``.
+    :raises InvalidObjectType: it is something else.
+    """
+    names = (value,) if isinstance(value, str) else value
+    if not isinstance(names, (tuple, list)) or not all(isinstance(name, str) for name in names):
+        raise InvalidObjectType(
+            f"{label} is {value!r}. Give the name of a field, or a tuple of names."
+        )
+    return tuple(names)
+
+
 def declared(name: str, bases: tuple[type, ...], attrs: dict[str, Any]) -> Any:
     """Return the attribute ``name`` that a new class declares or inherits. None if there is none.
 

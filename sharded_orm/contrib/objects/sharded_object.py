@@ -30,8 +30,10 @@ from sharded_orm.contrib.objects.exceptions import (
 from sharded_orm.contrib.objects.fields import BodyField, values_were_read, values_were_saved
 from sharded_orm.contrib.objects.object_queryset import ObjectManager
 from sharded_orm.contrib.objects.options import (
+    MAX_BODY,
     ObjectOptions,
     declared,
+    names_of,
     read_meta,
     refuse_concrete_base,
 )
@@ -115,8 +117,12 @@ def _options(name: str, bases: tuple[type, ...], attrs: dict[str, Any]) -> Objec
     meta = declared("ObjectMeta", bases, attrs)
     known = ObjectOptions.__dataclass_fields__
     values = read_meta(f"{name}.ObjectMeta", meta, known, ("group", "type_id"))
-    removed = values.get("removed", ())
-    values["removed"] = (removed,) if isinstance(removed, str) else tuple(removed)
+    values["removed"] = names_of(f"{name}.ObjectMeta.removed", values.get("removed", ()))
+    largest = values.get("max_body", MAX_BODY)
+    if type(largest) is not int or largest < 2:
+        raise InvalidObjectType(
+            f"{name}.ObjectMeta.max_body is {largest!r}. Give a number of bytes, at least 2."
+        )
     return ObjectOptions(**values)
 
 

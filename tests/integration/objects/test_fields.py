@@ -400,6 +400,9 @@ def test_a_class_removes_fields_of_its_abstract_base() -> None:
 def test_wrong_declarations_are_refused() -> None:
     with pytest.raises(InvalidObjectType, match="unique"):
         fields.Text(unique=True)
+    former: Any = None
+    with pytest.raises(InvalidObjectType, match="'was' of Text is None"):
+        fields.Text(was=former)
     for coder in ({"encoder": DjangoJSONEncoder}, {"decoder": json.JSONDecoder}):
         with pytest.raises(InvalidObjectType, match="does not take 'encoder'"):
             fields.JSON(**coder)
@@ -414,6 +417,10 @@ def test_wrong_declarations_are_refused() -> None:
         ({"a": fields.Text(), "ObjectMeta": type("M", (), {**MADE, "removed": "a"})}, r"\['a'\]"),
         ({"ObjectMeta": type("ObjectMeta", (), {"group": "pins"})}, "type_id"),
         ({"ObjectMeta": type("ObjectMeta", (), {"grop": 1})}, "grop"),
+        ({"ObjectMeta": type("M", (), {**MADE, "removed": None})}, "removed is None"),
+        ({"ObjectMeta": type("M", (), {**MADE, "removed": [1]})}, r"removed is \[1\]"),
+        ({"ObjectMeta": type("M", (), {**MADE, "max_body": "1 MB"})}, "max_body is '1 MB'"),
+        ({"ObjectMeta": type("M", (), {**MADE, "max_body": 0})}, "max_body is 0"),
         ({"slug": models.SlugField()}, r"columns for \['slug'\]"),
     ]:
         meta = type("ObjectMeta", (), MADE)

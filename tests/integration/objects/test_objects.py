@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
 from django.core import serializers
+from django.core.management import call_command
 from django.db import IntegrityError, NotSupportedError, connections, transaction
 from django.db.models import ProtectedError, Q
 from django.db.models.deletion import Collector
@@ -37,7 +39,16 @@ from sharded_orm.models.cached.bulk_read import read_together, reads_by_pk
 from sharded_orm.models.cached.lookup_plan import plan_of
 from sharded_orm.scatter.execute import Executor
 from tests.integration.objects.conftest import DATABASES, LaterClock, on, refused
-from tests.pinboards.models import Board, Everything, Label, Pin, Shelf, User
+from tests.pinboards.models import (
+    Board,
+    BoardPins,
+    Everything,
+    FacebookUsers,
+    Label,
+    Pin,
+    Shelf,
+    User,
+)
 
 pytestmark = pytest.mark.django_db(databases=DATABASES)
 
@@ -307,6 +318,30 @@ def test_a_new_object_with_an_id_replaces_no_other() -> None:
         row.save()
     read = Board.objects.get(board.pk)
     assert (read.name, read.version) == ("b", 1)
+
+
+@pytest.mark.parametrize("form", ["json", "xml"])
+@pytest.mark.django_db(databases=[*DATABASES, "events"])
+def test_objects_mappings_and_lookups_are_dumped_and_loaded(form: str, tmp_path: Path) -> None:
+    board, user = on(Board, 1, name="<b>"), on(User, 5, name="u")
+    pins = [on(Pin, n, board=board, note=str(n)) for n in range(3)]
+    for pin in pins:
+        BoardPins.objects.add(board, pin)
+    pins[1].delete()
+    FacebookUsers.objects.claim("4711", user)
+    files = {name: str(tmp_path / f"{name}.{form}") for name in ("dump", "all")}
+    call_command("dumpdata", "pinboards", format=form, output=files["dump"])
+    call_command("dumpdata", "pinboards", "--all", format=form, output=files["all"])
+    for name, deleted in (("dump", []), ("all", [pins[1]])):
+        for model in (Board, User, Pin):
+            model.objects.with_deleted().scatter().purge()
+        for table in (BoardPins, FacebookUsers):
+            table.objects.scatter().delete()
+        call_command("loaddata", files[name], verbosity=0)
+        assert BoardPins.objects.page(board).objects == [pins[0], pins[2]]
+        assert Pin.objects.get(pins[2].pk).to_dict() == pins[2].to_dict()
+        assert FacebookUsers.objects.find("4711") == user
+        assert list(Pin.objects.with_deleted().filter(active=False).scatter()) == deleted
 
 
 def test_statements_that_would_pass_by_the_version_are_refused() -> None:
