@@ -144,7 +144,8 @@ class ObjectAdmin(ShardedModelAdmin):
     Objects whose bodies cannot be read are listed with their errors, and can be deleted. A visitor
     who opens such an object is sent back to the list.
 
-    :raises InvalidObjectType: ``list_editable`` is set, or ``form`` does not compare versions.
+    :raises InvalidObjectType: ``list_editable`` is set, ``form`` does not compare versions, or an
+        option such as ``search_fields`` names a field of the body.
     """
 
     form = ObjectForm
@@ -163,6 +164,30 @@ class ObjectAdmin(ShardedModelAdmin):
                 f"{type(self).__name__}.form is {self.form.__name__!r}, which does not compare versions."
                 " Derive it from ObjectForm."
             )
+        body = _names_in_body(self.model)
+        for option, names in self._names_in_queries().items():
+            if own := sorted(body.intersection(name.split("__")[0] for name in names)):
+                raise InvalidObjectType(
+                    f"{type(self).__name__}.{option} names {own!r}, but these fields of"
+                    f" {self.model.__name__} are in the bodies of the objects, which a query does not"
+                    " search. Name columns of the table."
+                )
+
+    def _names_in_queries(self) -> dict[str, list[str]]:
+        """Return the names that the list would use in queries, such as ``title__icontains``, by option."""
+        filters = [
+            each[0] if isinstance(each, (list, tuple)) else each for each in self.list_filter
+        ]
+        names: dict[str, list[Any]] = {
+            "search_fields": list(self.search_fields),
+            "list_filter": filters,
+            "ordering": list(self.ordering or ()),
+            "date_hierarchy": [self.date_hierarchy],
+        }
+        return {
+            option: [name.lstrip("-^=@") for name in each if isinstance(name, str)]
+            for option, each in names.items()
+        }
 
     def _lists_deleted(self, request: HttpRequest) -> bool:
         match = request.resolver_match

@@ -25,6 +25,7 @@ from sharded_orm.contrib.objects.exceptions import (
     InvalidValue,
     WrongObjectType,
 )
+from sharded_orm.contrib.objects.options import names_of
 from sharded_orm.models.sharding.key_errors import describe
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ class BodyField(_FieldBase):
                 f"{type(self).__name__} is stored in the body of an object, and does not take"
                 f" {refused!r}. Values that must be found or unique need a mapping or a table."
             )
-        self.was = (was,) if isinstance(was, str) else tuple(was)
+        self.was = names_of(f"'was' of {type(self).__name__}", was)
         super().__init__(*args, **kwargs)
 
     def get_attname_column(self) -> tuple[str, None]:
@@ -79,6 +80,8 @@ class BodyField(_FieldBase):
         return self.get_attname(), None
 
     def contribute_to_class(self, cls: Any, name: str, *args: Any, **kwargs: Any) -> None:
+        if cls.__dict__.get(name, self) is None:
+            return  # "name = None" in a class removes a field of its abstract base, as in Django.
         self.set_attributes_from_name(name)
         for attribute in {self.name, self.attname}:
             taken = getattr_static(cls, attribute, None)
@@ -348,7 +351,14 @@ class IPAddress(BodyField, models.GenericIPAddressField):
 
 
 class JSON(BodyField, models.JSONField):
-    pass
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self.encoder or self.decoder:
+            raise InvalidObjectType(
+                "JSON of sharded_orm.contrib.objects.fields does not take 'encoder' and 'decoder', because"
+                " its lists and dicts are a part of the body, and are stored as they are. Use values that"
+                " JSON knows."
+            )
 
 
 class Ref(BodyField, models.BigIntegerField):
@@ -419,6 +429,8 @@ class Ref(BodyField, models.BigIntegerField):
         if value is not None:
             try:
                 self.target.objects.get(value)
+            except DamagedObject:
+                pass  # It exists, and this object may refer to it.
             except (ObjectDoesNotExist, ValueError) as exc:
                 raise self._missing(value) from exc
 
@@ -437,13 +449,14 @@ class ReferenceAttribute(BodyAttribute):
         # sharded_orm assumes that all objects there are on the shard of this object, and a
         # reference can lead to another shard.
         known = instance.__dict__.setdefault("_referred", {})
-        if field.name not in known or known[field.name].pk != pk:
-            known[field.name] = field.target.objects.get(pk)
-        return known[field.name]
+        row = known.get(field.name)
+        if row is None or row.pk != pk:
+            row = known[field.name] = field.target.objects.get(pk)
+        return row
 
     def __set__(self, instance: Any, value: Any) -> None:
         field: Any = self.field
-        if value is not None and not isinstance(value, field.target):
+        if value is not None and not isinstance(value, field.target._meta.concrete_model):
             raise WrongObjectType(
                 f"{value!r} is no {field.target.__name__}. Assign an object of that class to"
                 f" {field.name!r}, or an id to {field.attname!r}."

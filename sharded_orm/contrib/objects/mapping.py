@@ -20,7 +20,7 @@ from sharded_orm.contrib.objects.mapping_manager import (
     id_of,
     sides_changed,
 )
-from sharded_orm.contrib.objects.options import read_meta
+from sharded_orm.contrib.objects.options import read_meta, refuse_concrete_base
 from sharded_orm.models.base import ShardedModel
 from sharded_orm.models.relations.model_class import ShardedModelBase
 
@@ -69,6 +69,7 @@ class MappingBase(ShardedModelBase):
     ) -> Any:
         meta = attrs.get("Meta")
         if not getattr(meta, "abstract", False) and not getattr(meta, "proxy", False):
+            refuse_concrete_base(name, bases)
             base: Any = next((each for each in bases if isinstance(each, MappingBase)), None)
             attrs["ShardMeta"] = type("ShardMeta", (), base._shard_meta(name, attrs))
         if meta is not None and not getattr(meta, "proxy", False):

@@ -151,12 +151,8 @@ class MappingManager(_Manager):  # type: ignore[misc]  # the base class is Any f
         shown = list(rows.values())[:size]
         last = None
         if len(rows) > size:
-            end = list(rows)[size - 1]
-            position = read[size - 1]
-            if position[1] != end or len(read) != len(rows):
-                # An entry was read twice.
-                position = next(entry for entry in read if entry[1] == end)
-            last = Cursor(*position)
+            end = shown[-1].pk
+            last = Cursor(*next(entry for entry in read if entry[1] == end))
         return Page(shown, last, damaged)
 
     def _positions(
@@ -296,7 +292,7 @@ def id_of(cls: Any, value: Any) -> int:
     :raises WrongObjectType: the object or the id is of another type.
     """
     if hasattr(value, "_meta"):
-        if not isinstance(value, cls):
+        if not isinstance(value, cls._meta.concrete_model):
             raise WrongObjectType(
                 f"{describe(value)} is no {cls.__name__}. Give an object of that class."
             )

@@ -15,7 +15,7 @@ from sharded_orm.contrib.lookups.exceptions import LookupValueTaken
 from sharded_orm.contrib.objects.exceptions import InvalidObjectType, InvalidValue
 from sharded_orm.contrib.objects.mapping_manager import clean_with_ids, id_of
 from sharded_orm.contrib.objects.object_queryset import Batch
-from sharded_orm.contrib.objects.options import read_meta
+from sharded_orm.contrib.objects.options import declared, read_meta, refuse_concrete_base
 from sharded_orm.models import ExactCharField, ShardedManager
 from sharded_orm.models.base import ShardedModel
 from sharded_orm.models.relations.model_class import ShardedModelBase
@@ -171,9 +171,12 @@ class ObjectLookupBase(ShardedModelBase):
     ) -> Any:
         meta = attrs.get("Meta")
         if not getattr(meta, "abstract", False) and not getattr(meta, "proxy", False):
-            if not hasattr(attrs.get("target"), "_object"):
-                raise InvalidObjectType(f"{name}.target must be a class of objects.")
-            meta = attrs.get("LookupMeta")
+            refuse_concrete_base(name, bases)
+            if not hasattr(declared("target", bases, attrs), "_object"):
+                raise InvalidObjectType(
+                    f"{name}.target must be a class of objects that is not abstract."
+                )
+            meta = declared("LookupMeta", bases, attrs)
             values = read_meta(f"{name}.LookupMeta", meta, ("cache", "group"), ("group",))
             attrs["ShardMeta"] = type("ShardMeta", (), {"shard_key": "value", **values})
         return super().__new__(mcs, name, bases, attrs, **kwargs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections import Counter
 from collections.abc import Iterable
@@ -14,7 +15,7 @@ from django.db.models import F
 from django.db.models.deletion import Collector
 from django.utils import timezone
 
-from sharded_orm.contrib.objects.body_column import body_of
+from sharded_orm.contrib.objects.body_column import body_of, prepare_body
 from sharded_orm.contrib.objects.exceptions import DamagedObject, ObjectWriteRefused
 from sharded_orm.contrib.objects.fields import values_were_saved
 from sharded_orm.models import ShardedManager, ShardedQuerySet
@@ -137,7 +138,17 @@ class ObjectQuerySet(ShardedQuerySet[M]):
                 f"bulk_create() of {self.model.__name__} with update_conflicts would not compare versions."
                 " Create new objects only, and change the others inside of edit()."
             )
-        rows: list[M] = super().bulk_create(objs, batch_size, ignore_conflicts)
+        rows: list[Any] = list(objs)
+        # Prepare all bodies before the first statement, because this may raise an error. The
+        # objects of another shard would be stored already.
+        for row in rows:
+            prepare_body(row, add=True)
+            row.__dict__["_prepared"] = True
+        try:
+            rows = super().bulk_create(rows, batch_size, ignore_conflicts)
+        finally:
+            for row in rows:
+                row.__dict__.pop("_prepared", None)
         for row in rows:
             values_were_saved(row)
         return rows
@@ -149,12 +160,21 @@ _Manager: Any = ShardedManager.from_queryset(ObjectQuerySet)  # type: ignore[att
 class ObjectManager(_Manager):  # type: ignore[misc]  # the base class is Any for mypy
     """The manager of objects. Deleted objects are found by ``with_deleted()`` only."""
 
+    # Whether get_queryset() also returns deleted objects.
+    _reads_deleted = False
+
     def get_queryset(self) -> Any:
-        return super().get_queryset().filter(active=True)
+        rows = super().get_queryset()
+        return rows if self._reads_deleted else rows.filter(active=True)
 
     def with_deleted(self) -> Any:
         """Return a queryset of all objects, including objects that were deleted and not yet purged."""
-        return super().get_queryset()
+        if type(self).get_queryset is ObjectManager.get_queryset:
+            return super().get_queryset()
+        # A manager of the project has a get_queryset() of its own, whose conditions hold here, too.
+        manager = copy.copy(self)
+        manager._reads_deleted = True
+        return manager.get_queryset()
 
     def get(self, *args: Any, **kwargs: Any) -> Any:
         """Return the object with an id: ``Pin.objects.get(id)``. No other condition is needed.
@@ -237,4 +257,6 @@ def _is_id(argument: Any) -> bool:
 
 def _as_id(value: Any) -> Any:
     # URLs and forms pass ids as texts.
-    return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() else value
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20:
+        return int(value)
+    return value

@@ -95,3 +95,36 @@ def read_meta(
     if missing := set(required) - values.keys():
         raise InvalidObjectType(f"{label} must set {sorted(missing)!r}.")
     return values
+
+
+def names_of(label: str, value: Any) -> tuple[str, ...]:
+    """Return ``value``, a text or a sequence of texts, as a tuple.
+
+    :param label: what ``value`` is, for the error message, such as ``Pin.ObjectMeta.removed``.
+    :raises InvalidObjectType: it is something else.
+    """
+    names = (value,) if isinstance(value, str) else value
+    if not isinstance(names, (tuple, list)) or not all(isinstance(name, str) for name in names):
+        raise InvalidObjectType(
+            f"{label} is {value!r}. Give the name of a field, or a tuple of names."
+        )
+    return tuple(names)
+
+
+def declared(name: str, bases: tuple[type, ...], attrs: dict[str, Any]) -> Any:
+    """Return the attribute ``name`` that a new class declares or inherits. None if there is none.
+
+    :param bases, attrs: the bases of the class, and the attributes in its body.
+    """
+    inherited = (getattr(base, name, None) for base in bases)
+    return attrs.get(name) or next(filter(None, inherited), None)
+
+
+def refuse_concrete_base(name: str, bases: tuple[type, ...]) -> None:
+    """Raise an error if a base of the new class ``name`` has a table."""
+    for base in bases:
+        if hasattr(base, "_meta") and not base._meta.abstract:
+            raise InvalidObjectType(
+                f"{name} derives from {base.__name__}, which has a table of its own. Make the base class"
+                " abstract, or the derived one a proxy."
+            )

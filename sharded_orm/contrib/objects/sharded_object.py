@@ -29,7 +29,14 @@ from sharded_orm.contrib.objects.exceptions import (
 )
 from sharded_orm.contrib.objects.fields import BodyField, values_were_read, values_were_saved
 from sharded_orm.contrib.objects.object_queryset import ObjectManager
-from sharded_orm.contrib.objects.options import ObjectOptions, read_meta
+from sharded_orm.contrib.objects.options import (
+    MAX_BODY,
+    ObjectOptions,
+    declared,
+    names_of,
+    read_meta,
+    refuse_concrete_base,
+)
 from sharded_orm.models import PackedIDField
 from sharded_orm.models.base import ShardedModel
 from sharded_orm.models.relations.model_class import ShardedModelBase
@@ -49,7 +56,7 @@ class ObjectBase(ShardedModelBase):
     ) -> Any:
         meta = attrs.get("Meta")
         if not getattr(meta, "abstract", False) and not getattr(meta, "proxy", False):
-            _refuse_concrete_base(name, bases)
+            refuse_concrete_base(name, bases)
             options = _options(name, bases, attrs)
             _refuse_ambiguous_names(name, bases, attrs, options)
             pk = PackedIDField(primary_key=True, type_id=options.type_id, layout=options.layout)
@@ -84,15 +91,6 @@ def _refuse_columns(name: str, cls: Any) -> None:
         )
 
 
-def _refuse_concrete_base(name: str, bases: tuple[type, ...]) -> None:
-    for base in bases:
-        if hasattr(base, "_object"):
-            raise InvalidObjectType(
-                f"{name} derives from {base.__name__}, which has a table of its own. Make the base class"
-                " abstract, or the derived one a proxy."
-            )
-
-
 def _refuse_ambiguous_names(
     name: str, bases: tuple[type, ...], attrs: dict[str, Any], options: ObjectOptions
 ) -> None:
@@ -116,12 +114,15 @@ def _private_fields(base: Any) -> Any:
 
 
 def _options(name: str, bases: tuple[type, ...], attrs: dict[str, Any]) -> ObjectOptions:
-    inherited = (getattr(base, "ObjectMeta", None) for base in bases)
-    meta = attrs.get("ObjectMeta") or next(filter(None, inherited), None)
+    meta = declared("ObjectMeta", bases, attrs)
     known = ObjectOptions.__dataclass_fields__
     values = read_meta(f"{name}.ObjectMeta", meta, known, ("group", "type_id"))
-    removed = values.get("removed", ())
-    values["removed"] = (removed,) if isinstance(removed, str) else tuple(removed)
+    values["removed"] = names_of(f"{name}.ObjectMeta.removed", values.get("removed", ()))
+    largest = values.get("max_body", MAX_BODY)
+    if type(largest) is not int or largest < 2:
+        raise InvalidObjectType(
+            f"{name}.ObjectMeta.max_body is {largest!r}. Give a number of bytes, at least 2."
+        )
     return ObjectOptions(**values)
 
 
@@ -179,7 +180,8 @@ class ShardedObject(ShardedModel, metaclass=ObjectBase):
         values = {
             field.name: field.to_json(getattr(self, field.attname)) for field in self.body_fields()
         }
-        return {"id": self.pk, **values}
+        # Copy lists and dicts, so that a change of the result does not change the object.
+        return {"id": self.pk, **copy.deepcopy(values)}
 
     def __getstate__(self) -> dict[str, Any]:
         # Overrides Model.__getstate__(), which copy.copy() calls. The copy gets its own body (the
@@ -328,8 +330,10 @@ class ShardedObject(ShardedModel, metaclass=ObjectBase):
             self._take_over(row)
             try:
                 yield self
-                self.save()
+                if not self._was_purged(row):
+                    self.save()
             except BaseException:
+                self.pk = row.pk
                 self._take_over(row)
                 raise
 
@@ -362,6 +366,13 @@ class ShardedObject(ShardedModel, metaclass=ObjectBase):
             # one, find its row, so that the block of edit() can undelete it.
             rows = rows.filter(active=True)
         return rows.select_for_update().get()
+
+    def _was_purged(self, row: Any) -> bool:
+        """Return whether the block of edit() has deleted ``row``, the locked row. purge() sets the id
+        of the instance to None, as delete() of Django does.
+        """
+        rows = type(self).objects.with_deleted().using(row._state.db)
+        return self.pk is None and not rows.filter(pk=row.pk).exists()
 
     def _take_over(self, row: Any) -> None:
         names = ("data", "ts", "version", "active")

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from django.core.exceptions import ValidationError
+from django.core.serializers.json import DjangoJSONEncoder
 from django.db import connections, models
 from django.db.migrations.autodetector import MigrationAutodetector
 from django.db.migrations.graph import MigrationGraph
@@ -30,6 +31,7 @@ from sharded_orm.contrib.objects.exceptions import (
     UnsavedChanges,
     WrongObjectType,
 )
+from sharded_orm.contrib.objects.mapping_manager import id_of
 from tests.integration.objects.conftest import DATABASES, on, set_body
 from tests.pinboards.models import Board, Everything, Pin, User
 
@@ -333,10 +335,77 @@ def test_references_are_to_objects_of_any_shard_and_of_one_type() -> None:
         Pin.objects.get(pin.pk).board  # noqa: B018  # the access raises
 
 
+def test_a_reference_may_be_assigned_after_it_was_none() -> None:
+    board = on(Board, 3, name="b")
+    pin = on(Pin, 5, board=board)
+    clone = copy.copy(pin)
+    clone.board = None
+    assert (clone.board, pin.board) == (None, board)
+    clone.board_id = board.pk
+    assert clone.board == board
+
+
+@isolate_apps("tests.pinboards")
+def test_references_and_mappings_to_a_proxy_take_objects_of_its_table() -> None:
+    class ProxyBoard(Board):
+        class Meta:
+            proxy = True
+            app_label = "pinboards"
+
+    class ProxyPin(ShardedObject):
+        board = fields.Ref(ProxyBoard)
+
+        class Meta:
+            app_label = "pinboards"
+
+        class ObjectMeta:
+            group = "pins"
+            type_id = 98
+
+    board, other = on(Board, 3, name="b"), on(User, 3, name="u")
+    assert ProxyPin(board=board).board is board
+    assert type(ProxyPin(board_id=board.pk).board) is ProxyBoard
+    assert id_of(ProxyBoard, board) == board.pk
+    with pytest.raises(WrongObjectType):
+        ProxyPin(board=other)
+
+
+def test_a_change_of_a_dict_of_values_does_not_change_the_object() -> None:
+    row = on(Everything, 1, tags=["a"])
+    row.to_dict()["tags"].append("b")
+    assert row.tags == ["a"]
+
+
+@isolate_apps("tests.pinboards")
+def test_a_class_removes_fields_of_its_abstract_base() -> None:
+    class Base(ShardedObject):
+        title = fields.Text()
+        board = fields.Ref(Board)
+        note = fields.Text()
+
+        class Meta:
+            abstract = True
+            app_label = "pinboards"
+
+    attrs = {"title": None, "board": None, "note": fields.Integer()}
+    app, meta = type("Meta", (), {"app_label": "pinboards"}), type("ObjectMeta", (), MADE)
+    cls: Any = type(ShardedObject)(
+        "Derived", (Base,), {"__module__": __name__, "Meta": app, "ObjectMeta": meta, **attrs}
+    )
+    assert [(field.name, type(field)) for field in cls.body_fields()] == [("note", fields.Integer)]
+    assert cls(note=5).to_dict() == {"id": None, "note": 5}
+
+
 @isolate_apps("tests.pinboards")
 def test_wrong_declarations_are_refused() -> None:
     with pytest.raises(InvalidObjectType, match="unique"):
         fields.Text(unique=True)
+    former: Any = None
+    with pytest.raises(InvalidObjectType, match="'was' of Text is None"):
+        fields.Text(was=former)
+    for coder in ({"encoder": DjangoJSONEncoder}, {"decoder": json.JSONDecoder}):
+        with pytest.raises(InvalidObjectType, match="does not take 'encoder'"):
+            fields.JSON(**coder)
     for attrs, message in [
         ({"data": fields.Text()}, "'data'"),
         ({"near": fields.Text()}, "'near'"),
@@ -348,6 +417,10 @@ def test_wrong_declarations_are_refused() -> None:
         ({"a": fields.Text(), "ObjectMeta": type("M", (), {**MADE, "removed": "a"})}, r"\['a'\]"),
         ({"ObjectMeta": type("ObjectMeta", (), {"group": "pins"})}, "type_id"),
         ({"ObjectMeta": type("ObjectMeta", (), {"grop": 1})}, "grop"),
+        ({"ObjectMeta": type("M", (), {**MADE, "removed": None})}, "removed is None"),
+        ({"ObjectMeta": type("M", (), {**MADE, "removed": [1]})}, r"removed is \[1\]"),
+        ({"ObjectMeta": type("M", (), {**MADE, "max_body": "1 MB"})}, "max_body is '1 MB'"),
+        ({"ObjectMeta": type("M", (), {**MADE, "max_body": 0})}, "max_body is 0"),
         ({"slug": models.SlugField()}, r"columns for \['slug'\]"),
     ]:
         meta = type("ObjectMeta", (), MADE)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from django import forms
+from django.contrib import admin
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.auth.models import Permission
 from django.contrib.auth.models import User as Visitor
@@ -357,3 +358,29 @@ def test_the_admin_lists_columns_of_any_kind_beside_damaged_objects(
 def test_an_admin_without_versions_is_refused(attrs: dict[str, Any]) -> None:
     with pytest.raises(InvalidObjectType, match="version"):
         type("WrongAdmin", (ObjectAdmin,), attrs)(Pin, site)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("search_fields", ["=id", "^note"]),
+        ("search_fields", ["note__icontains"]),
+        ("list_filter", ["note"]),
+        ("list_filter", [("note", admin.AllValuesFieldListFilter)]),
+        ("ordering", ["-note"]),
+        ("date_hierarchy", "note"),
+    ],
+)
+def test_an_admin_whose_list_would_search_bodies_is_refused(option: str, value: Any) -> None:
+    with pytest.raises(InvalidObjectType, match=rf"{option} names \['note'\]"):
+        type("WrongAdmin", (ObjectAdmin,), {option: value})(Pin, site)
+
+
+def test_an_object_may_refer_to_a_damaged_one() -> None:
+    board = on(Board, 2, name="b")
+    pin = on(Pin, 1, board=board, note="a", link="https://example.org/")
+    set_body(board, "[1]")
+    shown = data_of(PinForm(instance=Pin.objects.get(pin.pk)))
+    form = PinForm(shown | {"note": "b"}, instance=Pin.objects.get(pin.pk))
+    assert form.is_valid(), form.errors
+    assert form.save().note == "b"

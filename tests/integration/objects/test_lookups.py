@@ -9,7 +9,12 @@ from django.db import connections
 from django.test.utils import isolate_apps
 
 from sharded_orm.contrib.lookups.exceptions import LookupValueTaken
-from sharded_orm.contrib.objects.exceptions import DamagedObject, InvalidValue
+from sharded_orm.contrib.objects import ObjectLookup
+from sharded_orm.contrib.objects.exceptions import (
+    DamagedObject,
+    InvalidObjectType,
+    InvalidValue,
+)
 from tests.integration.objects.conftest import DATABASES, on, set_body
 from tests.pinboards.models import FacebookUsers, User
 
@@ -89,6 +94,29 @@ def test_a_proxy_of_a_lookup_finds_the_same_objects() -> None:
     assert NamedUsers.objects.find("ada") == ada
     assert NamedUsers.objects.release("ada", ada)
     assert FacebookUsers.objects.find_many(["ada"]) == {}
+
+
+@isolate_apps("tests.pinboards")
+def test_a_lookup_inherits_from_an_abstract_one() -> None:
+    class UserLookup(ObjectLookup):
+        target = User
+
+        class Meta:
+            abstract = True
+
+        class LookupMeta:
+            group = "events"
+
+    class GoogleUsers(UserLookup):
+        class Meta:
+            app_label = "pinboards"
+
+    assert GoogleUsers.target is User
+    with pytest.raises(InvalidObjectType, match="derives from GoogleUsers"):
+
+        class MoreUsers(GoogleUsers):
+            class Meta:
+                app_label = "pinboards"
 
 
 def test_a_value_that_is_released_meanwhile_can_be_claimed() -> None:

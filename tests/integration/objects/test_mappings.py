@@ -370,6 +370,7 @@ def test_wrong_declarations_beside_mappings_are_refused() -> None:
         (MirrorMapping, {"mapping": Pin}, "mapping must be a class that derives from Mapping"),
         (ObjectLookup, {"target": int}, "target must be a class of objects"),
         (Pin, {}, "derives from Pin, which has a table of its own"),
+        (BoardPins, {}, "derives from BoardPins, which has a table of its own"),
     ]:
         with pytest.raises(InvalidObjectType, match=message):
             type(base)("Wrong", (base,), {**parts, **attrs})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ def test_a_bank_of_objects_while_their_shards_move(
     site = moving_gallery
     site.content["caches"] = {"default": memcached.django()}
     site.content["sharded_orm"]["CACHE"] |= {
-        "TIMEOUT": 0.9, "COMMIT_WITHIN": 1, "QUARANTINE": 2.1,
+        "TIMEOUT": 0.9, "COMMIT_WITHIN": 1, "QUARANTINE": 2.1, "PREFIX": secrets.token_hex(4),
     }  # fmt: skip
     site.save()
     album, shared = site.run("""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
 from django.core import serializers
+from django.core.management import call_command
 from django.db import IntegrityError, NotSupportedError, connections, transaction
 from django.db.models import ProtectedError, Q
 from django.db.models.deletion import Collector
@@ -22,13 +24,14 @@ from sharded_orm.contrib.objects import object_queryset
 from sharded_orm.contrib.objects.body_column import VersionColumn
 from sharded_orm.contrib.objects.exceptions import (
     ConcurrentEdit,
+    InvalidValue,
     ObjectWriteRefused,
     UnsavedChanges,
     UnstoredObject,
     WrongObjectType,
 )
 from sharded_orm.contrib.objects.object_queryset import ObjectQuerySet
-from sharded_orm.exceptions import CrossShardRelation, InvalidID
+from sharded_orm.exceptions import CrossShardRelation, InvalidID, ShardKeyRequired
 from sharded_orm.ids.layout import PACKED, PackedID
 from sharded_orm.models import ShardedQuerySet
 from sharded_orm.models.cached import lookup_plan, queryset
@@ -36,7 +39,16 @@ from sharded_orm.models.cached.bulk_read import read_together, reads_by_pk
 from sharded_orm.models.cached.lookup_plan import plan_of
 from sharded_orm.scatter.execute import Executor
 from tests.integration.objects.conftest import DATABASES, LaterClock, on, refused
-from tests.pinboards.models import Board, Everything, Label, Pin, Shelf, User
+from tests.pinboards.models import (
+    Board,
+    BoardPins,
+    Everything,
+    FacebookUsers,
+    Label,
+    Pin,
+    Shelf,
+    User,
+)
 
 pytestmark = pytest.mark.django_db(databases=DATABASES)
 
@@ -95,7 +107,7 @@ def test_ids_of_another_type_or_shard() -> None:
             cls.objects.get_many([board.pk])
     with pytest.raises(WrongObjectType, match="type 1"):
         Board.objects.get(241294492511762325)
-    for value in (-1, 1 << 63, None, 1.5, "x", board):
+    for value in (-1, 1 << 63, None, 1.5, "x", "9" * 5000, board):
         for read in (lambda pk: Board.objects.get(pk=pk), Board.objects.get):
             with pytest.raises(InvalidID):
                 read(value)
@@ -136,6 +148,45 @@ def test_an_error_in_edit_saves_nothing_and_restores_the_instance() -> None:
         pass
     with pytest.raises(UnsavedChanges, match="not stored yet"), Board().edit():
         pass
+
+
+@pytest.mark.every_backend
+def test_an_object_is_purged_or_deleted_inside_of_edit() -> None:
+    boards = [on(Board, n, name="b") for n in range(3)]
+    pks = [board.pk for board in boards]
+    with boards[0].edit():
+        boards[0].purge()
+    with boards[1].edit():
+        boards[1].delete()
+    with pytest.raises(Undo), boards[2].edit():
+        boards[2].purge()
+        raise Undo
+    assert [board.pk for board in boards] == [None, *pks[1:]]
+    assert list(Board.objects.get_many(pks)) == pks[2:]
+    assert set(Board.objects.with_deleted().in_bulk(pks)) == set(pks[1:])
+    with pytest.raises(ShardKeyRequired), boards[2].edit():
+        boards[2].pk = None
+
+
+def test_an_edit_inside_of_another_one() -> None:
+    board = on(Board, 1, name="a")
+    with board.edit(), board.edit():
+        board.name += "b"
+    with pytest.raises(Undo), board.edit():
+        with board.edit():
+            board.name += "c"
+        raise Undo
+    with board.edit():
+        board.name += "d"
+        with pytest.raises(UnsavedChanges), board.edit():
+            pass
+    assert board.name == Board.objects.get(board.pk).name == "abd"
+    other = Board.objects.get(board.pk)
+    with refused(ConcurrentEdit), board.edit():
+        board.name = "e"
+        with other.edit():
+            other.name = "f"
+    assert Board.objects.get(board.pk).name == "abd"
 
 
 def test_a_copy_of_an_instance_has_values_of_its_own() -> None:
@@ -269,6 +320,30 @@ def test_a_new_object_with_an_id_replaces_no_other() -> None:
     assert (read.name, read.version) == ("b", 1)
 
 
+@pytest.mark.parametrize("form", ["json", "xml"])
+@pytest.mark.django_db(databases=[*DATABASES, "events"])
+def test_objects_mappings_and_lookups_are_dumped_and_loaded(form: str, tmp_path: Path) -> None:
+    board, user = on(Board, 1, name="<b>"), on(User, 5, name="u")
+    pins = [on(Pin, n, board=board, note=str(n)) for n in range(3)]
+    for pin in pins:
+        BoardPins.objects.add(board, pin)
+    pins[1].delete()
+    FacebookUsers.objects.claim("4711", user)
+    files = {name: str(tmp_path / f"{name}.{form}") for name in ("dump", "all")}
+    call_command("dumpdata", "pinboards", format=form, output=files["dump"])
+    call_command("dumpdata", "pinboards", "--all", format=form, output=files["all"])
+    for name, deleted in (("dump", []), ("all", [pins[1]])):
+        for model in (Board, User, Pin):
+            model.objects.with_deleted().scatter().purge()
+        for table in (BoardPins, FacebookUsers):
+            table.objects.scatter().delete()
+        call_command("loaddata", files[name], verbosity=0)
+        assert BoardPins.objects.page(board).objects == [pins[0], pins[2]]
+        assert Pin.objects.get(pins[2].pk).to_dict() == pins[2].to_dict()
+        assert FacebookUsers.objects.find("4711") == user
+        assert list(Pin.objects.with_deleted().filter(active=False).scatter()) == deleted
+
+
 def test_statements_that_would_pass_by_the_version_are_refused() -> None:
     board = on(Board, 1, name="b")
     for write in [
@@ -283,6 +358,41 @@ def test_statements_that_would_pass_by_the_version_are_refused() -> None:
             write()
     many = Board.objects.bulk_create([Board(name=str(n)) for n in range(5)])
     assert [b.name for b in Board.objects.get_many(b.pk for b in many).values()] == list("01234")
+
+
+@pytest.mark.django_db(databases=DATABASES, transaction=True)
+def test_a_list_with_an_invalid_object_is_not_stored_on_any_shard() -> None:
+    rows = [Everything(number=n) for n in range(16)]
+    for batch_size in (None, 2):
+        with pytest.raises(InvalidValue, match="email"):
+            Everything.objects.bulk_create([*rows, Everything(email="nobody")], batch_size)
+    assert not Everything.objects.with_deleted().scatter().exists()
+
+
+class LateManager(type(Board.objects)):  # type: ignore[misc]  # the class is computed
+    def get_queryset(self) -> Any:
+        return super().get_queryset().filter(version__gt=1)
+
+
+def test_reads_by_id_keep_the_conditions_of_managers() -> None:
+    late = LateManager()
+    late.model = Board
+    boards = [on(Board, n, name="b") for n in range(3)]
+    with boards[0].edit():
+        boards[0].name = "c"
+    for board in boards[:2]:
+        board.delete()
+    for purge in (lambda: 0, late.purge):
+        assert late.get_many(board.pk for board in boards) == {}
+        for board in boards:
+            with pytest.raises(Board.DoesNotExist):
+                late.get(board.pk)
+        purge()
+    with boards[2].edit():
+        boards[2].name = "c"
+    assert late.get(boards[2].pk) == late.get_many([boards[2].pk])[boards[2].pk] == boards[2]
+    # The deletion has raised the version of both. Each was purged.
+    assert set(Board.objects.with_deleted().scatter()) == {boards[2]}
 
 
 @pytest.mark.every_backend
