@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from argparse import ArgumentTypeError
 from datetime import timedelta
 
@@ -26,6 +27,20 @@ def not_negative(text: str) -> int:
     if not text.isascii() or not text.isdigit():
         raise ArgumentTypeError(f"{text!r} is neither 0 nor a positive number")
     return int(text)
+
+
+def seconds(text: str) -> float:
+    """Return ``text``, a number of seconds such as ``0.5``, as a float. It must be 0 or more.
+
+    :raises ArgumentTypeError: ``text`` is anything else, or more than a wait can last.
+    """
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number <= threading.TIMEOUT_MAX:
+        raise ArgumentTypeError(f"{text!r} is no number of seconds")
+    return number
 
 
 def share(text: str) -> float:

@@ -15,6 +15,8 @@ from django.http import HttpRequest
 from django.utils.html import format_html
 
 from sharded_orm.admin import ShardedModelAdmin
+from sharded_orm.contrib.entities.entity import as_uuid
+from sharded_orm.contrib.entities.exceptions import InvalidEntityId
 from sharded_orm.contrib.entities.properties import decode
 from sharded_orm.contrib.entities.store import DataStore, stores
 
@@ -31,10 +33,22 @@ class EntityAdmin(ShardedModelAdmin):
 
     list_display = ("id", "updated", "version", "summary")
     ordering = ("-added_id",)
+    search_fields = ("id",)
+    search_help_text = "The id of an entity."
 
     @property
     def store(self) -> DataStore:
         return next(store for store in stores.values() if store.model is self.model)
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: Any, search_term: str
+    ) -> tuple[Any, bool]:
+        if not search_term.strip():
+            return queryset, False
+        try:
+            return queryset.filter(id=as_uuid(search_term.strip())), False
+        except InvalidEntityId:
+            return queryset.none(), False
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
         key = () if self.store.shard_on is None else (self.store.shard_on,)
@@ -60,7 +74,12 @@ class EntityAdmin(ShardedModelAdmin):
             properties = decode(self.store.fields, body)
         except ValueError as exc:
             return f"damaged: {exc}"
-        return json.dumps(properties, cls=DjangoJSONEncoder, indent=indent, ensure_ascii=False)
+        try:
+            text = json.dumps(properties, cls=DjangoJSONEncoder, indent=indent, ensure_ascii=False)
+        except RecursionError:
+            return "nested too deeply to be shown"
+        # JSON may have half of a pair of characters, which no page can have.
+        return text.encode(errors="backslashreplace").decode()
 
     def has_add_permission(self, request: HttpRequest, *args: Any) -> bool:
         return False

@@ -23,6 +23,10 @@ class InvalidStore(EntityError, ImproperlyConfigured):
     """A store or an index is declared in a way that cannot work. The message lists every reason."""
 
 
+class InvalidEntity(EntityError, RuntimeError):
+    """A value is no entity, or no entity of this store. Nothing was written."""
+
+
 class InvalidProperty(EntityError, ValueError):
     """A property of an entity has a value that cannot be stored unchanged. Nothing was written."""
 

@@ -16,17 +16,16 @@ from django.db.models import Q
 from django.utils.functional import cached_property
 
 from sharded_orm import unbound
-from sharded_orm.contrib.entities import index_states
+from sharded_orm.contrib.entities import declarations, index_states
 from sharded_orm.contrib.entities.entity import Entity
 from sharded_orm.contrib.entities.exceptions import (
     EntityDamaged,
     InvalidIndexCursor,
     InvalidIndexQuery,
     InvalidProperty,
-    InvalidStore,
 )
 from sharded_orm.contrib.entities.properties import clean_value, values_to_json
-from sharded_orm.contrib.entities.tables import INDEX_COLUMNS, index_model
+from sharded_orm.contrib.entities.tables import index_model
 from sharded_orm.models.base import ShardedModel
 
 if TYPE_CHECKING:
@@ -98,7 +97,7 @@ class Index:
         self.shard_on = shard_on
         self.unique = unique
         self.group = group or store.group
-        self._check()
+        declarations.check_index(self, properties)
         self.model: type[ShardedModel] = index_model(self)
         store.indexes.append(self)
 
@@ -117,39 +116,6 @@ class Index:
     def fields(self) -> tuple[Any, ...]:
         """The fields of the properties, in their order."""
         return tuple(self.store.fields[name] for name in self.names)
-
-    def _check(self) -> None:
-        problems = []
-        if not self.name.isidentifier():
-            problems.append(f"its name {self.name!r} is no name of Python")
-        if self.name in {index.name for index in self.store.indexes}:
-            problems.append(f"the store has another index {self.name!r}")
-        problems += self._namesakes()
-        unknown = [name for name in self.names if name not in self.store.fields]
-        if unknown:
-            problems.append(f"the store declares no fields for {unknown!r}")
-        if len(set(self.names)) < len(self.names) or not self.names:
-            problems.append(f"properties are {list(self.names)!r}; name each once")
-        if self.shard_on not in self.names:
-            problems.append(f"shard_on={self.shard_on!r} is none of its properties")
-        if reserved := sorted({*self.names} & {*INDEX_COLUMNS}):
-            problems.append(f"its table has columns of its own named {reserved!r}")
-        if problems:
-            raise InvalidStore(f"Index {self.label!r}: " + "; ".join(problems))
-
-    def _namesakes(self) -> Iterator[str]:
-        """Yield a sentence about each other store whose index would have the same table."""
-        from sharded_orm.contrib.entities.store import stores
-
-        app = self.store.model._meta.app_label
-        for store in stores.values():
-            names = {index.name for index in store.indexes}
-            if (
-                store.name != self.store.name
-                and store.model._meta.app_label == app
-                and self.name in names
-            ):
-                yield f"store {store.name!r} of the app {app!r} has an index of this name, and its table"
 
     def values_of(self, properties: Mapping[str, Any]) -> tuple[Any, ...] | None:
         """Return the values that an entity's index row has; None if the index has no row for the

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -21,6 +21,7 @@ from sharded_orm.contrib.entities.stored_entity import entity_batches, rows_of
 from sharded_orm.contrib.entities.whole_pass import index_row_batches, mark_lacking, remove_stale
 from sharded_orm.models.moves.scatter import MovingKeys
 from sharded_orm.operations.relations import batched
+from sharded_orm.operations.runs.work_lease import leased
 from sharded_orm.routing.directory import is_digest
 
 #: When the state of an index changes, every process has read the new state after this many seconds.
@@ -30,6 +31,8 @@ LEARNED_AFTER = REMEMBERED + 1
 MAX_PASSES = 5
 #: The largest number of shard keys in one query.
 KEYS = 100
+#: The kind of the lease by which a build or a drop of an index keeps others from this index.
+LEASE = "entities index"
 #: The default share of the time in which a build works. In the remaining time the build waits, so
 #: that writers find the processors and disks free.
 SHARE = 0.15
@@ -57,33 +60,50 @@ class BuildReport:
     is_served: bool = False
 
 
-def find_indexes(name: str) -> list[Index]:
-    """Return the index with this name, such as ``feed.index_user``, or all indexes of this store.
+def find_indexes(names: Iterable[str]) -> list[Index]:
+    """Return the indexes with these names, each once.
 
-    :raises StoreNotFound: no index or store has this name.
+    :param names: names such as ``feed.index_user``; the name of a store means all its indexes.
+    :raises StoreNotFound: no index or store has one of the names, or the store has no index.
     """
-    known = [index for store in stores.values() for index in store.indexes]
-    matching = [i for i in known if name in (i.label, i.name)] or [
-        i for i in known if i.store.name == name
-    ]
-    if not matching:
-        raise StoreNotFound(
-            f"No index has the name {name!r}. The indexes are {[index.label for index in known]!r}."
-        )
-    return matching
+    indexes: dict[str, Index] = {}
+    for name in names:
+        store = stores.get(name)
+        matching = _indexes_named(name) or (store.indexes if store is not None else [])
+        if not matching:
+            raise StoreNotFound(_unknown(name))
+        indexes |= {index.label: index for index in matching}
+    return list(indexes.values())
 
 
 def find_index(name: str) -> Index:
     """Return the index with this name.
 
-    :raises StoreNotFound: no index or several indexes have this name.
+    :raises StoreNotFound: no index or several indexes have this name. The name of a store is not
+        enough, even if the store has a single index.
     """
-    matching = find_indexes(name)
-    if len(matching) > 1:
-        raise StoreNotFound(
-            f"Several indexes match {name!r}: {[index.label for index in matching]!r}. Name one."
-        )
-    return matching[0]
+    matching = _indexes_named(name)
+    if len(matching) == 1:
+        return matching[0]
+    if not matching and name in stores:
+        matching = stores[name].indexes
+    if not matching:
+        raise StoreNotFound(_unknown(name))
+    raise StoreNotFound(
+        f"{name!r} names no single index. Name one of {[index.label for index in matching]!r}."
+    )
+
+
+def _indexes_named(name: str) -> list[Index]:
+    return [i for store in stores.values() for i in store.indexes if name in (i.label, i.name)]
+
+
+def _unknown(name: str) -> str:
+    labels = [index.label for store in stores.values() for index in store.indexes]
+    problem = (
+        f"Store {name!r} has no index" if name in stores else f"No index has the name {name!r}"
+    )
+    return f"{problem}. The indexes are {labels!r}."
 
 
 def build(
@@ -101,24 +121,44 @@ def build(
     compares all entities once more. If no row is missing then, reads can use the index. Until then,
     reads raise :exc:`IndexNotServed`. The function can be called again after an interruption.
 
-    Yields after each batch.
+    Yields after each batch. Nobody else can build or drop the index in the meantime.
 
+    :raises OperationHeld: another process builds or drops the index.
     :param rate: the most entities or index rows per second; by default there is no limit.
     :param share: the share of the time in which the build works, above 0 and at most 1. For
         example, with 0.2 it waits four seconds after a batch of one second. If the servers are
         busy, batches take longer, and the waits are longer as well.
     :param stopping: returns True if the build is to stop after the current batch.
     :param pause: a function that waits for a number of seconds. It is called after each batch. If
-        the index was dropped earlier, it is also called once at the beginning, to wait until all
-        processes write rows of the index again.
+        the state of the index has just changed, it is also called once at the beginning, to wait
+        until all processes write rows of the index again.
     """
+    with leased(LEASE, index.label) as lease:
+        for report in _build(index, rate, share, stopping, pause):
+            yield report
+            lease.check()
+
+
+def _build(
+    index: Index,
+    rate: float | None,
+    share: float,
+    stopping: Callable[[], bool],
+    pause: Callable[[float], None],
+) -> Iterator[BuildReport]:
     report, found = BuildReport(), CleanReport()
     paced = partial(_paced, found=found, rate=rate, share=share, pause=pause)
-    if index_states.read_state(index) == DROPPED:
+    state = index_states.read_state(index)
+    if state == DROPPED:
         index_states.set_state(index, WRITTEN)
+    # If a build was interrupted just now, some processes may still believe that the index is
+    # dropped.
+    if state != SERVED and (wait := _time_to_learn(index)):
         report.phase = "waiting for writers"
         yield report
-        pause(LEARNED_AFTER)
+        pause(wait)
+        if stopping():
+            return
     report.phase = "writing"
     for _ in paced(_write(index, report, found)):
         yield report
@@ -145,6 +185,14 @@ def build(
             " declaration of the index."
         ]
     yield report
+
+
+def _time_to_learn(index: Index) -> float:
+    """Return the number of seconds until every process knows the state of ``index``; 0 if each knows
+    it already.
+    """
+    age = index_states.age(index)
+    return 0.0 if age is None else max(0.0, LEARNED_AFTER - max(age, 0.0))
 
 
 def _paced(
@@ -213,18 +261,40 @@ def _verify(index: Index, report: BuildReport, found: CleanReport) -> Iterator[i
                 yield 0
 
 
-def drop(index: Index, *, pause: Callable[[float], None] = time.sleep) -> Iterator[int]:
+def drop(
+    index: Index,
+    *,
+    stopping: Callable[[], bool] = lambda: False,
+    pause: Callable[[float], None] = time.sleep,
+) -> Iterator[int]:
     """Stop all processes from reading and writing ``index``, then remove its rows.
 
     Yields the number of removed rows so far. Afterwards, remove the declaration of the index, and
-    its table by ``makemigrations`` and ``migrate_shards``.
+    its table by ``makemigrations`` and ``migrate_shards``. Can be called again after an
+    interruption. Nobody else can build or drop the index in the meantime.
+
+    :param stopping: returns True if the drop is to stop after the current batch.
+    :param pause: a function that waits for a number of seconds, until all processes know that the
+        index is dropped.
+    :raises OperationHeld: another process builds or drops the index.
     """
+    with leased(LEASE, index.label) as lease:
+        for removed in _drop(index, stopping, pause):
+            yield removed
+            lease.check()
+
+
+def _drop(
+    index: Index, stopping: Callable[[], bool], pause: Callable[[float], None]
+) -> Iterator[int]:
     if index_states.read_state(index) != DROPPED:
         index_states.set_state(index, DROPPED)
-        yield 0
-        pause(LEARNED_AFTER)
     removed = 0
+    yield removed
+    pause(_time_to_learn(index))
     for shard in runtime.group(index.group).shards():
         for rows in index_row_batches(index, shard.alias):
+            if stopping():
+                return
             removed += index_rows.remove_all(index, shard.alias, rows)
             yield removed

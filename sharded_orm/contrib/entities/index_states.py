@@ -70,6 +70,13 @@ def read_state(index: Index) -> str:
     return str(state)
 
 
+def age(index: Index) -> float | None:
+    """Return for how many seconds ``index`` has had its state; None if no state is stored."""
+    states = IndexState.objects.using(DEFAULT_DB_ALIAS).filter(index=index.label)
+    since = states.values_list("since", flat=True).first()
+    return None if since is None else (timezone.now() - since).total_seconds()
+
+
 def is_written(index: Index) -> bool:
     """Whether writers must write rows of ``index``.
 

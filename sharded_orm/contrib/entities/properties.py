@@ -10,12 +10,14 @@ import json
 import zlib
 from collections.abc import Mapping
 from datetime import UTC, date, datetime
+from functools import cache
+from numbers import Number
 from typing import Any
 from uuid import UUID
 
 from django.conf import settings
 from django.core.exceptions import ValidationError
-from django.db import models
+from django.db import connection, models
 from django.utils.functional import Promise
 from django.utils.timezone import is_aware
 
@@ -31,6 +33,20 @@ FIELDS = (
     models.UUIDField,
     ExactCharField,
 )
+#: The largest number of levels of lists and dicts in a property. Python reads JSON recursively, so
+#: a deeper value could be read only by a caller whose own calls are not nested deeply.
+MAX_DEPTH = 100
+#: An error message cuts a value off after this number of characters.
+_SHOWN = 200
+
+
+def shown(value: Any) -> str:
+    """Return ``value`` for an error message, cut off if it is long."""
+    try:
+        text = repr(value)
+    except Exception:  # for example an int of 5000 digits, or lists in lists
+        return f"a value of type {type(value).__name__}"
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
 def clean(fields: Mapping[str, Any], properties: Mapping[str, Any]) -> dict[str, Any]:
@@ -47,39 +63,64 @@ def clean(fields: Mapping[str, Any], properties: Mapping[str, Any]) -> dict[str,
 
 
 def clean_value(field: Any, name: str, value: Any) -> Any:
-    """Return ``value`` converted by ``field``.
+    """Return ``value`` converted by ``field``, if the validators of the field accept it.
 
     :raises InvalidProperty: the value does not fit the field.
     """
+    converted = _converted(field, name, value)
+    try:
+        field.run_validators(converted)
+    except ValidationError as exc:
+        raise InvalidProperty(
+            f"The property {name}={shown(value)}: {'; '.join(exc.messages)}"
+        ) from exc
+    return converted
+
+
+def _converted(field: Any, name: str, value: Any) -> Any:
+    """Return ``value`` converted by ``field``.
+
+    :raises InvalidProperty: the conversion fails, or would change the value.
+    """
     try:
         converted = field.to_python(value)
-        field.run_validators(converted)
         if isinstance(converted, datetime) and is_aware(converted):
             # Convert the time to UTC, because databases return times in UTC. This raises
             # OverflowError for some times in the years 1 and 9999.
             converted = converted.astimezone(UTC)
     except ValidationError as exc:
-        raise InvalidProperty(f"The property {name}={value!r}: {'; '.join(exc.messages)}") from exc
+        # The messages of Django contain the value.
+        reason = "; ".join(exc.messages)
+        raise InvalidProperty(f"The property {name}={shown(value)}: {reason[:_SHOWN]}") from exc
     except (OverflowError, TypeError, ValueError) as exc:
-        raise InvalidProperty(f"The property {name}={value!r}: {exc}") from exc
-    if isinstance(converted, str) and not isinstance(value, str | Promise):
+        raise InvalidProperty(f"The property {name}={shown(value)}: {exc}") from exc
+    reason = _refusal(value, converted)
+    if reason:
+        raise InvalidProperty(f"The property {name}={shown(value)}{reason}")
+    return converted
+
+
+def _refusal(value: Any, converted: Any) -> str:
+    """Return the rest of a sentence that says why a field must not convert ``value`` to
+    ``converted``; "" if there is no reason.
+    """
+    if isinstance(converted, str):
         # Refuse other types, because Django's field would convert any object to text, such as a
         # list to "['a']".
-        raise InvalidProperty(f"The property {name}={value!r} is no text. Convert it.")
-    if isinstance(value, float) and converted != value:
-        raise InvalidProperty(f"The property {name}={value!r} has a fraction. Round it.")
-    if isinstance(value, datetime) and not isinstance(converted, datetime):
-        raise InvalidProperty(f"The property {name}={value!r} is to be a date. Drop the time.")
-    if isinstance(converted, datetime) and is_aware(converted) != settings.USE_TZ:
-        raise InvalidProperty(
-            f"The property {name}={value!r}: a time {'needs' if settings.USE_TZ else 'may not have'} a"
-            f" time zone, as USE_TZ is {settings.USE_TZ}."
-        )
-    if isinstance(converted, str) and not _is_storable(converted):
-        raise InvalidProperty(
-            f"The property {name}={value!r} has a character that no database stores."
-        )
-    return converted
+        if not isinstance(value, str | Promise):
+            return " is no text. Convert it."
+        if not _is_storable(converted):
+            return " has a character that no database stores."
+    elif isinstance(converted, int):
+        if converted != value and isinstance(value, Number):
+            return " has a fraction. Round it."
+    elif isinstance(converted, datetime):
+        if is_aware(converted) != settings.USE_TZ:
+            needs = "needs" if settings.USE_TZ else "may not have"
+            return f": a time {needs} a time zone, as USE_TZ is {settings.USE_TZ}."
+    elif isinstance(value, datetime):
+        return " is to be a date. Drop the time."
+    return ""
 
 
 def _is_storable(text: str) -> bool:
@@ -101,8 +142,9 @@ def encode(fields: Mapping[str, Any], cleaned: Mapping[str, Any]) -> bytes:
     if text is None:
         name, value = next(item for item in plain.items() if _json_text(dict([item])) is None)
         raise InvalidProperty(
-            f"The property {name!r} is {value!r}, no value of JSON, so it would not be read as it was"
-            " written. Convert it, or declare the property in the fields of the store."
+            f"The property {name!r} is {shown(value)}. That is no value of JSON, or has more than {MAX_DEPTH}"
+            " levels, so it would not be read as it was written. Convert it, or declare the property in the"
+            " fields of the store."
         )
     return zlib.compress(text.encode("ascii"))
 
@@ -114,9 +156,25 @@ def _json_text(values: Mapping[Any, Any]) -> str | None:
     """
     try:
         text = json.dumps(values, allow_nan=False, separators=(",", ":"))
-        return text if json.loads(text) == values else None
+        is_same = json.loads(text) == values
     except (TypeError, ValueError, RecursionError):
         return None
+    return text if is_same and not _is_too_deep(text, values) else None
+
+
+def _is_too_deep(text: str, values: Any) -> bool:
+    """Whether ``values``, whose JSON is ``text``, have more levels than ``MAX_DEPTH``."""
+    if text.count("[") + text.count("{") <= MAX_DEPTH:
+        return False
+    # The dict of all properties is no level.
+    level, depth = [values], -1
+    while level and depth <= MAX_DEPTH:
+        depth += 1
+        children = [
+            v for each in level for v in (each.values() if isinstance(each, dict) else each)
+        ]
+        level = [child for child in children if isinstance(child, dict | list)]
+    return depth > MAX_DEPTH
 
 
 def decode(fields: Mapping[str, Any], body: bytes) -> dict[str, Any]:
@@ -126,17 +184,56 @@ def decode(fields: Mapping[str, Any], body: bytes) -> dict[str, Any]:
     """
     try:
         properties = json.loads(zlib.decompress(body))
-    except (zlib.error, ValueError) as exc:
+    except (zlib.error, ValueError, RecursionError) as exc:
         raise ValueError(f"{type(exc).__name__}: {exc}") from exc
     if not isinstance(properties, dict):
         raise ValueError(f"it holds a {type(properties).__name__}, not a set of properties")
     for name, field in fields.items():
         if (value := properties.get(name)) is not None:
             try:
-                properties[name] = field.to_python(value)
-            except (ValidationError, OverflowError, TypeError) as exc:
-                raise ValueError(f"its {name!r} is {value!r}, no {type(field).__name__}") from exc
+                properties[name] = _stored_value(field, name, value)
+            except ValueError as exc:
+                raise ValueError(
+                    f"its {name!r} is {shown(value)}, which its {type(field).__name__} does not take"
+                ) from exc
     return properties
+
+
+def _stored_value(field: Any, name: str, value: Any) -> Any:
+    """Return the value of a declared property in a body, converted by its field.
+
+    :raises ValueError: the field does not take the value. So it was stored before the store
+        declared the property with this field.
+    """
+    kind = _unconverted(type(field).to_python)
+    # Most values are stored as they are, so do not pay for a conversion that changes nothing.
+    stored = value if type(value) is kind else _converted(field, name, value)
+    if kind is int:
+        low, high = _integer_range(field.get_internal_type())
+        fits = low <= stored <= high
+    elif kind is str:
+        fits = _is_storable(stored) and (
+            field.max_length is None or len(stored) <= field.max_length
+        )
+    else:
+        fits = True
+    if not fits:
+        raise ValueError(f"{shown(stored)} is out of range")
+    return stored
+
+
+def _unconverted(to_python: Any) -> type[Any] | None:
+    """Return the type of the values that this method of a field returns as they are."""
+    if to_python is models.IntegerField.to_python:
+        return int
+    return str if to_python is models.CharField.to_python else None
+
+
+@cache
+def _integer_range(kind: str) -> tuple[int, int]:
+    """Return the least and the greatest number of a column."""
+    low, high = connection.ops.integer_field_range(kind)
+    return (-(2**63) if low is None else low), (2**63 - 1 if high is None else high)
 
 
 def _to_json(value: Any) -> Any:

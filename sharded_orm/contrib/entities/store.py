@@ -18,7 +18,7 @@ from django.utils.functional import cached_property
 
 import sharded_orm
 from sharded_orm import unbound
-from sharded_orm.contrib.entities import index_rows, index_states, reservations
+from sharded_orm.contrib.entities import declarations, index_rows, index_states, reservations
 from sharded_orm.contrib.entities.entity import Entity, as_uuid
 from sharded_orm.contrib.entities.entity_rows import entity_rows
 from sharded_orm.contrib.entities.exceptions import (
@@ -28,14 +28,14 @@ from sharded_orm.contrib.entities.exceptions import (
     EntityNotFound,
     EntityTooLarge,
     FormerRowsFull,
+    InvalidEntity,
     InvalidProperty,
-    InvalidStore,
 )
 from sharded_orm.contrib.entities.index import Index
 from sharded_orm.contrib.entities.index_rows import IndexRow
 from sharded_orm.contrib.entities.pending_rows import has_room, with_rows
-from sharded_orm.contrib.entities.properties import FIELDS, clean, clean_value, decode, encode
-from sharded_orm.contrib.entities.tables import ENTITY_COLUMNS, entity_model
+from sharded_orm.contrib.entities.properties import clean, clean_value, decode, encode, shown
+from sharded_orm.contrib.entities.tables import entity_model
 from sharded_orm.exceptions import ShardKeyChanged, ShardKeyRequired
 from sharded_orm.models.base import ShardedModel
 from sharded_orm.models.moves.repetition import repeated
@@ -95,34 +95,10 @@ class DataStore:
         # namedtuple() finds the module of its caller in the same way.
         self.module: str = module or sys._getframe(1).f_globals["__name__"]
         self.indexes: list[Index] = []
-        self._check()
+        other = stores.get(name)
+        declarations.check_store(self, None if other is None else other.module)
         self.model: type[ShardedModel] = entity_model(self)
         stores[name] = self
-
-    def _check(self) -> None:
-        problems = []
-        if not self.name.isidentifier():
-            problems.append(f"its name {self.name!r} is no name of Python")
-        other = stores.get(self.name)
-        if other is not None and other.module != self.module:
-            problems.append(f"{other.module!r} declares a store of this name, too")
-        for name, field in self.fields.items():
-            if not isinstance(field, FIELDS) or field.primary_key:
-                problems.append(
-                    f"the field of {name!r} is a {type(field).__name__}. Use an integer, a boolean, a date,"
-                    " a time, a UUID, or an ExactCharField for text"
-                )
-            elif field.null or field.has_default():
-                problems.append(
-                    f"the field of {name!r} has null or default. Leave them out: an entity without the"
-                    " property is in no index with it"
-                )
-        if reserved := sorted({*self.fields} & {*ENTITY_COLUMNS}):
-            problems.append(f"fields name {reserved!r}, which every entity has")
-        if self.shard_on is not None and self.shard_on not in self.fields:
-            problems.append(f"shard_on={self.shard_on!r} is none of its fields")
-        if problems:
-            raise InvalidStore(f"DataStore {self.name!r}: " + "; ".join(problems))
 
     @property
     def key_name(self) -> str:
@@ -223,6 +199,8 @@ class DataStore:
             raise ShardKeyRequired(
                 f"Store {self.name!r} finds an entity by {wanted}, and was given {sorted(key)!r}."
             )
+        if key[self.shard_on] is None:
+            raise ShardKeyRequired(f"Store {self.name!r} has no entity with {self.shard_on}=None.")
         return clean_value(self.fields[self.shard_on], self.shard_on, key[self.shard_on])
 
     def _not_found(self, id: UUID, key: Mapping[str, Any]) -> EntityNotFound:
@@ -243,6 +221,7 @@ class DataStore:
         :raises EntityExists: the entity is new, and the store has one with its id. A transaction of
             the caller on the shard can only be rolled back then.
         :raises EntityChanged: others have changed or deleted the entity since it was read.
+        :raises InvalidEntity: ``entity`` is no :class:`Entity`, or was read from another store.
         :raises InvalidProperty: a property cannot be stored.
         :raises EntityTooLarge: the body is larger than ``max_body``.
         :raises FormerRowsFull: the entity was changed so often since the cleaner came that no more
@@ -264,6 +243,8 @@ class DataStore:
         If an error is raised, nothing is written. If the caller's transaction is rolled back later,
         ``entity`` still has the state of a stored entity, so read it again.
         """
+        if not isinstance(entity, Entity):
+            raise InvalidEntity(f"{shown(entity)} is no Entity, as Entity(user_id=7) is.")
         cleaned = clean(self.fields, entity)
         body = self._body(entity, cleaned)
         stored = self._declared(cleaned)
@@ -391,6 +372,11 @@ class DataStore:
         if value is None:
             raise ShardKeyRequired(
                 f"Store {self.name!r} is sharded by {self.shard_on!r}, which entity {entity.id} does not have."
+            )
+        if entity.version and self.shard_on not in entity._stored:
+            raise InvalidEntity(
+                f"Entity {entity.id} was read from another store than {self.name!r}. Put a new Entity with its"
+                " properties."
             )
         if entity.version and value != entity._stored[self.shard_on]:
             raise ShardKeyChanged(

@@ -7,6 +7,7 @@ that are written as classes, and new properties of entities need no further migr
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from django.apps import apps
@@ -26,6 +27,30 @@ if TYPE_CHECKING:
 ENTITY_COLUMNS = ("added_id", "id", "updated", "version", "body", "marked_at", "pending")
 #: The columns of a table of index rows, without the columns of the properties.
 INDEX_COLUMNS = ("pk", "entity_id", "version")
+
+
+@dataclass(frozen=True)
+class TableName:
+    """The names of a table that is made for a store or an index.
+
+    :param app: the label of the app that declares the store.
+    :param model: the name of the model.
+    :param table: the name of the table.
+    """
+
+    app: str
+    model: str
+    table: str
+
+    @classmethod
+    def of_store(cls, store: DataStore) -> TableName:
+        app = _label(store.module)
+        return cls(app, f"{_camel_case(store.name)}Entity", f"{app}_{store.name}_entities")
+
+    @classmethod
+    def of_index(cls, index: Index) -> TableName:
+        app = _label(index.store.module)
+        return cls(app, _camel_case(index.name), f"{app}_{index.name}")
 
 
 def entity_model(store: DataStore) -> type[ShardedModel]:
@@ -52,17 +77,16 @@ def entity_model(store: DataStore) -> type[ShardedModel]:
     }
     if store.shard_on is not None:
         columns[store.shard_on] = store.fields[store.shard_on].clone()
-    name = f"{_camel_case(store.name)}Entity"
-    table = f"{_label(store.module)}_{store.name}_entities"
+    name = TableName.of_store(store)
     options: dict[str, Any] = {
-        "db_table": table,
+        "db_table": name.table,
         "verbose_name_plural": f"{store.name} entities",
     }
     if store.shard_on is not None:
         options["constraints"] = [
-            models.UniqueConstraint(fields=[store.shard_on, "id"], name=_short(f"{table}_id"))
+            models.UniqueConstraint(fields=[store.shard_on, "id"], name=_short(f"{name.table}_id"))
         ]
-    return _model(store.module, name, columns, options, store.group, store.shard_on or "id")
+    return _model(store.module, name.model, columns, options, store.group, store.shard_on or "id")
 
 
 def index_model(index: Index) -> type[ShardedModel]:
@@ -75,13 +99,11 @@ def index_model(index: Index) -> type[ShardedModel]:
     columns["version"] = models.BigIntegerField()
     if store.shard_on is not None and store.shard_on not in columns:
         columns[store.shard_on] = store.fields[store.shard_on].clone()
-    label = _label(store.module)
-    options: dict[str, Any] = {"db_table": f"{label}_{index.name}", "default_permissions": ()}
+    name = TableName.of_index(index)
+    options: dict[str, Any] = {"db_table": name.table, "default_permissions": ()}
     if index.unique:
         options["constraints"] = [
-            models.UniqueConstraint(
-                fields=list(index.names), name=_short(f"{label}_{index.name}_unique")
-            )
+            models.UniqueConstraint(fields=list(index.names), name=_short(f"{name.table}_unique"))
         ]
     if len({*index.descending[index.names.index(index.shard_on) + 1 :]}) > 1:
         # Some properties are sorted in ascending order, and others in descending order. The primary
@@ -93,12 +115,8 @@ def index_model(index: Index) -> type[ShardedModel]:
             for name, descends in zip(index.names, index.descending, strict=True)
         ]
         ordered.append("-entity_id" if index.descending[-1] else "entity_id")
-        options["indexes"] = [
-            models.Index(fields=ordered, name=_short(f"{label}_{index.name}_order"))
-        ]
-    return _model(
-        store.module, _camel_case(index.name), columns, options, index.group, index.shard_on
-    )
+        options["indexes"] = [models.Index(fields=ordered, name=_short(f"{name.table}_order"))]
+    return _model(store.module, name.model, columns, options, index.group, index.shard_on)
 
 
 class EntityTable(ShardedModel):

@@ -28,3 +28,50 @@ print(client.get("/admin/feeds/postsentity/").status_code)
 print(client.post(link, {"version": 5}).status_code, feed.get(e.id).version)
 """)
     assert out.splitlines() == ["200 True True", "200 True False False", "200", "403 1"]
+
+
+def test_the_admin_finds_an_entity_by_its_id(site_everywhere: Site) -> None:
+    out = site_everywhere.run("""
+from django.conf import settings
+from django.contrib.auth.models import User
+from django.test import Client
+settings.ALLOWED_HOSTS = ["testserver"]
+client = Client()
+client.force_login(User.objects.create_superuser("ada"))
+ids = [feed.put(entry(n)).id for n in range(3)]
+post = posts.put(Entity(user_id=3, topic="t"))
+def shown(store, text):
+    page = client.get(f"/admin/feeds/{store}entity/", {"q": text}).content.decode()
+    # An address has the primary key and the key.
+    return [n for n, id in enumerate([*ids, post.added_id]) if f"/{id}" in page or f"~{id}/" in page]
+for text in (str(ids[1]), f" {ids[1].hex.upper()} ", "", "no id", str(uuid.uuid4())):
+    print(shown("feed", text))
+print(shown("posts", str(post.id)), shown("posts", str(uuid.uuid4())))
+""")
+    assert out.splitlines() == ["[1]", "[1]", "[0, 1, 2]", "[]", "[]", "[3] []"]
+
+
+def test_a_body_that_no_page_can_have_leaves_the_list_as_it_is(site: Site) -> None:
+    out = site.run("""
+import json, zlib
+from django.conf import settings
+from django.contrib.auth.models import User
+from django.test import Client
+settings.ALLOWED_HOSTS = ["testserver"]
+client = Client()
+client.force_login(User.objects.create_superuser("ada"))
+e = feed.put(entry(1, title=chr(0xD800)))
+nested = zlib.compress(b'{"title": ' + b"[" * 400 + b"]" * 400 + b"}")
+for body in (None, nested, zlib.compress(b"[" * 10**5)):
+    if body is not None:
+        feed.model.objects.filter(id=e.id).update(body=body)
+    for address in ("", f"{e.id}~{e.added_id}/change/"):
+        page = client.get(f"/admin/feeds/feedentity/{address}")
+        text = page.content.decode()
+        print(page.status_code, [word for word in ("ud800", "damaged") if word in text])
+""")
+    assert out.splitlines() == [
+        *["200 ['ud800']"] * 2,
+        *["200 []"] * 2,
+        *["200 ['damaged']"] * 2,
+    ]

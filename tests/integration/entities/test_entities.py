@@ -116,6 +116,13 @@ print(titles(by_user.get_all(user_id=1)), differences())
     assert out.splitlines() == ["['e'] []", "['e'] []"]
 
 
+_NESTED = """
+def nested(depth):
+    value = []
+    for _ in range(depth - 1):
+        value = [value]
+    return value
+"""
 _REFUSED = {
     "user_id='seven'": "InvalidProperty",
     "user_id=1.5": "InvalidProperty",
@@ -137,26 +144,71 @@ _REFUSED = {
     "number=float('nan')": "InvalidProperty",
     "names={1: 'a'}": "InvalidProperty",
     "secret={1, 2}": "InvalidProperty",
+    "user_id=decimal.Decimal('7.5')": "InvalidProperty",
+    "user_id=10**5000": "InvalidProperty",
+    "number=10**5000": "InvalidProperty",
+    "nested=nested(101)": "InvalidProperty",
+    "nested={'a': nested(5000)}": "InvalidProperty",
     "noise=random.randbytes(1_000_000).hex()": "EntityTooLarge",
 }
 
 
 def test_what_cannot_be_read_as_it_was_written_is_refused(site: Site) -> None:
     out = site.run(
-        "\n".join(
-            f"try:\n    feed.put(Entity({properties}))\n    print({properties!r})\nexcept {error}: pass"
+        _NESTED
+        + "import decimal\n"
+        + "\n".join(
+            f"try:\n    feed.put(Entity({properties}))\n    print({properties!r})\n"
+            f"except {error} as exc: assert len(str(exc)) < 500, len(str(exc))"
             for properties, error in _REFUSED.items()
         )
-        + "\nprint(feed.model.objects.scatter().count())"
+        + """
+print(feed.model.objects.scatter().count())
+print(feed.get(feed.put(Entity(nested=nested(100))).id)["nested"] == nested(100))
+try:
+    by_user.get_all(user_id=decimal.Decimal("7.5"))
+except InvalidProperty:
+    print("refused")
+"""
     )
-    assert out == "0"
+    assert out.splitlines() == ["0", "True", "refused"]
+
+
+def test_what_is_no_entity_of_the_store_is_refused(site: Site) -> None:
+    out = site.run("""
+from sharded_orm.exceptions import ShardKeyRequired
+for value in ({"a": 1}, Entity(a=1) | {"b": 2}, None):
+    try:
+        feed.put(value)
+    except InvalidEntity as exc:
+        print(exc)
+other = DataStore("other", group="accounts", fields={}, module=feed.module)
+other.model = feed.model  # There is no table of its own.
+try:
+    posts.put(other.put(Entity(user_id=3)))
+except InvalidEntity as exc:
+    print("'posts'" in str(exc))
+for method in (posts.get, posts.delete):
+    try:
+        method(uuid.uuid4(), user_id=None)
+    except ShardKeyRequired as exc:
+        print("user_id=None" in str(exc))
+""")
+    assert out.splitlines() == [
+        "{'a': 1} is no Entity, as Entity(user_id=7) is.",
+        "{'a': 1, 'b': 2} is no Entity, as Entity(user_id=7) is.",
+        "None is no Entity, as Entity(user_id=7) is.",
+        "True",
+        "True",
+        "True",
+    ]
 
 
 def test_a_damaged_body_is_named_and_stays(site: Site) -> None:
     out = site.run("""
 import zlib
 e = feed.put(entry(1, "a", title="e"))
-for body in (b"x", zlib.compress(b"[]"), zlib.compress(b"{")):
+for body in (b"x", zlib.compress(b"[]"), zlib.compress(b"{"), zlib.compress(b"[" * 10**5)):
     feed.model.objects.filter(id=e.id).update(body=body)
     errors = [*by_user.get_all(user_id=1).damaged]
     for work in (feed.get, lambda id: feed.edit(id).__enter__()):
@@ -168,7 +220,7 @@ for body in (b"x", zlib.compress(b"[]"), zlib.compress(b"{")):
     print(len({str(error) for error in errors}), len(errors), str(e.id) in str(errors[0]))
     print(bytes(feed.model.objects.get(id=e.id).body) == body)
 """)
-    assert out.splitlines() == ["1 3 True", "True"] * 3
+    assert out.splitlines() == ["1 3 True", "True"] * 4
 
 
 def test_a_large_body_is_stored_if_the_store_allows_it(site: Site) -> None:
@@ -201,6 +253,36 @@ except EntityDamaged as exc:
     print("'rank' is 'high'" in str(exc))
 """)
     assert out.splitlines() == ["True 3 False", "3 1 True", "[0, 1, 2] [0] [0]", "True"]
+
+
+def test_a_value_of_a_property_that_is_declared_later_is_not_changed(site: Site) -> None:
+    """If its field would change it, or no column can hold it, the body counts as damaged."""
+    out = site.run("""
+from sharded_orm.contrib.entities import cleaner
+from sharded_orm.contrib.entities.properties import encode
+misfits = [
+    {"user_id": 5.5}, {"user_id": 10**30}, {"rank": "99999999999999999999"}, {"slug": 5}, {"slug": ["a"]},
+    {"slug": "x" * 51}, {"slug": "a\\0b"}, {"published": "2026-01-01T00:00:00"}, {"published": 5},
+]
+moments = [{"published": "2026-01-01T02:00:00+02:00"}]
+for properties in misfits + moments:
+    e = feed.put(entry())
+    feed.model.objects.filter(id=e.id).update(body=encode({}, {"link": "m", "user_id": 1, **properties}))
+    try:
+        print(feed.get(e.id)["published"])
+    except EntityDamaged as exc:
+        print(next(iter(properties)) in str(exc))
+for clean in range(2):
+    report = cleaner.CleanReport()
+    cleaner.clean_once(report, lambda: False)
+    print(len(report.damaged), report.problems, report.written, report.removed)
+""")
+    assert out.splitlines() == [
+        *["True"] * 9,
+        "2026-01-01 00:00:00+00:00",
+        "9 [] 1 1",
+        "9 [] 0 0",
+    ]
 
 
 @pytest.mark.long
@@ -455,7 +537,20 @@ _DECLARATIONS = [
     'DataStore("other", group="accounts", fields={}, shard_on="n", module=M)',
     'DataStore("feed", group="accounts", fields={}, module="elsewhere")',
     'DataStore("an other", group="accounts", fields={}, module=M)',
+    'DataStore("x" * 60, group="accounts", fields={}, module=M)',
+    'DataStore("other", group="accounts", fields={"at": models.TimeField()}, module=M)',
+    'DataStore("other", group="accounts", fields={"at": models.DateTimeField(auto_now=True)}, module=M)',
+    'DataStore("other", group="accounts", fields={"at": models.DateField(auto_now_add=True)}, module=M)',
+    'DataStore("other", group="accounts", fields={"n": models.IntegerField(unique=True)}, module=M)',
+    'DataStore("other", group="accounts", fields={"n": models.IntegerField}, module=M)',
+    *(
+        f'DataStore("other", group="accounts", fields={{{name!r}: models.IntegerField()}}, module=M)'
+        for name in ("limit", "after", "save", "objects", "pk", "entity_id", "a__b", "a_", "a b")
+    ),
     'Index(feed, "index user", ["user_id"], "user_id")',
+    'Index(feed, "feed_entity", ["user_id"], "user_id")',
+    'Index(feed, "INDEX_user", ["user_id"], "user_id")',
+    'Index(feed, "index_x", "rank", "rank")',
     'Index(feed, "index_user", ["user_id"], "user_id")',
     'Index(feed, "index_x", ["color"], "color")',
     'Index(feed, "index_x", ["user_id"], "link")',

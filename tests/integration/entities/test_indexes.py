@@ -117,6 +117,82 @@ for properties in ({"user_id": None}, {"link": "a"}):
     assert out.splitlines() == ["InvalidProperty True", "InvalidIndexQuery True"]
 
 
+def test_commands_do_all_they_are_told_or_nothing(site: Site) -> None:
+    index = ["entities", "index"]
+    site.manage(*index, "build", "feed.index_user", "nothing", code=1)
+    done = site.manage(*index, "drop", "posts", code=1)  # The store has a single index.
+    assert "'posts.index_topic'" in done.err and "Name one" in done.err
+    done = site.manage(*index, "build", "posts", "index_topic", "posts.index_topic")
+    assert done.out.count("is served") == 1
+    out = site.run("""
+from sharded_orm.contrib.entities import index_build
+DataStore("bare", group="accounts", fields={}, module=feed.module)
+for find in (index_build.find_index, lambda name: index_build.find_indexes([name])):
+    try:
+        find("bare")
+    except Exception as exc:
+        print(str(exc).split(".")[0])
+from sharded_orm.contrib.entities.models import IndexState
+print(*IndexState.objects.order_by("index").values_list("state", flat=True))
+""")
+    assert out.splitlines() == [*["Store 'bare' has no index"] * 2, " ".join(["served"] * 5)]
+    for option in ("--interval", "--whole-every"):
+        for seconds in ("-1", "nan", "inf", "soon"):
+            done = site.manage("entities", "clean", option, seconds, code=2)
+            assert repr(seconds) in done.err
+
+
+def test_an_index_is_not_built_and_dropped_at_the_same_time(site: Site) -> None:
+    """A build would let reads rely on an index whose rows are being removed."""
+    out = site.run("""
+from sharded_orm.contrib.entities import index_build, index_states
+from sharded_orm.exceptions import OperationHeld
+for n in range(9):
+    feed.put(entry(1, at=n))
+build = lambda: [*index_build.build(by_user, share=1, pause=lambda seconds: None)]
+drop = lambda: [*index_build.drop(by_user, pause=lambda seconds: None)]
+for begun in (index_build.drop(by_user), index_build.build(by_user)):
+    next(begun)
+    for work in (build, drop):
+        try:
+            work()
+        except OperationHeld as exc:
+            print("feed.index_user" in str(exc), index_states.read_state(by_user))
+    begun.close()
+build()
+print(len(by_user.get_all(user_id=1)), differences())
+""")
+    assert out.splitlines() == [
+        "True dropped",
+        "True dropped",
+        "True written",
+        "True written",
+        "9 []",
+    ]
+
+
+def test_a_wait_that_was_interrupted_is_not_left_out(site: Site) -> None:
+    """A process may still believe in the state before, and leave out rows, or write them."""
+    out = site.run("""
+from sharded_orm.contrib.entities import index_build, index_states
+from sharded_orm.contrib.entities.models import IndexState
+for n in range(9):
+    feed.put(entry(1, at=n))
+def run(work, **more):
+    pauses, stops = [], []
+    def pause(seconds):
+        pauses.append(round(seconds))
+        stops.append(1)
+    *_, last = work(by_user, pause=pause, stopping=lambda: bool(stops), **more)
+    return pauses, by_user.model.objects.scatter().count()
+for work in (index_build.drop, index_build.build):
+    print(*run(work), *run(work))
+    IndexState.objects.update(since=moment(0))
+    print("later", [seconds for seconds in run(work)[0] if seconds])
+""")
+    assert out.splitlines() == ["[6] 9 [6] 9", "later []"] * 2
+
+
 def test_a_put_succeeds_while_the_shard_of_an_index_is_down(site: Site) -> None:
     """The shard's tables are away, as if its server were."""
     out = site.run("""
@@ -170,9 +246,11 @@ def test_a_build_leaves_the_site_its_share_of_the_time(site: Site) -> None:
     out = site.run("""
 import time
 from sharded_orm.contrib.entities import index_build, index_states
+from sharded_orm.contrib.entities.models import IndexState
 for n in range(50):
     feed.put(entry(n))
 index_states.set_state(by_user, "written")
+IndexState.objects.update(since=moment(0))
 pauses, began = [], time.monotonic()
 *_, report = index_build.build(by_user, share=0.1, pause=pauses.append)
 worked = time.monotonic() - began

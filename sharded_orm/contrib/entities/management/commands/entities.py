@@ -21,7 +21,7 @@ from sharded_orm.management.actions import (
     line_writer,
     problems_error,
 )
-from sharded_orm.management.arguments import not_negative, positive, share
+from sharded_orm.management.arguments import not_negative, positive, seconds, share
 from sharded_orm.management.connections import leave_broken_connections
 from sharded_orm.management.stop_signals import stop_signals
 from sharded_orm.management.tables import write_table
@@ -46,14 +46,14 @@ class CleanEntities(Action):
         )
         parser.add_argument(
             "--interval",
-            type=float,
+            type=seconds,
             default=0.25,
             metavar="SECONDS",
             help="Time between two looks for marked entities. Default: a quarter of a second.",
         )
         parser.add_argument(
             "--whole-every",
-            type=float,
+            type=seconds,
             default=3600.0,
             metavar="SECONDS",
             help="Pause between two passes over the whole. Default: an hour.",
@@ -128,9 +128,8 @@ class BuildIndex(Action):
 
     def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
         problems: list[str] = []
-        for name in options["names"]:
-            for index in index_build.find_indexes(name):
-                problems += self._build(command, index, options)
+        for index in index_build.find_indexes(options["names"]):
+            problems += self._build(command, index, options)
         if problems:
             raise problems_error(problems)
 
@@ -179,14 +178,14 @@ class DropIndex(Action):
         index = index_build.find_index(options["name"])
         with stop_signals() as stopping:
             removed = 0
-            for removed in index_build.drop(index, pause=stopping.wait):
+            for removed in index_build.drop(index, stopping=stopping, pause=stopping.wait):
                 if time.monotonic() - told_at > PROGRESS_INTERVAL:
                     told_at = time.monotonic()
                     tell(f"{index.label}: {removed} rows removed so far")
-                if stopping():
-                    raise CommandError(
-                        "Stopped. Run the command again to go on.", returncode=stopping.status
-                    )
+            if stopping():
+                raise CommandError(
+                    "Stopped. Run the command again to go on.", returncode=stopping.status
+                )
         command.stdout.write(f"{index.label} is dropped: {removed} rows removed.")
 
 
