@@ -16,7 +16,7 @@ from sharded_orm.models.plans.declarations import Declarations
 from sharded_orm.models.plans.selection import EVERYTHING
 from sharded_orm.models.plans.shapes import Recording, has_room, plan_of
 from sharded_orm.models.plans.switch import are_write_plans_on
-from sharded_orm.models.plans.updates import PLAIN_TYPES, UpdatePlan, compile_update
+from sharded_orm.models.plans.updates import PLAIN_TYPES, UpdatePlan, compile_update, may_warn
 from sharded_orm.models.querysets.plan_examples import UPDATE, examples_of
 from sharded_orm.models.querysets.plans import PlannedQuerySet
 from sharded_orm.models.querysets.route import PLAIN_KEYS
@@ -114,6 +114,8 @@ def _learn(
     first update of a shape is only noted; the second one compiles the plan.
     """
     shape = recording.shape
+    if any(may_warn(shape.model._meta.get_field(name), value) for name, value in values.items()):
+        return
     if write not in shape.seen:
         if has_room():
             shape.seen.add(write)
