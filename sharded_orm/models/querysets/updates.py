@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from django.db import connections, transaction
+from django.db.models.query import QuerySet
 
 from sharded_orm import runtime
 from sharded_orm.models.moves.repetition import repeated
@@ -17,6 +18,7 @@ from sharded_orm.models.plans.selection import EVERYTHING
 from sharded_orm.models.plans.shapes import Recording, has_room, plan_of
 from sharded_orm.models.plans.switch import are_write_plans_on
 from sharded_orm.models.plans.updates import PLAIN_TYPES, UpdatePlan, compile_update, may_warn
+from sharded_orm.models.querysets import original_methods as original
 from sharded_orm.models.querysets.plan_examples import UPDATE, examples_of
 from sharded_orm.models.querysets.plans import PlannedQuerySet
 from sharded_orm.models.querysets.route import PLAIN_KEYS
@@ -36,7 +38,8 @@ class PlannedUpdateQuerySet(PlannedQuerySet[M]):
     """
 
     def update(self, **kwargs: Any) -> int:
-        recording = self._recorded_update(kwargs) if are_write_plans_on() else None
+        is_planned = are_write_plans_on() and QuerySet.update is original.UPDATE
+        recording = self._recorded_update(kwargs) if is_planned else None
         if recording is None:
             return super().update(**kwargs)
         shape = recording.shape
