@@ -4,7 +4,7 @@ would see without plans.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 from django.db.models import QuerySet
 
 from sharded_orm.models.querysets import first_recordings
+from sharded_orm.models.querysets.plans import without_plans
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from tests.queries.conftest import DATABASES, ONE
 from tests.queries.twins import World
@@ -41,22 +42,24 @@ def read() -> list[int]:
     return sorted(row.pk for row in Item.objects.filter(owner_id=ONE))
 
 
-def counted(name: str, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def counted(name: str, monkeypatch: pytest.MonkeyPatch, of: Any = QuerySet) -> list[Any]:
     """The querysets on which a method of Django's QuerySet was called, from now on."""
-    original, seen = getattr(QuerySet, name), []
+    original, seen = getattr(of, name), []
 
     @wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         seen.append(self)
         return original(self, *args, **kwargs)
 
-    monkeypatch.setattr(QuerySet, name, method)
+    monkeypatch.setattr(of, name, method)
     return seen
 
 
-def counted_transparently(name: str, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def counted_transparently(
+    name: str, monkeypatch: pytest.MonkeyPatch, of: Any = QuerySet
+) -> list[Any]:
     seen: list[Any] = []
-    monkeypatch.setattr(QuerySet, name, TransparentMethod(getattr(QuerySet, name), seen.append))
+    monkeypatch.setattr(of, name, TransparentMethod(getattr(of, name), seen.append))
     return seen
 
 
@@ -98,6 +101,71 @@ def test_a_method_that_was_replaced_before_the_first_use_is_called(
         del seen[:]
         assert read()
         assert seen
+
+
+#: A read or an update for each public method of Django's QuerySet that a plan skips.
+READS: dict[str, Callable[[Any], Any]] = {
+    "filter": lambda rows: list(rows.filter(stars=1)),
+    "exclude": lambda rows: list(rows.exclude(stars=1)),
+    "order_by": lambda rows: list(rows.order_by("-pk")),
+    "values": lambda rows: list(rows.values("pk")),
+    "values_list": lambda rows: list(rows.values_list("pk")),
+    "only": lambda rows: list(rows.only("name")),
+    "defer": lambda rows: list(rows.defer("name")),
+    "select_related": lambda rows: list(rows.select_related("shelf")),
+    "prefetch_related": lambda rows: list(rows.prefetch_related("shelf")),
+    "__getitem__": lambda rows: list(rows[:2]),
+    "get": lambda rows: rows.get(pk=101),
+    "first": lambda rows: rows.first(),
+    "ordered": lambda rows: rows.first(),
+    "exists": lambda rows: rows.exists(),
+    "count": lambda rows: rows.count(),
+    "update": lambda rows: rows.update(stars=1),
+}
+
+
+@COUNTED
+@pytest.mark.parametrize("name", READS)
+def test_a_public_method_that_is_replaced_later_is_called(
+    name: str, counted: Any, items: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read() -> Any:
+        return READS[name](Item.objects.filter(owner_id=ONE))
+
+    expected = read()
+    for _ in range(3):
+        assert read() == expected
+    if name == "ordered":
+        seen: list[Any] = []
+        is_ordered = QuerySet.ordered.fget  # type: ignore[attr-defined]  # a property
+        monkeypatch.setattr(
+            QuerySet, name, property(lambda self: seen.append(self) or is_ordered(self))
+        )
+    else:
+        seen = counted(name, monkeypatch)
+    for _ in range(3):
+        del seen[:]
+        assert read() == expected
+        assert seen
+
+
+@COUNTED
+@pytest.mark.parametrize("name", ["filter", "order_by", "__len__"])
+@pytest.mark.parametrize("of", [QuerySet, ShardedQuerySet])
+def test_get_calls_the_replaced_methods_that_it_calls_in_django(
+    of: Any, name: str, counted: Any, items: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(4):
+        row = Item.objects.get(owner_id=ONE, pk=101)
+    seen = counted(name, monkeypatch, of)
+    with without_plans():
+        assert Item.objects.get(owner_id=ONE, pk=101) == row
+    number = len(seen)
+    assert number
+    for _ in range(4):
+        del seen[:]
+        assert Item.objects.get(owner_id=ONE, pk=101) == row
+        assert len(seen) == number
 
 
 def test_attributes_that_a_replaced_method_sets_are_those_of_one_queryset(

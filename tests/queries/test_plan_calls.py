@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from django.db import connections
-from django.db.models import Manager, QuerySet
+from django.db.models import Manager, Q, QuerySet
 from django.test.utils import CaptureQueriesContext
 from django.utils.functional import SimpleLazyObject
 
@@ -187,6 +187,33 @@ def test_first_calls_the_methods_of_a_project(items: World) -> None:
         assert Item.objects.filter(owner_id=ONE, pk=0).first() is None
         with pytest.raises(TypeError, match="reorder"):
             Item.objects.filter(owner_id=ONE)[:1].first()
+
+
+class WithoutStars(ShardedQuerySet[Any]):
+    """Django's get() removes the order of the rows by this method."""
+
+    def order_by(self, *names: Any) -> Any:
+        return super().order_by(*names).filter(stars__gt=5)
+
+
+class Counting(ShardedQuerySet[Any]):
+    lengths: ClassVar[list[int]] = []
+
+    def __len__(self) -> int:
+        self.lengths.append(super().__len__())
+        return self.lengths[-1]
+
+
+def test_get_calls_the_methods_of_a_project(items: World) -> None:
+    for _ in range(4):
+        assert Item.objects.get(owner_id=ONE, pk=101).stars == 1
+        with pytest.raises(Item.DoesNotExist):
+            WithoutStars(Item).get(owner_id=ONE, pk=101)
+        with pytest.raises(Item.DoesNotExist):
+            WithoutStars(Item).filter(owner_id=ONE).get(Q(pk=101) | Q(pk=999))
+        assert Counting(Item).get(owner_id=ONE, pk=101).pk == 101
+        assert Counting.lengths == [1]
+        Counting.lengths.clear()
 
 
 def test_first_prefetches(items: World) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import random
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import UTC, date, datetime, time, timedelta
@@ -375,6 +377,44 @@ def test_values_are_prepared_for_each_write(samples: None) -> None:
         row.save(update_fields=["at", "data", "code"])
         stored = Sample.objects.get(owner=ONE, id=1)
         assert (stored.at, stored.data, stored.code) == (row.at, row.data, row.code)
+
+
+NEW_IDS = itertools.count(1000)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda row: row.save(),
+        lambda row: row.save(update_fields=["at"]),
+        lambda row: Sample.objects.filter(owner=ONE, id=row.id).update(at=row.at),
+        lambda row: Sample.objects.filter(owner=ONE, id__in=[row.id]).update(at=row.at),
+        lambda row: Sample.objects.create(owner=ONE, at=row.at, id=next(NEW_IDS)),
+    ],
+)
+@pytest.mark.parametrize("at", [datetime(2026, 5, 1), date(2026, 5, 1)])
+def test_a_time_without_a_zone_is_warned_of_as_often_as_by_django(
+    at: Any, write: Callable[[Any], Any], samples: None
+) -> None:
+    def warnings_of_a_write() -> list[str]:
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            write(row)
+        return [str(warning.message) for warning in warned]
+
+    row = Sample.objects.get(owner=ONE, id=1)
+    row.at = at
+    with without_plans():
+        expected = warnings_of_a_write()
+    assert expected
+    for _ in range(5):
+        assert warnings_of_a_write() == expected
+    # Nothing is learned from these writes, so others have plans as usual.
+    row.at = START
+    for _ in range(3):
+        assert not warnings_of_a_write()
+    with nothing_is_compiled():
+        assert not warnings_of_a_write()
 
 
 def test_a_value_that_the_field_refuses(samples: None) -> None:

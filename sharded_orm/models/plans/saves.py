@@ -20,7 +20,7 @@ from sharded_orm.backends.write_hooks.followers import is_followed
 from sharded_orm.models.plans.conditions import ValueForm, condition_of
 from sharded_orm.models.plans.declarations import Declarations
 from sharded_orm.models.plans.shapes import Recording, Shape, plan_of
-from sharded_orm.models.plans.updates import PLAIN_TYPES, UpdatePlan, compile_update
+from sharded_orm.models.plans.updates import PLAIN_TYPES, UpdatePlan, compile_update, may_warn
 from sharded_orm.models.sharding.options import ShardOptions
 
 #: The maximum number of plans for the saves of one model. Django compiles the saves of other shapes.
@@ -341,6 +341,8 @@ def _learn_save(
     connection: Any,
 ) -> None:
     """Make the plan of a shape of saves, for later saves. Django does the present save."""
+    if any(may_warn(field, value) for field, _, value in new_values):
+        return
     plan = plan_of(
         f"save() of {options.model.__name__} with {shape}",
         lambda: _plan_of_example(options, rows, conditions, new_values, connection),

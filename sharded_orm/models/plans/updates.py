@@ -12,7 +12,8 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from django.db.models import BinaryField
+from django.conf import settings
+from django.db.models import BinaryField, DateTimeField
 from django.db.models.fields.files import FieldFile, ImageFieldFile
 from django.db.models.sql import Query, UpdateQuery
 from django.utils.timezone import is_aware
@@ -183,6 +184,21 @@ def compile_update(
                 where, shape, fields, kinds, omits_null=omits_null, connection=connection
             )
     return None
+
+
+def may_warn(field: Any, value: Any) -> bool:
+    """Return whether a field of Django may warn when it prepares ``value`` for the database.
+
+    It warns of a time without a time zone, if the site uses time zones. To make a plan, values are
+    prepared more often than by Django alone, and each time would give a warning.
+    """
+    if value is None or not settings.USE_TZ:
+        return False
+    while (base := getattr(field, "base_field", None)) is not None:  # Of an ArrayField.
+        field = base
+    return isinstance(field, DateTimeField) and not (
+        isinstance(value, datetime) and is_aware(value)
+    )
 
 
 def are_same(parameters: Sequence[Any], expected: Sequence[Any]) -> bool:

@@ -22,6 +22,7 @@ from sharded_orm.models.plans.switch import without_plans as without_plans
 from sharded_orm.models.querysets.bound import BoundKeyQuerySet
 from sharded_orm.models.querysets.guesses import shard_of
 from sharded_orm.models.querysets.one_row import only_row
+from sharded_orm.models.querysets.original_methods import gets_as_django
 from sharded_orm.models.querysets.plan_examples import learn
 from sharded_orm.models.querysets.recorder import CallRecorder
 from sharded_orm.models.querysets.route import PLAIN_KEYS, is_scoped, plain_key
@@ -80,7 +81,12 @@ class PlannedQuerySet(CallRecorder[M], BoundKeyQuerySet[M]):
 
     def get(self, *args: Any, **kwargs: Any) -> M:
         recording = None
-        if self._recording is None and kwargs and not args:
+        if (
+            self._recording is None
+            and kwargs
+            and not args
+            and gets_as_django(type(self), CallRecorder)
+        ):
             recording = self._recording_under_bound_key()
         if recording is None:
             return super().get(*args, **kwargs)

@@ -19,9 +19,11 @@ from sharded_orm.exceptions import ShardKeyRequired
 from sharded_orm.models.moves.confirmation import confirmed, confirmed_stream
 from sharded_orm.models.querysets.base import RoutedQuerySet
 from sharded_orm.models.querysets.one_row import matching_rows, only_row
+from sharded_orm.models.querysets.original_methods import gets_as_django
 from sharded_orm.models.querysets.prefetch_refusals import refuse_lookups
 from sharded_orm.models.querysets.prefetches import one_of_several, split_by_alias, split_lookups
 from sharded_orm.models.querysets.raw import RawKeyQuerySet
+from sharded_orm.models.querysets.recorder import CallRecorder
 from sharded_orm.models.sharding.instance_shard import on_shard_of
 from sharded_orm.models.sharding.key_sources import KeyGuess
 from sharded_orm.models.sharding.options import target_field
@@ -195,7 +197,13 @@ class ReadingQuerySet(RoutedQuerySet[M]):
 
     def get(self, *args: Any, **kwargs: Any) -> M:
         query = self.query
-        if query.combinator or query.is_sliced or query.distinct_fields or query.select_for_update:
+        if (
+            query.combinator
+            or query.is_sliced
+            or query.distinct_fields
+            or query.select_for_update
+            or not gets_as_django(type(self), CallRecorder)
+        ):
             return super().get(*args, **kwargs)
         # This does the same as Django's get(), but copies the query once instead of twice. The
         # saving matters, because get() is the commonest of all queries.

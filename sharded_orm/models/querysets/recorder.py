@@ -9,7 +9,6 @@ then on, the queryset behaves like one that records no calls.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Self, overload
 
@@ -31,26 +30,24 @@ from sharded_orm.models.plans.selection import (
     VALUES_LISTS,
     Selection,
 )
-from sharded_orm.models.plans.shapes import Recording, Shape
+from sharded_orm.models.plans.shapes import Recording
 from sharded_orm.models.plans.switch import are_plans_on
 from sharded_orm.models.querysets import first_recordings
+from sharded_orm.models.querysets import original_methods as original
 from sharded_orm.models.querysets.first_recordings import COPIED, PLAIN_COUNT, first_recording
-from sharded_orm.models.querysets.mixin_base import QuerySetMixin
 from sharded_orm.models.querysets.one_row import matching_rows, only_row
+from sharded_orm.models.querysets.plan_reads import PlanReads
 from sharded_orm.models.sharding.type_variables import M
 
 # The value of ``_query`` while the queryset records its calls and has no query yet.
 _UNBUILT: Any = object()
 _build_lock = RLock()
-# Django's methods. Another package may replace them on QuerySet, for example to observe reads. In
-# this case, do not take the shortcuts that would not call the replacement.
-_INIT, _FETCH_ALL = QuerySet.__init__, QuerySet._fetch_all
 
 
-class CallRecorder(QuerySetMixin[M]):
+class CallRecorder(PlanReads[M]):
     """A mixin that records the calls that build a queryset.
 
-    A subclass defines :meth:`_read`, which reads the rows with a plan. A plan is SQL that was
+    A subclass defines :meth:`~PlanReads._read`, which reads the rows with a plan. A plan is SQL that was
     compiled once for all querysets that were built by the same calls with other values.
     """
 
@@ -71,7 +68,7 @@ class CallRecorder(QuerySetMixin[M]):
         templates = first_recordings.templates
         if query is None and are_plans_on() and self._records(using, hints):
             attributes = templates.get((type(self), model))
-            if attributes is not None and QuerySet.__init__ is _INIT:
+            if attributes is not None and QuerySet.__init__ is original.INIT:
                 # Copy the attributes of an earlier new queryset. This takes a fifth of the time of
                 # __init__().
                 own = self.__dict__
@@ -86,7 +83,7 @@ class CallRecorder(QuerySetMixin[M]):
             return
         super().__init__(model, _UNBUILT, using, hints)
         self._recording = recording
-        if QuerySet.__init__ is _INIT and (type(self), model) not in templates:
+        if QuerySet.__init__ is original.INIT and (type(self), model) not in templates:
             templates.setdefault((type(self), model), first_recordings.template(self))
 
     if not TYPE_CHECKING:  # For type checkers, ``query`` stays the attribute of Django's QuerySet.
@@ -106,51 +103,6 @@ class CallRecorder(QuerySetMixin[M]):
         def query(self, value: Any) -> None:
             self._recording = None
             QuerySet.query.fset(self, value)
-
-    # -- What a subclass decides -----------------------------------------------------------
-
-    @classmethod
-    def _first_shape(cls, model: Any) -> Shape | None:
-        """Return the shape of a queryset without any calls, that is, of all rows of ``model``.
-
-        Return None if querysets of ``model`` cannot record their calls.
-        """
-        raise NotImplementedError
-
-    @classmethod
-    def _new_query(cls, model: Any) -> Any:
-        """Return a query of all rows of ``model``."""
-        raise NotImplementedError
-
-    @classmethod
-    def _is_routed(cls, kind: str, example: Recording) -> bool:
-        """Return whether a plan (SQL for all similar queries) would be sent to the right database.
-
-        That is the database to which Django would send the query that ``example`` has recorded.
-        """
-        return True
-
-    def _records(self, using: str | None, hints: Any) -> bool:
-        """Return whether a new queryset with these arguments records its calls."""
-        return True
-
-    def _may_read_by_plan(self) -> bool:
-        """Return whether this queryset can be read with a plan (stored SQL of a similar query)."""
-        return True
-
-    def _read(
-        self,
-        kind: str,
-        recording: Recording,
-        limits: tuple[int, int | None] | None,
-        read_by_django: Callable[[], Any],
-    ) -> Any:
-        """Read the recorded query with its plan, or with ``read_by_django`` if it has no plan.
-
-        :returns: the rows as a list; a bool if ``kind`` is :data:`EXISTS`; the number of rows if it
-            is :data:`COUNT`.
-        """
-        raise NotImplementedError
 
     # -- Recording -------------------------------------------------------------------------
 
@@ -199,11 +151,15 @@ class CallRecorder(QuerySetMixin[M]):
         self._end_recording()
         return super().__deepcopy__(memo)
 
-    def _recorded(self) -> Recording | None:
-        """Return the recorded calls; None if Django must handle the next call or read."""
+    def _recorded(self, is_original: bool = True) -> Recording | None:
+        """Return the recorded calls; None if Django must handle the next call or read.
+
+        :param is_original: False if the method of Django that would handle it was replaced.
+        """
         recording = self._recording
         if (
             recording is None
+            or not is_original
             or self._iterable_class is not recording.shape.selection.iterable
             or not self._cloning_enabled
             or self._sticky_filter
@@ -263,11 +219,13 @@ class CallRecorder(QuerySetMixin[M]):
         )
 
     def filter(self, *args: Any, **kwargs: Any) -> Self:
-        filtered = self._filtered("filter", args, kwargs) if args or kwargs else None
+        is_planned = (args or kwargs) and QuerySet.filter is original.FILTER
+        filtered = self._filtered("filter", args, kwargs) if is_planned else None
         return super().filter(*args, **kwargs) if filtered is None else filtered
 
     def exclude(self, *args: Any, **kwargs: Any) -> Self:
-        filtered = self._filtered("exclude", args, kwargs) if args or kwargs else None
+        is_planned = (args or kwargs) and QuerySet.exclude is original.EXCLUDE
+        filtered = self._filtered("exclude", args, kwargs) if is_planned else None
         return super().exclude(*args, **kwargs) if filtered is None else filtered
 
     def _filtered(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Self | None:
@@ -335,7 +293,7 @@ class CallRecorder(QuerySetMixin[M]):
         return filtered
 
     def order_by(self, *field_names: Any) -> Self:
-        recording = self._recorded()
+        recording = self._recorded(QuerySet.order_by is original.ORDER_BY)
         if recording is None or recording.limits is not None:
             return super().order_by(*field_names)
         ordered = recording.ordered(field_names)
@@ -382,7 +340,8 @@ class CallRecorder(QuerySetMixin[M]):
         :param method: the name of the called method, such as ``only``; ``fields`` and ``options``
             are its arguments.
         """
-        recording = None if selection is None else self._recorded()
+        is_original = getattr(QuerySet, method) is original.SELECTING[method]
+        recording = None if selection is None else self._recorded(is_original)
         if selection is None or recording is None or recording.shape.selection is not EVERYTHING:
             return None
         chosen = recording.selected(selection)
@@ -394,7 +353,7 @@ class CallRecorder(QuerySetMixin[M]):
         return selected
 
     def prefetch_related(self, *lookups: Any) -> Self:
-        recording = self._recorded()
+        recording = self._recorded(QuerySet.prefetch_related is original.PREFETCH)
         if recording is None or not all(isinstance(lookup, str | Prefetch) for lookup in lookups):
             return super().prefetch_related(*lookups)
         # Do the same as QuerySet.prefetch_related(), but do not use ``query``, because that ends
@@ -412,7 +371,7 @@ class CallRecorder(QuerySetMixin[M]):
         if self._result_cache is None and type(k) is slice and k.step is None:
             start, stop = k.start or 0, k.stop
             if type(start) is type(stop) is int and 0 <= start < stop:
-                recording = self._recorded()
+                recording = self._recorded(QuerySet.__getitem__ is original.ITEM)
                 if recording is not None and recording.limits is None:
                     return self._with_recording(recording.sliced((start, stop)))
         return super().__getitem__(k)
@@ -426,19 +385,22 @@ class CallRecorder(QuerySetMixin[M]):
                 rows = self._read(ROWS, recording, recording.limits, super()._fetch_all)
                 if self._result_cache is None:  # Otherwise Django has read the rows.
                     self._result_cache = rows
-                    if not self._prefetch_related_lookups and QuerySet._fetch_all is _FETCH_ALL:
+                    if (
+                        not self._prefetch_related_lookups
+                        and QuerySet._fetch_all is original.FETCH_ALL
+                    ):
                         return
         elif (
             self._recording is not None
             and not self._prefetch_related_lookups
-            and QuerySet._fetch_all is _FETCH_ALL
+            and QuerySet._fetch_all is original.FETCH_ALL
             and self._may_read_by_plan()
         ):
             return  # Nothing is left to do.
         super()._fetch_all()
 
     def get(self, *args: Any, **kwargs: Any) -> M:
-        recording = self._recorded()
+        recording = self._recorded(original.gets_as_django(type(self), CallRecorder))
         tree = ConditionTree.of(args, kwargs) if args and recording is not None else None
         # If the queryset has prefetches, leave the read to Django, because get() by a plan does not
         # prefetch.
@@ -469,7 +431,7 @@ class CallRecorder(QuerySetMixin[M]):
         return row
 
     def first(self) -> M | None:
-        recording = self._recording
+        recording = self._recording if QuerySet.first is original.FIRST else None
         if recording is None or recording.shape.ordering is not None or self.ordered:
             return super().first()
         # Do the same as QuerySet.first(), but do not use ``query``, because that ends the
@@ -481,19 +443,21 @@ class CallRecorder(QuerySetMixin[M]):
     @property
     def ordered(self) -> bool:
         recording = self._recording
-        if recording is None:
+        if recording is None or QuerySet.ordered is not original.ORDERED:
             return super().ordered
         ordering = recording.shape.ordering
         return bool(self.model._meta.ordering if ordering is None else ordering)
 
     def exists(self) -> bool:
-        recording = self._recorded() if self._result_cache is None else None
+        recording = self._recorded(
+            self._result_cache is None and QuerySet.exists is original.EXISTS
+        )
         if recording is None or recording.limits is not None:
             return super().exists()
         return bool(self._read(EXISTS, recording, (0, 1), super().exists))
 
     def count(self) -> int:
-        recording = self._recorded() if self._result_cache is None else None
+        recording = self._recorded(self._result_cache is None and QuerySet.count is original.COUNT)
         if recording is None or recording.limits is not None:
             return super().count()
         return int(self._read(COUNT, recording, None, super().count))

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from django.db import connections, transaction
+from django.db.models.query import QuerySet
 
 from sharded_orm import runtime
 from sharded_orm.models.moves.repetition import repeated
@@ -16,7 +17,8 @@ from sharded_orm.models.plans.declarations import Declarations
 from sharded_orm.models.plans.selection import EVERYTHING
 from sharded_orm.models.plans.shapes import Recording, has_room, plan_of
 from sharded_orm.models.plans.switch import are_write_plans_on
-from sharded_orm.models.plans.updates import PLAIN_TYPES, UpdatePlan, compile_update
+from sharded_orm.models.plans.updates import PLAIN_TYPES, UpdatePlan, compile_update, may_warn
+from sharded_orm.models.querysets import original_methods as original
 from sharded_orm.models.querysets.plan_examples import UPDATE, examples_of
 from sharded_orm.models.querysets.plans import PlannedQuerySet
 from sharded_orm.models.querysets.route import PLAIN_KEYS
@@ -36,7 +38,8 @@ class PlannedUpdateQuerySet(PlannedQuerySet[M]):
     """
 
     def update(self, **kwargs: Any) -> int:
-        recording = self._recorded_update(kwargs) if are_write_plans_on() else None
+        is_planned = are_write_plans_on() and QuerySet.update is original.UPDATE
+        recording = self._recorded_update(kwargs) if is_planned else None
         if recording is None:
             return super().update(**kwargs)
         shape = recording.shape
@@ -114,6 +117,8 @@ def _learn(
     first update of a shape is only noted; the second one compiles the plan.
     """
     shape = recording.shape
+    if any(may_warn(shape.model._meta.get_field(name), value) for name, value in values.items()):
+        return
     if write not in shape.seen:
         if has_room():
             shape.seen.add(write)
