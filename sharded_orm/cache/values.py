@@ -133,6 +133,15 @@ _BACK: dict[str, Callable[[Any], Any]] = {
 #: a property of CRC-32 that the CRC-32 of bytes with this ending is always the same constant.
 _WHOLE = 0x2144DF1C
 _PLAIN = frozenset({type(None), bool, int, float, str})
+_STORABLE = _PLAIN.union(_CARRIED)
+
+
+def are_storable(rows: Iterable[Row]) -> bool:
+    """Whether all values of ``rows`` have types that an entry can hold. All these types are immutable.
+
+    A driver may also return mutable values, such as the list of an array column.
+    """
+    return all(_STORABLE.issuperset(map(type, row)) for row in rows)
 
 
 def _no_object(_: Any) -> Any:

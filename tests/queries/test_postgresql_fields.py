@@ -20,7 +20,8 @@ from django.db.models import F, Func, OuterRef, Q, StdDev, Value, Variance
 from django.db.models.fields.json import KT
 from django.db.models.functions import Collate
 
-from tests.queries.conftest import DATABASES, NEAR, ONE, TWO
+from sharded_orm import cache_scope
+from tests.queries.conftest import DATABASES, LATER, NEAR, ONE, TWO, Clock
 
 if TYPE_CHECKING:
     from tests.specimens.models import Specimen
@@ -137,3 +138,27 @@ def test_an_exclusion_constraint_holds_on_each_shard(rows: Any) -> None:
     other = booking(3, TWO, 5)
     other.validate_constraints()
     other.save()
+
+
+@pytest.mark.django_db(transaction=True, databases=DATABASES)
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda rows: rows.get(owner=ONE),
+        lambda rows: next(iter(rows.filter(owner=ONE, tags__isnull=False))),
+        lambda rows: rows.in_bulk([ONE])[ONE],
+    ],
+    ids=["get", "list", "in_bulk"],
+)
+def test_level_1_does_not_share_an_array_that_the_program_changes(clock: Clock, read: Any) -> None:
+    """The driver returns a list, which must not become a value of two instances."""
+    from tests.specimens.models import CachedSpecimen
+
+    CachedSpecimen.objects.create(owner=ONE, tags=["a"])
+    read(CachedSpecimen.objects)
+    clock.ahead += LATER
+    with cache_scope():
+        for _ in range(3):
+            row = read(CachedSpecimen.objects)
+            assert row.tags == ["a"]
+            row.tags.append("changed")

@@ -41,3 +41,15 @@ class Specimen(ShardedModel):
     class ShardMeta:
         group = "photos"
         shard_key = "owner"
+
+
+class CachedSpecimen(ShardedModel):
+    """The driver returns a list for one of its columns."""
+
+    owner = models.BigIntegerField(primary_key=True)
+    tags = ArrayField(models.CharField(max_length=20))
+
+    class ShardMeta:
+        group = "photos"
+        shard_key = "owner"
+        cache = True

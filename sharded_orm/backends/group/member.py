@@ -71,8 +71,8 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
         # opens the missing blocks only at its next use.
         self._mirrored: list[Atomic] = []
         # Reading in_atomic_block or atomic_blocks makes this shard join its group's transaction,
-        # except while this is True. It is True, for example, while a block of _mirrored is entered
-        # or left, because Django's Atomic then reads these attributes.
+        # except while this is True: for example while a block of _mirrored is entered or left,
+        # because Django's Atomic then reads these attributes.
         self._syncing = False
         self._touched: set[str] | None = None
         self._in_atomic_block = False
@@ -131,18 +131,16 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
 
     def _prepare_statement(self, group: GroupAlias) -> None:
         """Prepare for a statement of the shard: join the group's transaction if one is open."""
-        # Call the group's connect(), although it does almost nothing if the group is connected.
         # If a test case does not allow the group's alias, Django has replaced connect() by a
-        # method that raises an error. So the error is raised even if the test uses only a shard
-        # of the group.
+        # method that raises an error. So call it: the error is then raised even if the test uses
+        # only a shard of the group. Otherwise it does almost nothing.
         group.connect()
         if group.levels and len(group.levels) != len(self._mirrored) and not self._syncing:
             self.join_group_transaction()
         self._report_use(group)
         if self.awaits_snapshot and self.shard is not None:
-            # Call knowledge_of() before the first statement of the transaction. That statement
-            # takes the snapshot, the state of the rows that the transaction sees. The snapshot
-            # must not be older than the knowledge about moving keys.
+            # The first statement of the transaction takes the snapshot, the state of the rows that
+            # it sees. The snapshot must not be older than the knowledge about moving keys.
             self.awaits_snapshot = False
             self.known_at_snapshot = knowledge_of(self.shard)
 
@@ -183,7 +181,7 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
         if self.needs_rollback:
             super().validate_no_broken_transaction()
         group = self.group_wrapper
-        if group is not None and group.levels:
+        if group is not None and group.levels and not self._syncing:
             group.validate_no_broken_transaction()
 
     @cached_property
@@ -244,8 +242,7 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
     def close_and_forget(self) -> None:
         """Close the connection, and drop this object from the thread's connections.
 
-        Use this for work on thousands of shards, one after the other. Otherwise the thread would
-        keep hundreds of connection objects, up to its limit.
+        Otherwise a thread that visits thousands of shards keeps as many objects as its limit allows.
         """
         self.close()
         if self.group_wrapper is not None:
@@ -269,9 +266,8 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
     # ##### Transactions #####
     #
     # Django's Atomic, on_commit and durability checks read in_atomic_block and atomic_blocks. Here,
-    # these two are properties that make the shard join its group's transaction before they return a
-    # value. So if a user opens an atomic block on a shard inside an atomic block on the group, the
-    # shard's block is nested in the group's block.
+    # these two make the shard join its group's transaction before they return a value. So a user's
+    # block on a shard inside a block on the group is nested in the group's block.
 
     @property
     def _is_behind(self) -> bool:
@@ -325,13 +321,12 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
             self.group_wrapper.record_broken(self.alias, value)
 
     def get_autocommit(self) -> bool:
-        # If the shard has moved, give this object the settings of the new node first. Django calls
-        # this method before it begins a transaction, which would otherwise begin on the old node.
+        # If the shard has moved, take the settings of the new node first: Django calls this method
+        # before it begins a transaction.
         if self._generation != relocation.generation and self._generation is not None:
             relocation.follow(self)
-        # If the shard has not joined the group's transaction yet, let it join here.
         # select_for_update() calls this method to find out whether it is in a transaction, before
-        # it opens a cursor.
+        # it opens a cursor. So let the shard join the group's transaction here.
         if self._is_behind:
             self.join_group_transaction()
         return bool(super().get_autocommit())
@@ -353,9 +348,9 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
         not have yet.
 
         The shard needs one block for the group's outermost block, and one for each savepoint of the
-        group. The blocks that it has opened already are in ``_mirrored``, the outermost first. The
-        user may also have opened blocks on this shard alone. These are only in Django's stack
-        ``atomic_blocks``. Later blocks of the group are opened inside them, because blocks nest.
+        group. The blocks that it has opened already are in ``_mirrored``, the outermost first. Those
+        of the user on this shard alone are only in Django's stack ``atomic_blocks``. Later blocks of
+        the group are opened inside them, because blocks nest.
         """
         group = self.group_wrapper
         assert group is not None
@@ -379,8 +374,7 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
             self._syncing = self._unlogged = False
 
     def leave_group_levels(self, depth: int, *, commit: bool) -> None:
-        """End the atomic blocks that this shard has opened for its group: commit them or roll them
-        back.
+        """End the blocks that this shard has opened for its group: commit them or roll them back.
 
         :param depth: index, in the group's ``levels``, of the outermost level to end. The levels
             inside it are ended first.
@@ -417,9 +411,8 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
         """Close the connection, and forget the blocks that this shard has opened for its group.
 
         Called if a block of the group ends before a block that the user has opened inside it, on
-        this shard alone. Then the user's block is still the innermost one of the shard. To end the
-        innermost block would end the user's block, and might commit it. So the connection is closed
-        instead, which rolls back.
+        this shard alone. To end the innermost block would then end the user's block, and might
+        commit it. So the connection is closed instead, which rolls back.
 
         :param depth: index, in ``_mirrored``, of the outermost block to forget.
         """
@@ -427,22 +420,34 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
         while len(self._mirrored) > depth:
             index = self._atomic_blocks.index(self._mirrored.pop())
             del self._atomic_blocks[index]
-            # Also drop the savepoint id of the block. The outermost block has none, so
-            # savepoint_ids[i] belongs to atomic_blocks[i + 1]. If the outermost block is dropped,
-            # the next block becomes the outermost one, and its savepoint id is dropped.
+            # Also drop the savepoint id of the block, or that of the next one if the block was the
+            # outermost: that has none, so savepoint_ids[i] belongs to atomic_blocks[i + 1].
             del self.savepoint_ids[max(index - 1, 0)]
 
     def savepoint_rollback(self, sid: str) -> None:
-        super().savepoint_rollback(sid)
+        self._end_savepoint(super().savepoint_rollback, sid)
         if self.group_wrapper is not None:
             self.group_wrapper.forget_hooks((self.alias, sid))
+
+    def savepoint_commit(self, sid: str) -> None:
+        self._end_savepoint(super().savepoint_commit, sid)
+
+    def _end_savepoint(self, end: Callable[[str], None], sid: str) -> None:
+        if self._is_behind:
+            self.join_group_transaction()
+        # Blocks of several shards end one by one. So another shard, whose block is still open, may
+        # need a rollback. With _syncing, that does not refuse the end of this shard's savepoint.
+        syncing, self._syncing = self._syncing, True
+        try:
+            end(sid)
+        finally:
+            self._syncing = syncing
 
     def on_commit(self, func: Callable[[], object], robust: bool = False) -> None:
         before = len(self.run_on_commit)
         super().on_commit(func, robust)
-        # If the shard commits at the end of the group's block, let the group run the function after
-        # the last shard has committed. The group runs the functions of all shards in the order in
-        # which they were registered.
+        # If the shard commits at the end of the group's block, the group runs the functions of all
+        # shards after the last commit, in the order in which they were registered.
         if self._is_outermost_mirrored and len(self.run_on_commit) > before:
             assert self.group_wrapper is not None
             self.group_wrapper.add_hook(self, self.run_on_commit[-1])
@@ -464,16 +469,12 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
 
     @property
     def commits_with_others(self) -> bool:
-        """Whether the group's open transaction has more than one shard, so that their commits
-        follow one after the other.
-        """
+        """Whether the group's open transaction has several shards, which commit one by one."""
         return self.group_wrapper is not None and len(self.group_wrapper.participants) > 1
 
     @property
     def has_inner_block(self) -> bool:
-        """Whether the user has opened an atomic block on this shard alone, inside the group's block,
-        and that inner block is still open.
-        """
+        """Whether a block of the user on this shard alone, inside that of the group, is still open."""
         return bool(self._mirrored) and self._atomic_blocks[-1:] != self._mirrored[-1:]
 
     @property
@@ -482,18 +483,16 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
 
     def run_and_clear_commit_hooks(self) -> None:
         if self._syncing:
-            # The group ends the shard's block. The group has taken over the on_commit functions,
-            # and runs them later. So drop them here.
+            # The group ends the shard's block, and runs the on_commit functions later.
             self.run_on_commit = []
             return
         if self.run_on_commit:
-            # Django calls this method inside set_autocommit(), before that method tells the group
-            # that the transaction has ended. The on_commit functions may ask, so tell it here.
+            # The on_commit functions may ask the group, which set_autocommit() tells only afterwards.
             self._record_transaction()
         super().run_and_clear_commit_hooks()
 
     def copy(self, alias: str | None = None) -> Any:
-        """Return another connection object for the same database. The copy belongs to no shard group."""
+        """Return another connection object for the same database, which belongs to no shard group."""
         settings_dict = {k: v for k, v in self.settings_dict.items() if k != "SHARD"}
         copy = type(self)(deepcopy(settings_dict), self.alias if alias is None else alias)
         copy.topology_alias, copy._generation = self.topology_alias, self._generation

@@ -17,7 +17,7 @@ from sharded_orm.backends.group.shard_connections import connection_of
 from sharded_orm.cache import request_cache
 from sharded_orm.cache.reader import Reader
 from sharded_orm.cache.requests import MISS, ObjectRequest, RowAddress, RowBatch
-from sharded_orm.cache.values import Row
+from sharded_orm.cache.values import Row, are_storable
 from sharded_orm.models.cached.cached_instances import InstanceFactory
 from sharded_orm.models.cached.cached_read import names_row
 from sharded_orm.models.cached.connection_state import ConnectionUse, connection_use
@@ -226,7 +226,8 @@ def _from_database(
                 # Do not store the row, because the cache must not be used for this row now, or not
                 # by this connection.
                 continue
-            kept.append((request, decoded))
+            if are_storable((decoded,)):
+                kept.append((request, decoded))
             if request.state is not None and names_row(plan, request, fields):
                 misses.append((request, (request.pk,), (row,)))
     if misses:

@@ -20,7 +20,7 @@ from sharded_orm.cache import request_cache
 from sharded_orm.cache.guards import digest
 from sharded_orm.cache.reader import Reader
 from sharded_orm.cache.requests import HIT, MISS, ListRequest, ObjectRequest
-from sharded_orm.cache.values import Row
+from sharded_orm.cache.values import Row, are_storable
 from sharded_orm.models.cached.cached_instances import InstanceFactory
 from sharded_orm.models.cached.connection_state import ConnectionUse, connection_use
 from sharded_orm.models.cached.lookup_plan import LookupPlan
@@ -93,7 +93,9 @@ class CachedRead:
 
         :param keep: whether to store the rows in the first-level (per-request) cache.
         """
-        if keep and self.level is not None:
+        # The instances of later reads share the values, so they must be immutable. Rows that the
+        # cache has stored are, but not all rows of a driver.
+        if keep and self.level is not None and are_storable(rows):
             request, entries = self.request, self.entries
             entries[self.key] = rows
             self.level.count(1 + len(rows))

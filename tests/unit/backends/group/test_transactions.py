@@ -163,6 +163,42 @@ def test_error_inside_a_savepoint_is_undone_there(shards: Shards) -> None:
     assert (shards.rows(0), shards.rows(1)) == ([1], [2])
 
 
+@pytest.mark.parametrize("fails_in", ["outer", "both"])
+def test_savepoints_of_several_shards_are_undone_together(shards: Shards, fails_in: str) -> None:
+    """The blocks of single shards end one by one, while another shard is still to be rolled back."""
+    first, second = shards.alias(0), shards.alias(1)
+    with atomic(using=GROUP):
+        shards.add(0, 1)
+        shards.add(1, 1)
+        with atomic(using=first), atomic(using=second):
+            shards.add(0, 2)
+            shards.add(1, 2)
+            transaction.set_rollback(True, using=first)
+            transaction.set_rollback(fails_in == "both", using=second)
+        assert not transaction.get_rollback(using=GROUP)
+        shards.add(0, 3)
+        shards.add(1, 3)
+    assert shards.rows(0) == [1, 3]
+    assert shards.rows(1) == ([1, 3] if fails_in == "both" else [1, 2, 3])
+
+
+def test_an_error_inside_savepoints_of_several_shards_is_undone_there(shards: Shards) -> None:
+    first, second = shards.alias(0), shards.alias(1)
+    with atomic(using=GROUP):
+        shards.add(0, 1)
+        with (
+            pytest.raises(IntegrityError),
+            atomic(using=first),
+            atomic(using=second),
+            atomic(using=first, savepoint=False),
+        ):
+            shards.add(1, 1)
+            shards.add(0, 1)
+        shards.add(0, 2)
+        shards.add(1, 2)
+    assert (shards.rows(0), shards.rows(1)) == ([1, 2], [2])
+
+
 def test_set_rollback_on_the_group_and_on_a_shard(shards: Shards) -> None:
     for alias in (GROUP, shards.alias(1)):
         with atomic(using=GROUP):
