@@ -33,11 +33,11 @@ EVENTS: Final = ("INSERT", "UPDATE", "DELETE")
 
 @dataclass(frozen=True)
 class KeyLink:
-    """A foreign key on the way from a table without a shard key to the table that has the shard
-    key.
+    """A foreign key of a table whose rows move.
 
-    For example, comments belong to photos, and only photos have a shard key. Then the link is the
-    foreign key of the comments.
+    It may lead from a table without a shard key to the table that has the shard key. For example,
+    comments belong to photos, and only photos have a shard key. Then the link is the foreign key of
+    the comments.
 
     :param column: the foreign key's column.
     :param table: the table to which the column refers.
@@ -63,6 +63,8 @@ class CapturedTable:
         many-to-many field, if the database makes its ids. No other row may refer to such a row.
     :param fence: the value that names the fence, if all rows of the table have the same fence. None
         if each shard key has a fence of its own.
+    :param copies: the foreign keys to tables with copies of global rows. Each shard has all of these
+        rows, so they do not move.
     """
 
     name: str
@@ -71,6 +73,7 @@ class CapturedTable:
     links: tuple[KeyLink, ...] = ()
     fresh_ids: bool = False
     fence: str | None = None
+    copies: tuple[KeyLink, ...] = ()
 
     @property
     def refusal(self) -> str:

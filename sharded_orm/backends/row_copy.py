@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from hashlib import md5
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from sharded_orm.backends.change_capture import FENCES, CapturedTable
 from sharded_orm.backends.row_access import Row, RowAccess, batches
@@ -52,6 +52,10 @@ class RowCopy(RowAccess):
     """Copies the rows of one shard key into the side tables of a shard, and publishes them: inserts
     them into the tables of the models. For one thread only.
     """
+
+    #: SQL that follows a SELECT, to lock the rows against changes until the end of the transaction.
+    #: Empty if the database does so by itself, or checks foreign keys at the end.
+    _shared: ClassVar[str] = ""
 
     def report_counts(self) -> None:
         """Make the server count the rows that this session has written. Without this call, some
@@ -149,13 +153,46 @@ class RowCopy(RowAccess):
         triggers refuse the writes of all other sessions for the shard key, but accept those of this
         session.
 
-        :raises MoveFailed: the fence is not closed. Nothing was inserted.
+        :raises MoveFailed: the fence is not closed, or rows refer to copies of global rows that the
+            shard lacks. Nothing was inserted.
         :raises django.db.IntegrityError: a table already has an id or unique value of the copy.
             Nothing was inserted.
         """
         with self._passing(number):
             for table in tables:
+                self._require_copies(table, number)
+            for table in tables:
                 self._publish(table, number)
+
+    def _require_copies(self, table: CapturedTable, number: int) -> None:
+        """Check that the shard has all copies of global rows to which the rows of a copy refer.
+
+        The session checks no foreign keys, because rows are inserted in any order. A copy may be
+        missing because it is late, or because its global row is being deleted. This method also
+        locks the copies until the end of the transaction. So a deletion that comes later waits, and
+        is then refused, because it finds the published rows.
+
+        :raises MoveFailed: a copy is missing.
+        """
+        rows = f"{self._side(table)} copied"
+        condition = f"copied.{self._quote(COPY)} = %s"
+        for link in table.copies:
+            column = f"copied.{self._quote(link.column)}"
+            ((wanted,),) = self._rows(
+                f"SELECT COUNT({column}) FROM {rows} WHERE {condition}", number
+            )
+            ((there,),) = self._rows(
+                f"SELECT COUNT(*) FROM {rows} JOIN {self._quote(link.table)} parent"
+                f" ON parent.{self._quote(link.target)} = {column} WHERE {condition}{self._shared}",
+                number,
+            )
+            if there != wanted:
+                raise MoveFailed(
+                    f"{wanted - there} rows of {table.name!r} refer by {link.column!r} to rows of"
+                    f" {link.table!r} that {self._connection.alias!r} lacks, so nothing was published"
+                    " there: the copies are late, or the global rows are being deleted. Run 'manage.py"
+                    " mirrors relay --once', and move the key again."
+                )
 
     def _publish(self, table: CapturedTable, number: int) -> None:
         names = self._names(self._kept_columns(table))
@@ -198,9 +235,12 @@ class RowCopy(RowAccess):
             for change in changes:
                 if change.rows:
                     self._insert_copies(change.table, number, change.rows)
-                    if change.table not in tables:
-                        self._insert(change.table, change.rows)
-                        self._advance_counters(change.table, number)
+            for table in dict.fromkeys([*(change.table for change in changes), *tables]):
+                self._require_copies(table, number)
+            for change in changes:
+                if change.rows and change.table not in tables:
+                    self._insert(change.table, change.rows)
+                    self._advance_counters(change.table, number)
             for table in tables:
                 self._publish(table, number)
 

@@ -56,6 +56,8 @@ class MySQLRowCopy(RowCopy):
     so that none is changed.
     """
 
+    _shared = " LOCK IN SHARE MODE"
+
     def __init__(self, connection: Any) -> None:
         super().__init__(connection)
         for statement in _SESSION:

@@ -88,6 +88,12 @@ class Mirror:
         """The field of the mirror that copies the source's shard key; None if the mirror lacks it."""
         return next((own for own, original in self.fields if original is self.source.key), None)
 
+    def has_moved(self, key: Any) -> bool:
+        """Whether ``key``, a shard key of the mirror, has ever moved to another shard."""
+        strategy, own = runtime.strategy(self.options.group), self.options.key
+        assert own is not None
+        return strategy.moves_keys and strategy.version(own.get_prep_value(key)) > 0
+
 
 @dataclass(frozen=True, eq=False)
 class Source:

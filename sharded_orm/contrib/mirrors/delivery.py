@@ -127,11 +127,11 @@ def _deliver_to(mirror: Mirror, rows: Sequence[RowToDeliver]) -> dict[Any, Excep
     # written to the new shard, which has stored no version by which it could refuse the old state.
     attname = mirror.key.attname
     aliases = aliases_of(mirror, {key for row in rows for key in row.mirror_keys.get(attname, ())})
-    states = read_source(mirror, rows)
+    states = read_source(mirror, rows, aliases)
     while unknown := {key for key, _ in states.values() if key not in aliases}:
         aliases |= _placed(mirror, unknown)
         if runtime.strategy(mirror.options.group).moves_keys:
-            states = read_source(mirror, rows)
+            states = read_source(mirror, rows, aliases)
     by_alias: dict[str, list[MirrorRow]] = defaultdict(list)
     for row in rows:
         key, values = states.get(row.pk, (None, None))
@@ -191,16 +191,19 @@ def _placed(mirror: Mirror, keys: Iterable[Any]) -> dict[Any, str]:
 
 
 def read_source(
-    mirror: Mirror, rows: Sequence[RowToDeliver]
+    mirror: Mirror, rows: Sequence[RowToDeliver], aliases: Mapping[Any, str]
 ) -> dict[Any, tuple[Any, tuple[Any, ...]]]:
     """Return a dict that maps primary keys to pairs (shard key in the mirror, values).
 
     The values are in the order of :attr:`Mirror.names`. The dict lacks rows that the mirror must
     not have, such as deleted rows and rows that do not match ``condition``.
 
-    No query is sent if the mirror has no ``condition``, and if all rows are new and their
-    ``inserted`` has the values of their INSERT. Then these values are returned. The values are
-    never older than the version of the row.
+    No query is sent if the mirror has no ``condition``, if all rows are new and their ``inserted``
+    has the values of their INSERT, and if none of their shard keys in the mirror has ever moved.
+    Then these values are returned. The values are never older than the version of the row.
+
+    :param aliases: maps shard keys of the mirror to aliases of shards. Keys that have no shard yet
+        are left out.
     """
     source = mirror.source
     if mirror.condition is None and all(row.inserted is not None for row in rows):
@@ -211,7 +214,13 @@ def read_source(
             values = tuple(attributes[name] for name in mirror.names)
             if (key := attributes[mirror.key.attname]) is not None:
                 states[row.pk] = mirror.key.to_python(key), values
-        return states
+        # If a key has moved, the versions of its rows have stayed on its former shard. A row may
+        # have been changed or deleted since its INSERT, and the present shard has no version by
+        # which it could refuse the values of the INSERT.
+        if not any(
+            mirror.has_moved(key) for key in {key for key, _ in states.values()} & {*aliases}
+        ):
+            return states
     keys = list(dict.fromkeys(row.key for row in rows))
     with unbound():
         matching = wanted_rows(mirror).filter(

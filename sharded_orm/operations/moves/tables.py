@@ -9,6 +9,7 @@ from django.apps import apps
 from django.db.models import AutoField, Model
 
 from sharded_orm.backends.change_capture import CapturedTable, KeyLink
+from sharded_orm.models.sharding.copies import has_copies
 from sharded_orm.models.sharding.options import shard_options
 from sharded_orm.models.sharding.rows_of_keys import way_to_key
 
@@ -35,8 +36,18 @@ def tables_of_group(group: str) -> list[CapturedTable]:
 def _table(model: type[Model]) -> CapturedTable:
     links, key = way_to_key(model)
     pks = tuple(_column(field) for field in model._meta.pk_fields)
+    copies = (
+        field
+        for field in model._meta.local_concrete_fields
+        if has_copies(field.related_model) and getattr(field, "db_constraint", False)
+    )
     return CapturedTable(
-        model._meta.db_table, pks, _column(key), tuple(map(_link, links)), _gets_fresh_ids(model)
+        model._meta.db_table,
+        pks,
+        _column(key),
+        tuple(map(_link, links)),
+        _gets_fresh_ids(model),
+        copies=tuple(map(_link, copies)),
     )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.mirrors.site import PREAMBLE, Site
+from tests.integration.stopped_process import go_on, wait_until_stopped
 from tests.patience import PATIENCE
 
 _LATE = """
@@ -144,3 +145,45 @@ def test_a_bank_with_mirrors(site: Site, tmp_path: Path) -> None:
     assert json.loads(stored) == [written, written]
     assert site.run("print(differences(), outbox())") == "[] 0"
     assert ", 0 differ." in site.manage("mirrors", "check").out
+
+
+#: Inserts a row, and stops after the commit, before the delivery.
+_SUSPENDED = """
+import os, signal
+from sharded_orm.contrib.mirrors import transaction as parts
+deliver = parts.deliver
+def late(*call):
+    os.kill(os.getpid(), signal.SIGSTOP)
+    return deliver(*call)
+parts.deliver = late
+note(1, 5, "first", note_id=100)
+"""
+
+
+@pytest.mark.parametrize(
+    ("later", "stored"),
+    [
+        pytest.param('update(text="second")', "[(5, 'second')]", id="changed"),
+        pytest.param("delete()", "[]", id="deleted"),
+        pytest.param(
+            'update(text="second", author_id=6)',
+            "[(6, 'second')]",
+            id="under-another-key",
+            marks=pytest.mark.long,
+        ),
+    ],
+)
+def test_an_insert_is_delivered_after_its_mirrors_key_has_moved(
+    site: Site, later: str, stored: str
+) -> None:
+    """The versions of the row have stayed on the former shard, so the new one cannot refuse what is old."""
+    process = site.start("run", PREAMBLE + _SUSPENDED)
+    wait_until_stopped(process)
+    site.run(f"Note.objects.filter(owner_id=1).{later}")
+    site.manage("mirrors", "relay", "--once")
+    _move(site, 5, 3)
+    out, err = go_on(process)
+    assert process.returncode == 0, out + err
+    assert site.run("print(rows(WrittenNote, 'author_id', 'text'), differences())") == (
+        f"{stored} []"
+    )

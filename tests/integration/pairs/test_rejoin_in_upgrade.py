@@ -118,9 +118,10 @@ def restart_beside(site: RollingSite, where: str, server: LoggingServer, *comman
     assert state(site) == before
     _, err = go_on(process)
     assert not re.search("different|anew", err)
+    # The other server tries once a second to reach the one that has restarted. Until then, no check is passed.
+    for each in (site.pair.first, site.pair.second):
+        wait_until_reconnected(each)
     if process.returncode:  # The server was killed while the command had sessions there.
-        for each in (site.pair.first, site.pair.second):
-            wait_until_reconnected(each)
         done = site.manage(*command)
         assert done.code == 0, done.err
 
