@@ -21,15 +21,16 @@ from sharded_orm.backends.group.shard_connections import connection_of
 from sharded_orm.scatter.branch_text import branch_ends, branch_sql
 from sharded_orm.scatter.comparison import (
     Comparison,
-    MySQLComparison,
     OrderKey,
     SQLiteComparison,
 )
-from sharded_orm.scatter.compile import CompileOptions, Template, compile_query
+from sharded_orm.scatter.compile import compile_query
 from sharded_orm.scatter.facade import PK_MARK, SCHEMA_MARK
 from sharded_orm.scatter.failures import Failures, is_failure
 from sharded_orm.scatter.ranked_comparison import RankedComparison
 from sharded_orm.scatter.refusals import refuse
+from sharded_orm.scatter.template import CompileOptions, Template
+from sharded_orm.scatter.weighted_comparison import MySQLComparison
 
 if TYPE_CHECKING:
     from django.db.models.sql.query import Query
@@ -440,6 +441,7 @@ def _comparison(branch: Branch) -> Comparison:
             template.columns,
             template.compared,
             uuid_version=connection.mysql_version if native else None,
+            divides=template.divides,
         )
     if compared_by == "ranks":
         return RankedComparison(
