@@ -12,9 +12,10 @@ All databases compare numbers and dates in the same way, but text in different w
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
@@ -54,7 +55,9 @@ class Column:
     # The collation set by the query or by the field. None means the default collation of the table.
     collation: str | None = None
     # The field that determines how Django converts the values; None if it is unknown.
-    field: Any = field(default=None, compare=False, repr=False)
+    field: Any = dataclasses.field(default=None, compare=False, repr=False)
+    # The selected expression.
+    expression: Any = dataclasses.field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +91,9 @@ def column_of(expression: Any) -> Column:
         kind = "text"
     collation = _collation_of(expression)
     if isinstance(expression, Col):
-        return Column(expression.alias, expression.target.column, kind, collation, output)
-    return Column(None, None, kind, collation, output)
+        name = expression.target.column
+        return Column(expression.alias, name, kind, collation, output, expression)
+    return Column(None, None, kind, collation, output, expression)
 
 
 def _collation_of(expression: Any) -> str | None:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import Any, Final
 
 from sharded_orm.scatter.comparison import Column, OrderKey
 from sharded_orm.scatter.partial_aggregates import Partial
+
+_NUMBERS: Final = frozenset({int})
+_TEXTS: Final = (str, bytes, bytearray, memoryview)
+_CHARACTERS: Final = 32
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +45,11 @@ class Template:
     pk: int | None = None
     tables: frozenset[str] = frozenset()
 
+    @cached_property
+    def parameter_count(self) -> int:
+        """The number of :attr:`params`, in which a long text counts as several."""
+        return count_of(self.params)
+
     @property
     def compared(self) -> tuple[int, ...]:
         """The positions, ascending, of all columns by which the merge compares rows."""
@@ -52,6 +63,14 @@ class Template:
     def summed(self) -> tuple[int, ...]:
         """The positions, ascending, of the columns in which the merge adds the shards' values."""
         return tuple(sorted({column for partial in self.partials for column in partial.summed}))
+
+
+def count_of(params: Sequence[Any]) -> int:
+    """Return the number of ``params``. A text counts as one for each 32 characters."""
+    count = len(params)
+    if count and not _NUMBERS.issuperset(map(type, params)):
+        count += sum([len(p) // _CHARACTERS for p in params if isinstance(p, _TEXTS)])
+    return count
 
 
 @dataclass
