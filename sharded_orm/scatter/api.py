@@ -15,7 +15,6 @@ from django.db.models.expressions import OrderBy
 
 from sharded_orm.backends.features import features_of
 from sharded_orm.scatter import first_rows, ungrouped_aggregates
-from sharded_orm.scatter.compile import CompileOptions
 from sharded_orm.scatter.counted_query import counted_query
 from sharded_orm.scatter.execute import Executor
 from sharded_orm.scatter.failures import Failures
@@ -23,6 +22,7 @@ from sharded_orm.scatter.merge import cut, merged
 from sharded_orm.scatter.plan import STREAM_BATCH, ScatterPlan, Target, make_plan
 from sharded_orm.scatter.refusals import check
 from sharded_orm.scatter.rows import objects
+from sharded_orm.scatter.template import CompileOptions
 
 if TYPE_CHECKING:
     from django.db.models import QuerySet

@@ -121,6 +121,20 @@ def check_sum(total: Any, features: type[ShardFeatures]) -> None:
         )
 
 
+def check_quotient_places(places: int) -> None:
+    """Check that a server of MariaDB or MySQL divides as this module does.
+
+    :param places: the value of ``div_precision_increment`` in the session.
+    :raises ScatterNotSupported: the server adds another number of decimal places to a quotient.
+    """
+    if places != QUOTIENT_PLACES:
+        raise refuse(
+            f"averages or quotients of a server whose div_precision_increment is {places}",
+            f"set div_precision_increment to {QUOTIENT_PLACES}, its default, on all servers; or use"
+            " Sum and Count, and divide in Python",
+        )
+
+
 def check_places(places: int, *, has_places_of_type: bool) -> None:
     """Check that the values have so few decimal places that Python can compute their average.
 

@@ -14,7 +14,6 @@ keys, the second reads the chosen rows.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import EmptyResultSet, FullResultSet
@@ -38,82 +37,13 @@ from sharded_orm.scatter.refusals import (
 )
 from sharded_orm.scatter.rounded_floats import widened
 from sharded_orm.scatter.summands import refuse_narrow
+from sharded_orm.scatter.template import CompileOptions, Template
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
     from django.db.models.sql.query import Query
 
     from sharded_orm.scatter.hidden_rows import HiddenRows
-
-
-@dataclass(frozen=True, eq=False)
-class Template:
-    """The template of a SELECT for one shard: its SQL, and a description of its columns.
-
-    The SQL has placeholders for everything that differs between shards. All shards of a node (a
-    database server) share one template, so it is immutable.
-    """
-
-    sql: str
-    params: tuple[Any, ...]
-    compiler: Any
-    # The number of columns that the queryset itself selects. The columns after them are selected
-    # only for the merge.
-    width: int
-    columns: tuple[Column, ...]
-    order: tuple[OrderKey, ...] = ()
-    # The positions of the columns by which the merge compares rows of different shards:
-    # ``distinct`` for DISTINCT, ``groups`` for GROUP BY. Empty if the query lacks the clause, or if
-    # rows need not be compared for it, for example because equal rows are always on one shard.
-    distinct: tuple[int, ...] = ()
-    groups: tuple[int, ...] = ()
-    partials: tuple[Partial, ...] = ()
-    # Whether the rows of one group of GROUP BY may be on several shards, so that the partial
-    # results of the group must be merged.
-    merges_groups: bool = False
-    pk: int | None = None
-    tables: frozenset[str] = frozenset()
-
-    @property
-    def compared(self) -> tuple[int, ...]:
-        """The positions, ascending, of all columns by which the merge compares rows."""
-        columns = {key.column for key in self.order}
-        columns.update(self.distinct, self.groups)
-        for partial in self.partials:
-            columns.update(partial.compared)
-        return tuple(sorted(columns))
-
-    @property
-    def summed(self) -> tuple[int, ...]:
-        """The positions, ascending, of the columns in which the merge adds the shards' values."""
-        return tuple(sorted({column for partial in self.partials for column in partial.summed}))
-
-
-@dataclass
-class CompileOptions:
-    """Options for compiling the SQL of a branch (the SELECT for one shard)."""
-
-    # The number of rows to read from each shard: the query's OFFSET + LIMIT, because all of them
-    # may be on one shard. None means all rows.
-    limit: int | None = None
-    # A field by whose values the caller chooses the rows to read, such as the primary key. Then the
-    # SQL ends with the condition ``field IN (…)`` and has no ORDER BY, and the values are its last
-    # parameters. None if the rows are not chosen in this way.
-    by_key: Any = None
-    # Whether to select the primary key as an extra column.
-    with_pk: bool = False
-    # The columns of the shard key. If GROUP BY contains all of them, all rows of each group are on
-    # one shard.
-    local_columns: frozenset[str] = field(default_factory=frozenset)
-    # Whether the query only checks if any row exists. Then the groups of GROUP BY need no merge.
-    existence: bool = False
-    # Whether the query selects one row of aggregates, as aggregate() does.
-    summary: bool = False
-    # A flag of Django's compilers. If true, a query that certainly has no rows is not sent. If
-    # false, it is sent, because only the database can compute an aggregate of no rows.
-    elide_empty: bool = True
-    # Whether to select the number of rows instead of the rows.
-    counted: bool = False
 
 
 def compile_query(
@@ -159,6 +89,7 @@ def compile_query(
         distinct=tuple(compiler.distinct_columns),
         groups=tuple(compiler.group_columns),
         partials=tuple(compiler.partials),
+        divides=options.divides or any(partial.divides for partial in compiler.partials),
         merges_groups=compiler.merges_groups,
         pk=compiler.pk_column,
         tables=frozenset(facade.tables),

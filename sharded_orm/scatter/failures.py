@@ -189,8 +189,8 @@ def is_mismatch(error: BaseException) -> bool:
     If a type or collation of the same name is defined in each shard's schema, PostgreSQL treats
     these definitions as different.
     """
-    # datatype_mismatch and indeterminate_collation
-    return _sqlstate(error) in ("42804", "42P22")
+    # datatype_mismatch, cannot_coerce and indeterminate_collation
+    return _sqlstate(error) in ("42804", "42846", "42P22")
 
 
 def _sqlstate(error: BaseException) -> str | None:

@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from sharded_orm.scatter.compile import CompileOptions
+from django.db.models import Value
+
 from sharded_orm.scatter.execute import Executor
 from sharded_orm.scatter.failures import Failures
 from sharded_orm.scatter.merge import cut, merged
 from sharded_orm.scatter.plan import ScatterPlan, Target, make_plan
+from sharded_orm.scatter.template import CompileOptions
 
 if TYPE_CHECKING:
     from django.db.models.sql.query import Query
@@ -49,6 +51,7 @@ def applies(query: Query, targets: Sequence[Target], limit: int | None, union: b
         and query.model is not None
         and len(query.model._meta.pk_fields) == 1
         and _selects_much(query)
+        and not _orders_by_constant(query)
         and all(
             join.join_type is None or join.join_field.many_to_one or join.join_field.one_to_one
             for alias, join in query.alias_map.items()
@@ -61,6 +64,20 @@ def _selects_much(query: Query) -> bool:
     if query.default_cols:
         return True
     return len(query.select) + len(query.annotation_select) > 4
+
+
+def _orders_by_constant(query: Query) -> bool:
+    """Whether ``order_by()`` names an annotation that is a ``Value()``.
+
+    The first phase does not select annotations. For a constant that is not selected, Django writes
+    a ``CAST`` that some databases do not accept, such as ``CAST(1.5 AS numeric(None, None))``.
+    """
+    for key in query.order_by:
+        expression = getattr(key, "expression", key)
+        name = getattr(expression, "name", expression)
+        if isinstance(name, str) and isinstance(query.annotations.get(name.lstrip("-+")), Value):
+            return True
+    return False
 
 
 def fetch(

@@ -136,7 +136,7 @@ def _groups(plan: ScatterPlan, ranking: Ranking, rows: Iterable[Row]) -> list[Ro
     template, comparison = plan.template, plan.comparison
     assert template is not None
     extremes = [column for partial in template.partials for column in partial.compared]
-    rows = _begun(rows_with_sums(rows, template.partials))
+    rows = _begun(rows_with_sums(comparison.checked(rows), template.partials))
     if ranking.is_needed_for_equality(template.groups) or ranking.is_needed(extremes):
         rows = list(rows)
         ranking.rank(rows, order=extremes, equality=template.groups)

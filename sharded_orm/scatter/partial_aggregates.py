@@ -17,7 +17,7 @@ from sharded_orm.backends.features import ShardFeatures
 from sharded_orm.scatter.arithmetic import Divide, check_sum, divider, quotient
 from sharded_orm.scatter.comparison import Comparison, Row, has_field
 from sharded_orm.scatter.refusals import refuse
-from sharded_orm.scatter.summands import check, has_places_of_type
+from sharded_orm.scatter.summands import check, depends_on_precision, has_places_of_type
 
 Combine = Callable[[Any, Any], Any]
 """A function that returns the aggregate of all rows, given the aggregates of two parts of the rows."""
@@ -50,6 +50,7 @@ class Partial:
         and of the count; otherwise the column of the aggregate itself.
     :param divide: computes an average from a sum and a count.
     :param combine: merges two values of the kind "combined".
+    :param divides: whether the values depend on the precision to which the server divides numbers.
     """
 
     column: int
@@ -57,6 +58,7 @@ class Partial:
     parts: tuple[int, ...]
     divide: Divide = quotient
     combine: Combine = operator.and_
+    divides: bool = False
 
     @property
     def compared(self) -> tuple[int, ...]:
@@ -104,9 +106,10 @@ def partial_of(
         return Partial(column, kind.__name__.lower(), (part,))
     (source,), condition = compat.arguments_of(aggregate)
     check(aggregate, source, features, defaults)
+    divides = depends_on_precision(source, is_average=kind is Avg)
     if kind is Sum:
         part = column if is_whole else add_column(aggregate)
-        return Partial(column, "sum", (part,))
+        return Partial(column, "sum", (part,), divides=divides)
     total = Sum(averaged(source), filter=condition)
     count = Count(source, filter=condition)
     divide = divider(
@@ -114,7 +117,8 @@ def partial_of(
         duration=isinstance(aggregate.output_field, DurationField),
         has_places_of_type=has_places_of_type(source),
     )
-    return Partial(column, "avg", (add_column(total), add_column(count)), divide)
+    parts = add_column(total), add_column(count)
+    return Partial(column, "avg", parts, divide, divides=divides)
 
 
 def averaged(source: Any) -> Any:

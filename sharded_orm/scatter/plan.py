@@ -15,21 +15,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from django.core.exceptions import EmptyResultSet
 from django.db import DatabaseError, connections
 
-from sharded_orm.backends import key_guard
 from sharded_orm.backends.features import features_of
 from sharded_orm.backends.group.shard_connections import connection_of
 from sharded_orm.scatter.branch_text import branch_ends, branch_sql
+from sharded_orm.scatter.column_checks import text_key_failure, value_type_failure
 from sharded_orm.scatter.comparison import (
     Comparison,
-    MySQLComparison,
     OrderKey,
     SQLiteComparison,
 )
-from sharded_orm.scatter.compile import CompileOptions, Template, compile_query
+from sharded_orm.scatter.compile import compile_query
 from sharded_orm.scatter.facade import PK_MARK, SCHEMA_MARK
 from sharded_orm.scatter.failures import Failures, is_failure
 from sharded_orm.scatter.ranked_comparison import RankedComparison
 from sharded_orm.scatter.refusals import refuse
+from sharded_orm.scatter.template import CompileOptions, Template, count_of
+from sharded_orm.scatter.weighted_comparison import MySQLComparison
 
 if TYPE_CHECKING:
     from django.db.models.sql.query import Query
@@ -46,7 +47,8 @@ BATCH = 256
 # number is higher than BATCH: a query then needs fewer statements, and fewer sessions.
 STREAM_BATCH = 1024
 # The maximum number of parameters of one statement. The SELECT for each shard repeats the query's
-# parameters, so an __in with thousands of keys soon reaches this number.
+# parameters, so an __in with thousands of keys soon reaches this number. A long text counts as
+# several parameters, so a statement has about 2 MB: a server of MariaDB accepts 16 MB by default.
 MAX_PARAMETERS = 60_000
 # The number of statement texts in the LRU cache of a process. Making the text of a statement for
 # many shards takes time, and a site sends the same queries again and again, with different
@@ -87,8 +89,8 @@ class Branch(NamedTuple):
 
     @property
     def parameter_count(self) -> int:
-        """The number of :attr:`params`."""
-        return len(self.template.params) + (0 if self.pks is None else len(self.pks))
+        """The number of :attr:`params`, in which a long text counts as several."""
+        return self.template.parameter_count + (0 if self.pks is None else count_of(self.pks))
 
 
 @dataclass(frozen=True, eq=False)
@@ -327,7 +329,9 @@ def make_plan(
         if template is not None:
             branches.setdefault(node, []).append(Branch(index, shard, template, keys))
     for node in list(branches):
-        if (cause := _text_key_failure(branches[node])) is not None:
+        of_node = branches[node]
+        cause = text_key_failure(of_node) or value_type_failure(of_node[0])
+        if cause is not None:
             failures.add([branch.shard for branch in branches.pop(node)], cause)
     failures.check()
     shards = {i: target.shard for i, target in enumerate(targets)}
@@ -368,7 +372,7 @@ def plan_by_key(
         shards[number] = shard
         branches.setdefault(node, []).append(Branch(number, shard, template, tuple(values)))
     for of_node in branches.values():
-        if (cause := _text_key_failure(of_node)) is not None:
+        if (cause := text_key_failure(of_node)) is not None:
             failures.add([branch.shard for branch in of_node], cause)
     failures.check()
     statements: list[ShardStatement] = []
@@ -407,27 +411,6 @@ def _compile(target: Target, options: CompileOptions) -> Template | None:
         return None
 
 
-def _text_key_failure(branches: Sequence[Branch]) -> DatabaseError | None:
-    """Check that the node of ``branches`` compares text shard keys as exactly as the router does.
-
-    For the router, ``Ada`` and ``ada`` are different keys. But they are equal in a column with a
-    case-insensitive collation. Return the database's error if the node does not answer, else None.
-
-    :param branches: SELECTs for one shard each, all for the same node.
-    :raises InexactShardKey: the node compares text keys less exactly than the router.
-    """
-    shards = [branch.shard for branch in branches]
-    # A node has few templates, mostly one.
-    tables = frozenset().union(*{branch.template.tables for branch in branches})
-    try:
-        key_guard.check(connection_of(shards[0].alias), shards, tables)
-    except DatabaseError as error:
-        if not is_failure(error):
-            raise
-        return error
-    return None
-
-
 def _comparison(branch: Branch) -> Comparison:
     template = branch.template
     connection = template.compiler.connection
@@ -440,6 +423,7 @@ def _comparison(branch: Branch) -> Comparison:
             template.columns,
             template.compared,
             uuid_version=connection.mysql_version if native else None,
+            divides=template.divides,
         )
     if compared_by == "ranks":
         return RankedComparison(

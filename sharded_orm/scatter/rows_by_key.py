@@ -7,10 +7,10 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from sharded_orm.backends.group.shard_connections import connection_of
-from sharded_orm.scatter.compile import CompileOptions, Template
 from sharded_orm.scatter.execute import Executor
 from sharded_orm.scatter.failures import Failures
 from sharded_orm.scatter.plan import Target, make_plan, plan_by_key
+from sharded_orm.scatter.template import CompileOptions, Template
 
 if TYPE_CHECKING:
     from django.db.models.sql.query import Query

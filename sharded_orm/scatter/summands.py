@@ -211,6 +211,14 @@ def has_places_of_type(source: Any) -> bool:
     return isinstance(source, Col | Value)
 
 
+def depends_on_precision(source: Any, *, is_average: bool) -> bool:
+    """Whether the server's setting ``div_precision_increment`` changes the sum or the average of
+    ``source``.
+    """
+    divides = is_average or any(map(_divides, _added_parts(source)))
+    return divides and not _is_float(source)
+
+
 def refuse_narrow(expression: Any) -> None:
     """Refuse functions that return greater values than their type allows, such as ``Ord()``.
 

@@ -16,14 +16,14 @@ from sharded_orm import compat
 from sharded_orm.backends.features import features_of
 from sharded_orm.scatter.arithmetic import check_sum, divider, total_of
 from sharded_orm.scatter.comparison import has_field
-from sharded_orm.scatter.compile import CompileOptions
 from sharded_orm.scatter.execute import Executor
 from sharded_orm.scatter.failures import Failures
 from sharded_orm.scatter.merge import merged
 from sharded_orm.scatter.partial_aggregates import averaged
 from sharded_orm.scatter.plan import Target, make_plan
 from sharded_orm.scatter.refusals import refuse
-from sharded_orm.scatter.summands import check, has_places_of_type
+from sharded_orm.scatter.summands import check, depends_on_precision, has_places_of_type
+from sharded_orm.scatter.template import CompileOptions
 
 if TYPE_CHECKING:
     from django.db.models.sql.query import Query
@@ -271,7 +271,10 @@ def _distinct_plan(
             query.where = WhereNode([query.where, condition])
         return query
 
-    return make_plan(_summary_targets(targets, values), CompileOptions(), failures)
+    divides = type(aggregate) is not Count and depends_on_precision(
+        compat.arguments_of(aggregate)[0][0], is_average=type(aggregate) is Avg
+    )
+    return make_plan(_summary_targets(targets, values), CompileOptions(divides=divides), failures)
 
 
 def _distinct_value(plan: ScatterPlan, expression: Any, failures: Failures) -> Any:
@@ -288,7 +291,7 @@ def _distinct_value(plan: ScatterPlan, expression: Any, failures: Failures) -> A
     adds = type(aggregate) is not Count
     is_duration = adds and isinstance(aggregate.output_field, DurationField)
     executor = Executor(plan, failures, _CHUNK_SIZE)
-    values_of_rows = (row[0] for row in merged(plan, executor))
+    values_of_rows = (row[0] for row in plan.comparison.checked(merged(plan, executor)))
     different = (value for value in values_of_rows if value is not None)
     if not adds:
         return sum(1 for _ in different)

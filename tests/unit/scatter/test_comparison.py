@@ -8,14 +8,8 @@ from itertools import combinations
 import pytest
 
 from sharded_orm.exceptions import ScatterNotSupported
-from sharded_orm.scatter.comparison import (
-    Column,
-    ComparedText,
-    MySQLComparison,
-    OrderKey,
-    PaddedText,
-    SQLiteComparison,
-)
+from sharded_orm.scatter.comparison import Column, OrderKey, SQLiteComparison
+from sharded_orm.scatter.weighted_comparison import ComparedText, MySQLComparison, PaddedText
 
 PLAIN, TEXT = Column("t", "c", "plain"), Column("t", "c", "text")
 BLANK = b"\x00\x20"

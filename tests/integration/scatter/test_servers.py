@@ -1,0 +1,234 @@
+"""Settings of servers, and types of columns, under which shards would answer unlike one database."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from django.db import connections
+from django.db.models import Avg, CharField, Count, F, FloatField, QuerySet, Sum, Value
+from django.db.models.functions import Cast, Collate
+
+from sharded_orm import scatter
+from sharded_orm.backends.pool import pools
+from sharded_orm.exceptions import ScatterNotSupported
+from sharded_orm.scatter import column_checks, plan
+from tests.integration.scatter.conftest import SHARDS, WHOLE, fetch, one_database, store, targets
+from tests.queries.conftest import DATABASES
+from tests.samples.models import Sample
+
+pytestmark = [
+    pytest.mark.every_backend,
+    pytest.mark.django_db(databases=DATABASES, transaction=True),
+    pytest.mark.usefixtures("batches"),
+]
+
+ALIASES = [*(f"photos_{number:05d}" for number in SHARDS), WHOLE]
+
+
+def needs(vendor: str) -> None:
+    if connections[WHOLE].vendor != vendor:
+        pytest.skip(f"only on {vendor}")
+
+
+def everywhere(sql: str, aliases: Iterable[str] = ALIASES) -> None:
+    for alias in aliases:
+        with connections[alias].cursor() as cursor:
+            cursor.execute(sql)
+
+
+def aggregate(queryset: QuerySet[Any], **aggregates: Any) -> dict[str, Any]:
+    return scatter.aggregate(queryset, targets(queryset), aggregates)
+
+
+def new_sessions() -> None:
+    connections.close_all()
+    for pool in pools():
+        pool.dispose()
+
+
+@pytest.fixture
+def eight_places() -> Iterator[None]:
+    """The servers divide with eight decimal places more, not with four."""
+    needs("mysql")
+    aliases = (ALIASES[0], ALIASES[-1])
+    everywhere("SET GLOBAL div_precision_increment = 8", aliases)
+    new_sessions()
+    yield
+    everywhere("SET GLOBAL div_precision_increment = 4", aliases)
+    new_sessions()
+
+
+SAMPLES = [
+    Sample(id=n, owner=n % 5, number=n % 4, price=Decimal(n), ratio=n / 8) for n in range(10)
+]
+
+
+@pytest.mark.usefixtures("eight_places")
+@pytest.mark.parametrize(
+    "refused",
+    [
+        Avg("number"), Avg("price"), Avg("took"), Avg("number", distinct=True), Sum(F("number") / 2),
+        Sum(F("number") / 2, distinct=True),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_averages_of_another_precision_are_refused(refused: Any) -> None:
+    store(SAMPLES)
+    with pytest.raises(ScatterNotSupported, match="div_precision_increment is 8"):
+        aggregate(one_database(Sample), x=refused)
+
+
+@pytest.mark.usefixtures("eight_places")
+def test_what_does_not_divide_is_the_same_with_another_precision() -> None:
+    store(SAMPLES)
+    samples = one_database(Sample)
+    aggregates = {
+        "a": Avg("ratio"),
+        "b": Sum("price"),
+        "c": Avg("ratio", distinct=True),
+        "d": Count("number", distinct=True),
+        "e": Sum("number", distinct=True),
+    }
+    assert aggregate(samples, **aggregates) == samples.aggregate(**aggregates)
+    groups = samples.values("owner", "flag").annotate(mean=Sum("number")).order_by("owner")
+    assert fetch(groups) == list(groups)
+
+
+TYPES = {
+    "ENUM('z', 'a', 'm')": ("label", ["z", "a", "m"]),
+    "SET('z', 'a', 'm')": ("label", ["z", "a", "a,m"]),
+    "INET6": ("label", ["::1", "fe80::1", "10::"]),
+    "FLOAT": ("ratio", [1.0000001, 1.0000002, 0.1]),
+    "BIT(8)": ("number", [1, 200, 3]),
+    # These are compared.
+    "CHAR(5)": ("label", ["z", "a", "B "]),
+    "VARBINARY(9)": ("label", ["z", "a", "A "]),
+    "DECIMAL(9,3)": ("ratio", [1.5, 0.1, 3.335]),
+    "YEAR": ("number", [2001, 1999, 2155]),
+    "TIMESTAMP(6) NULL": ("at", [datetime(2026, 1, 1, 1, 1, 1, n, UTC) for n in (5, 1, 3)]),
+}
+COMPARED = {"CHAR(5)", "VARBINARY(9)", "DECIMAL(9,3)", "YEAR", "TIMESTAMP(6) NULL"}
+ORIGINAL = {
+    "label": "VARCHAR(60) NOT NULL",
+    "ratio": "DOUBLE",
+    "number": "INT",
+    "at": "DATETIME(6)",
+}
+COMPARISONS: list[Callable[[QuerySet[Any], str], Any]] = [
+    lambda samples, name: samples.order_by(name, "id"),
+    lambda samples, name: samples.order_by("-" + name, "id").values_list("id", name)[2:9],
+    lambda samples, name: samples.order_by(name).values_list(name).distinct(),
+    lambda samples, name: samples.values(name).annotate(n=Count("id")).order_by(name),
+    lambda samples, name: Count(name, distinct=True),
+]
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_types_that_a_merge_cannot_compare_are_refused(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs("mysql")
+    monkeypatch.setattr(column_checks, "_checked", set())
+    name, values = TYPES[kind]
+    store([])
+    everywhere(f"ALTER TABLE samples_sample MODIFY {name} {kind}")
+    try:
+        rows = [Sample(id=n, owner=n % 5, label="") for n in range(15)]
+        for n, row in enumerate(rows):
+            setattr(row, name, values[n % 3])
+            row.label = row.label or values[0] if name == "label" else ""
+        store(rows)
+        samples = one_database(Sample)
+        for build in COMPARISONS:
+            asked = build(samples, name)
+            if isinstance(asked, Count):
+                one, many = samples.aggregate, lambda x: aggregate(samples, x=x)
+            else:
+                one, many = list, fetch
+            if kind in COMPARED:
+                expected = one(x=asked) if isinstance(asked, Count) else one(asked)
+                assert many(asked) == expected
+            else:
+                with pytest.raises(ScatterNotSupported, match=f"{name}, whose type on the server"):
+                    many(asked)
+        unordered = samples.order_by("id").values_list("id", name)
+        assert fetch(unordered) == list(unordered)
+        if kind[:3] in ("ENU", "SET", "FLO"):
+            converted = Cast(name, CharField() if name == "label" else FloatField())
+            ordered = samples.order_by(converted, "id")
+            assert fetch(ordered) == list(ordered)
+    finally:
+        everywhere("DELETE FROM samples_sample")
+        everywhere(f"ALTER TABLE samples_sample MODIFY {name} {ORIGINAL[name]}")
+
+
+def test_columns_with_different_collations_are_refused() -> None:
+    needs("mysql")
+    store([Sample(id=n, owner=n % 5, label="ab"[n % 2]) for n in range(10)])
+    of_one_node = [alias for alias in ALIASES[:-1] if int(alias[-5:]) < 8]
+    column = "ALTER TABLE samples_sample MODIFY label VARCHAR(60) COLLATE {} NOT NULL"
+    everywhere(column.format("utf8mb4_bin"), of_one_node)
+    try:
+        for queryset in (
+            one_database(Sample).order_by("label", "id"),
+            one_database(Sample).values("label").annotate(n=Count("id")),
+        ):
+            with pytest.raises(ScatterNotSupported, match="utf8mb4_bin"):
+                fetch(queryset)
+        collated = one_database(Sample).order_by(Collate("label", "utf8mb4_bin"), "id")
+        assert fetch(collated) == list(collated)
+    finally:
+        everywhere(column.format("utf8mb4_general_ci"), of_one_node)
+
+
+def test_rows_with_a_type_of_each_schema_are_refused() -> None:
+    needs("postgresql")
+    store([])
+    everywhere("CREATE TYPE mood AS ENUM ('z', 'a', '')")
+    change = "ALTER TABLE samples_sample ALTER label TYPE {} USING label::text::{}"
+    everywhere(change.format("mood", "mood"))
+    try:
+        everywhere("INSERT INTO samples_sample (id, owner, label) VALUES (1, 2, 'a')")
+        samples = one_database(Sample).order_by("id")
+        if plan.BATCH > 1:
+            with pytest.raises(ScatterNotSupported, match="outside of the shards' schemas"):
+                fetch(samples)
+        cast = samples.annotate(mood=Cast("label", CharField())).values_list("mood", flat=True)
+        assert fetch(cast) == ["a"] * len(SHARDS)
+    finally:
+        everywhere(change.format("varchar(60)", "varchar(60)"))
+        everywhere("DROP TYPE mood")
+
+
+@pytest.fixture
+def usual_packets() -> Iterator[None]:
+    """The servers take the packets that MariaDB takes by default: 16 MB."""
+    needs("mysql")
+    aliases = (ALIASES[0], ALIASES[-1])
+    everywhere(f"SET GLOBAL max_allowed_packet = {2**24}", aliases)
+    new_sessions()
+    yield
+    everywhere(f"SET GLOBAL max_allowed_packet = {2**26}", aliases)
+    new_sessions()
+
+
+@pytest.mark.usefixtures("usual_packets")
+def test_a_long_text_does_not_make_a_statement_too_long() -> None:
+    store(SAMPLES)
+    text = "x" * 6_000_000
+    samples = one_database(Sample).exclude(label=text).order_by("id")
+    assert fetch(samples) == list(samples)
+    assert scatter.count(samples, targets(samples)) == len(SAMPLES)
+    filtered = one_database(Sample).filter(text__in=[text[n:] for n in range(2)])
+    assert fetch(filtered) == []
+
+
+@pytest.mark.parametrize("constant", [Value(Decimal("1.5")), Value(b"x"), Value(True), Value(7)])
+def test_first_rows_ordered_by_a_constant(constant: Any) -> None:
+    store(SAMPLES)
+    queryset = one_database(Sample).annotate(constant=constant).order_by("-constant", "-id")[:4]
+    assert [row.pk for row in fetch(queryset)] == [row.pk for row in queryset]
