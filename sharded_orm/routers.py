@@ -99,7 +99,8 @@ class ShardRouter:
                 options,
                 f"{model.__name__} is read or written without one",
                 " If the query has such a condition, its manager does not read it: derive the manager"
-                " from ShardedManager, or from a ShardedQuerySet by as_manager().",
+                " from ShardedManager, or from a ShardedQuerySet by as_manager(). The base manager,"
+                ' which content types use, is replaced by base_manager_name = "objects" in Meta.',
             )
         if alias is not None and _is_new_link_row(instance):
             _refuse_links_to_other_shards(options, instance, alias)

@@ -18,6 +18,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from django.apps import apps
+from django.conf import settings
 from django.core import checks
 from django.db import models
 
@@ -80,7 +82,8 @@ def _relations(model: type[models.Model]) -> Iterator[checks.CheckMessage]:
             yield checks.Error(
                 f"A database cannot enforce a foreign key to {remote.model.__name__}, which is in"
                 f" {where}.",
-                hint=f"Set db_constraint=False and {_policies_hint(own, other)}.",
+                hint=_user_hint(model, remote.model)
+                or f"Set db_constraint=False and {_policies_hint(own, other)}.",
                 obj=field,
                 id="sharded_orm.E006",
             )
@@ -88,7 +91,7 @@ def _relations(model: type[models.Model]) -> Iterator[checks.CheckMessage]:
             yield checks.Error(
                 f"on_delete={name_of_policy(policy)} of a foreign key to {where} would run on the"
                 " alias of the deleted row, where these rows are not.",
-                hint=f"Set {_policies_hint(own, other)}.",
+                hint=_user_hint(model, remote.model) or f"Set {_policies_hint(own, other)}.",
                 obj=field,
                 id="sharded_orm.E007",
             )
@@ -104,7 +107,8 @@ def _relations(model: type[models.Model]) -> Iterator[checks.CheckMessage]:
             yield checks.Error(
                 f"The many-to-many table of {many.name!r} would join {model.__name__} and"
                 f" {remote_model.__name__}, which are not in the same group.",
-                hint="Store the relation as a ShardedModel of its own, once per side.",
+                hint=_user_hint(model, remote_model)
+                or "Store the relation as a ShardedModel of its own, once per side.",
                 obj=many,
                 id="sharded_orm.E008",
             )
@@ -145,6 +149,25 @@ def _policies_hint(own: str | None, other: str | None) -> str:
     if own is not None and other is None:
         return "on_delete to CASCADE, PROTECT, SET_NULL or LEAVE of sharded_orm.on_delete"
     return "on_delete=DO_NOTHING, and delete the rows of the other side yourself"
+
+
+def _user_hint(model: type[models.Model], remote: type[models.Model]) -> str | None:
+    """Return the hint for a relation between a sharded user model and an app of Django, which the
+    project cannot change. For any other relation, return None.
+    """
+    for user, other in ((model, remote), (remote, model)):
+        if (
+            user._meta.label == settings.AUTH_USER_MODEL
+            and group_of_model(user) is not None
+            and other.__module__.startswith("django.")
+        ):
+            app = apps.get_app_config(other._meta.app_label)
+            without = "PermissionsMixin" if app.label == "auth" else repr(app.name)
+            return (
+                f"Keep the user model {user.__name__} in the global database, and make a sharded"
+                f" profile for what is large; or do without {without}."
+            )
+    return None
 
 
 def _unenforced(model: Any, field: Any) -> Iterator[checks.CheckMessage]:

@@ -138,7 +138,15 @@ class ShardedModel(RowValidation, metaclass=ShardedModelBase):
         if self._state.adding and not raw:
             check_references(using, [self])
         with writing(self):
-            super().save_base(raw, force_insert, force_update, using, update_fields)
+            # By name, as Model.save() does: the method of the next base class, which may belong to
+            # another package, may have other positions.
+            super().save_base(
+                raw=raw,
+                force_insert=force_insert,
+                force_update=force_update,
+                using=using,
+                update_fields=update_fields,
+            )
         if options.key_is_generated:
             forget_shard_choice([self])
 

@@ -97,7 +97,9 @@ class RowValidation(models.Model):
         # Overrides Model._get_unique_checks(), which only knows what is unique on a shard. Values of
         # unique lookups are unique over all shards. A formset also compares its forms by these
         # checks.
-        unique_checks, date_checks = super()._get_unique_checks(exclude, include_meta_constraints)  # type: ignore[misc]  # not in the stubs
+        unique_checks, date_checks = super()._get_unique_checks(  # type: ignore[misc]  # not in the stubs
+            exclude=exclude, include_meta_constraints=include_meta_constraints
+        )
         for check in self._lookup_checks():
             if check[1][0] not in (exclude or ()) and check not in unique_checks:
                 unique_checks.append(check)
@@ -170,7 +172,7 @@ class RowValidation(models.Model):
         if alias is not None:
             check_insert(colocation_on(self._shard_options(), alias), [self])
             with unbound():
-                super().validate_constraints(exclude)
+                super().validate_constraints(exclude=exclude)
             return
         # The row has no shard yet, so nothing can be a duplicate. A check constraint reads no other
         # rows, so it can be evaluated on any shard.

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from django.contrib.contenttypes.fields import GenericRelation
+from django.contrib.contenttypes.models import ContentType
 from django.db import models
 from django.db.models.query import ModelIterable
 from django.db.models.sql import Query
@@ -17,6 +18,7 @@ from django.db.models.sql.constants import INNER
 from django.forms import modelform_factory
 from django.test.utils import isolate_apps
 
+from sharded_orm import bound
 from sharded_orm.exceptions import (
     CrossKeyRelation,
     DeletionRefused,
@@ -76,6 +78,77 @@ def test_an_argument_that_no_base_class_knows_is_an_error(rows: list[Photo]) -> 
     with pytest.raises(TypeError, match="soft"):
         rows[0].delete(soft=False)
     assert Photo.objects.filter(user_id=ONE, pk=rows[0].pk).exists()
+
+
+# -- Models with a save_base() and a validation of their own, as in packages for translations
+
+
+class NotedRow(models.Model):
+    """Takes the arguments that Django gives by name, and no others, by name only."""
+
+    class Meta:
+        abstract = True
+        app_label = "photos_app"
+
+    def save_base(self, raw: bool = False, using: Any = None, **kwargs: Any) -> None:
+        super().save_base(raw=raw, using=using, **kwargs)
+        self.noted = kwargs["force_insert"]
+
+    def validate_constraints(self, **kwargs: Any) -> None:
+        super().validate_constraints(**kwargs)
+        self.is_validated = True
+
+    def _get_unique_checks(self, **kwargs: Any) -> Any:
+        return super()._get_unique_checks(**kwargs)  # type: ignore[misc]  # not in the stubs
+
+
+def test_methods_of_a_base_class_behind_ours_get_arguments_by_name(rows: list[Photo]) -> None:
+    with isolate_apps("tests.photos"):
+
+        class NotedPhoto(Photo, NotedRow):
+            class Meta:
+                app_label = "photos_app"
+                proxy = True
+
+    photo: Any = NotedPhoto(user_id=ONE, title="noted")
+    photo.full_clean(exclude=["photo_id"])
+    assert photo.is_validated
+    photo.save()
+    assert photo.noted is False
+    assert NotedPhoto.objects.create(user_id=ONE, title="created").noted is True
+
+
+# -- Querysets with a create() of their own behind ours, as django-modeltranslation makes them
+
+
+class NamingRows(models.QuerySet[Any]):
+    def create(self, **kwargs: Any) -> Any:
+        return super().create(**{"title": "named", **kwargs})
+
+
+class RowsBehindOurs(ShardedQuerySet[Any], NamingRows):
+    pass
+
+
+def test_the_create_of_a_queryset_behind_ours_is_called(rows: list[Photo]) -> None:
+    for photos in (
+        RowsBehindOurs(Photo),
+        RowsBehindOurs(Photo).filter(user_id=TWO),
+        RowsBehindOurs(Photo, using="photos"),
+        RowsBehindOurs(Photo, using=rows[0]._state.db),
+    ):
+        photo = photos.create(user_id=ONE)
+        assert (photo.title, photo._state.db) == ("named", rows[0]._state.db)
+        assert Photo.objects.get(user_id=ONE, pk=photo.pk).title == "named"
+
+
+def test_the_create_of_a_queryset_behind_ours_does_not_keep_the_shard(rows: list[Photo]) -> None:
+    photos = RowsBehindOurs(Photo)
+    assert [photos.create(user_id=key)._state.db for key in (TWO, ONE)] == [
+        rows[1]._state.db,
+        rows[0]._state.db,
+    ]
+    assert photos.filter(user_id=ONE, title="named").count() == 1
 
 
 # -- Querysets with a query of their own
@@ -225,6 +298,25 @@ def test_a_manager_of_another_package_is_named_as_the_cause(rows: list[Photo]) -
     manager.model = Photo
     with pytest.raises(ShardKeyRequired, match=r"filter by it.*ShardedManager"):
         list(manager.filter(user_id=ONE))
+
+
+def test_a_content_type_finds_a_row_by_its_key_with_a_base_manager_that_routes(
+    rows: list[Photo], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content_type = ContentType.objects.get_for_model(Photo)
+    values = {"user_id": ONE, "pk": rows[0].pk}
+    with pytest.raises(ShardKeyRequired, match='base_manager_name = "objects" in Meta'):
+        content_type.get_object_for_this_type(**values)
+    monkeypatch.setattr(Photo._meta, "base_manager_name", "objects")
+    Photo._meta._expire_cache()
+    try:
+        assert content_type.get_object_for_this_type(**values) == rows[0]
+        assert list(content_type.get_all_objects_for_this_type(user_id=TWO)) == [rows[1], rows[4]]
+        with bound(user_id=ONE):
+            assert content_type.get_object_for_this_type(pk=rows[0].pk) == rows[0]
+    finally:
+        monkeypatch.undo()
+        Photo._meta._expire_cache()
 
 
 # -- Relations that are added to a finished model

@@ -292,7 +292,7 @@ class ShardedObject(ShardedModel, metaclass=ObjectBase):
             if not together.isdisjoint(fields):
                 fields = list({*fields, "data", "ts", "version"} - own)
                 self._refuse_unsaved("loading a deferred field")
-        super().refresh_from_db(using, fields, from_queryset)
+        super().refresh_from_db(using=using, fields=fields, from_queryset=from_queryset)
         self.__dict__.pop("_referred", None)
         if fields is None or "data" in fields:
             self.__dict__.pop("_stored_ts", None)

@@ -1,5 +1,5 @@
-"""``manage.py changepassword``: Django's command. It refuses the aliases of groups and shards,
-which have no users.
+"""``manage.py changepassword``: Django's command. It refuses the aliases of shards, and those of groups
+that have no users.
 """
 
 from __future__ import annotations
@@ -7,14 +7,13 @@ from __future__ import annotations
 from django.apps import apps
 from django.core.management import CommandError
 
-from sharded_orm.management.one_database import OneDatabaseCommand
-
 if not apps.is_installed("django.contrib.auth"):
     raise CommandError("changepassword needs the app 'django.contrib.auth'.")
 
 from django.contrib.auth.management.commands import changepassword
 
+from sharded_orm.management.user_command import UserCommand
 
-class Command(OneDatabaseCommand, changepassword.Command):
-    remedy = "users are in the global database, so leave --database out"
-    takes_shards = False
+
+class Command(UserCommand, changepassword.Command):
+    pass

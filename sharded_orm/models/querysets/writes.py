@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
-from django.db.models import Model
+from django.db.models import Model, QuerySet
 from django.db.models.constants import LOOKUP_SEP
 
 from sharded_orm import compat
@@ -51,6 +51,12 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
             # The key of the new row determines its shard, and not the filters of this queryset. For
             # example, ``filter(user_id=1).create(user_id=2)`` stores the row on the shard of the
             # key 2.
+            create: Any = super().create
+            if getattr(create, "__func__", None) is not QuerySet.create:
+                # A package has put a class of its own behind ours, as django-modeltranslation does.
+                # With the alias of the group, save() chooses the shard.
+                new: M = self._run_on(self._options.group, create, **kwargs)
+                return new
             self._for_write = True
             obj: M = self.model(**kwargs)
             obj.save(force_insert=True, using=self._db)
