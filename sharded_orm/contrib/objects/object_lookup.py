@@ -116,7 +116,11 @@ class ObjectLookupManager(_Manager):  # type: ignore[misc]  # the base class is 
         if pk == new.pk:
             return new, True
         new.purge()
-        return objects.get(pk), False
+        try:
+            return objects.get(pk), False
+        except self.model.target.DoesNotExist:
+            # The object of the faster process has been deleted since, so begin again.
+            return self.find_or_create(value, **fields)
 
     def _is_valid(self, value: Any) -> bool:
         try:

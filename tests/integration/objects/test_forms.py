@@ -301,6 +301,33 @@ def test_the_admin_lists_and_restores_deleted_objects(admin_user: Visitor, clien
     )  # fmt: skip
 
 
+def test_the_admin_restores_the_others_of_a_damaged_and_a_purged_object(
+    admin_user: Visitor, client: Client
+) -> None:
+    client.force_login(admin_user)
+    board = on(Board, 2, name="b")
+    pins = [on(Pin, n, board=board, note=f"note {n}") for n in (1, 3, 6)]
+    for pin in pins:
+        pin.delete()
+    set_body(pins[0], "[1]")
+    where = f"{reverse('pinboards:pinboards_pin_changelist')}?deleted=yes"
+    text = client.get(where).content.decode()
+    boxes = re.findall(r'name="_selected_action" value="([^"]+)"', text)
+    sent = {"action": "restore", "_selected_action": [html.unescape(box) for box in boxes]}
+
+    def purge(instance: Any, **kwargs: Any) -> None:
+        if Pin.objects.with_deleted().filter(pk=pins[2].pk).exists():
+            pins[2].purge()
+
+    with connected(pre_save, purge, sender=Pin):
+        answer = client.post(where, sent, follow=True)
+    assert answer.status_code == 200
+    assert Pin.objects.get_many(pin.pk for pin in pins[:2]).keys() == {pins[1].pk}
+    messages = [str(message) for message in answer.context["messages"]]
+    assert any(f"Pin(pk={pins[0].pk}) on" in message for message in messages)
+    assert LogEntry.objects.count() == 1
+
+
 @pytest.mark.parametrize("body", ["[1]", '{"board": "x", "note": "n", "link": null}'])
 @pytest.mark.parametrize("where", [{}, {"_shard": "pins_00001"}], ids=["all shards", "one shard"])
 def test_the_admin_lists_damaged_objects_with_their_errors(

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from django.db import connections
+from django.db.models.signals import post_save
 from django.test.utils import isolate_apps
 
 from sharded_orm.contrib.lookups.exceptions import LookupValueTaken
@@ -57,6 +58,25 @@ def test_the_value_of_a_deleted_object_goes_to_a_new_one() -> None:
     second, created = FacebookUsers.objects.find_or_create("4711", name="Bob")
     assert (created, FacebookUsers.objects.find("4711").name) == (True, "Bob")
     assert second.pk != first.pk
+
+
+def test_the_object_of_a_faster_process_may_be_deleted_at_once() -> None:
+    others: list[Any] = []
+
+    def be_faster(**kwargs: Any) -> None:
+        if not others:
+            others.append(None)
+            others[0], created = FacebookUsers.objects.find_or_create("4711", name="Bob")
+            assert created
+            others[0].delete()
+
+    post_save.connect(be_faster, sender=User)
+    try:
+        ada, created = FacebookUsers.objects.find_or_create("4711", name="Ada")
+    finally:
+        post_save.disconnect(be_faster, sender=User)
+    assert (ada.name, created, FacebookUsers.objects.find("4711")) == ("Ada", True, ada)
+    assert set(User.objects.with_deleted().scatter()) == {ada, *others}
 
 
 def test_a_damaged_object_keeps_its_value() -> None:
