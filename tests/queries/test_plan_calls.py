@@ -12,6 +12,7 @@ from django.utils.functional import SimpleLazyObject
 
 from sharded_orm.backends.group.cursor_methods import opens_as_django
 from sharded_orm.backends.group.member import ShardConnectionMixin
+from sharded_orm.models.querysets import first_recordings
 from sharded_orm.models.querysets.plans import without_plans
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from tests.queries.conftest import DATABASES, ONE, SHARD, TWO
@@ -269,6 +270,29 @@ def test_the_tests_with_a_database_open_cursors_in_the_short_way() -> None:
     shard = connections[SHARD[ONE]]
     with shard.cursor():
         assert opens_as_django(shard, super(ShardConnectionMixin, type(shard)))
+
+
+def test_a_route_tells_whether_rows_are_read_by_a_plan(items: World, settings: Any) -> None:
+    def plan(**conditions: Any) -> str:
+        rows = Item.objects.filter(owner_id=ONE, **conditions)
+        phrase = rows.explain_routing().plan
+        assert rows.explain_routing() == rows.all().explain_routing()
+        list(rows)
+        return phrase
+
+    first_recordings.forget()
+    assert plan(stars=1) == "no plan yet, the second read of this shape makes it"
+    plan(stars=1)
+    phrases = [plan(stars=1) for _ in range(3)]
+    first = int(phrases[0].split()[-2])
+    assert phrases == [
+        f"rows are read by a plan, which was used {first + number} times" for number in range(3)
+    ]
+    assert {plan(name__contains="x") for _ in range(3)} == {"Django compiles this query"}
+    with without_plans():
+        assert plan(stars=1) == "Django compiles this query"
+    settings.SHARDED_ORM = {**settings.SHARDED_ORM, "READ_PLANS": False}
+    assert plan(stars=1) == "plans are switched off by READ_PLANS"
 
 
 def test_the_log_names_conditions_without_a_plan(

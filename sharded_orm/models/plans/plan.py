@@ -81,7 +81,7 @@ class ReadCache(Protocol):
 class Plan:
     """The SQL of one kind of read, for queries that differ only in their values.
 
-    Immutable and thread-safe.
+    Immutable but for :attr:`uses`, and thread-safe.
 
     :param sql: the SQL without a LIMIT. If a condition compares with a list, this is the SQL for a
         list of one value.
@@ -100,7 +100,7 @@ class Plan:
     __slots__ = (
         "_backend", "_conditions", "_constants", "_declarations", "_is_guarded", "_is_simple", "_joined",
         "_list_end", "_lists", "_loader_key", "_ranges", "_selection", "_single", "_unchanged", "cache", "model",
-        "sql", "tables",
+        "sql", "tables", "uses",
     )  # fmt: skip
 
     def __init__(
@@ -118,6 +118,9 @@ class Plan:
     ) -> None:
         self.sql = sql
         self.cache = cache
+        #: How often the plan has read rows or a value in this process. Threads that read at the same
+        #: moment may be counted once.
+        self.uses = 0
         self.model = shape.model
         self._backend = type(connection)
         self._constants = constants
@@ -256,6 +259,7 @@ class Plan:
         """
         if not self.accepts(values):
             return UNREAD
+        self.uses += 1
         is_value = kind is EXISTS or kind is COUNT
         if self.cache is not None:
             query_database = partial(self._query, values, limits, connection, is_value=is_value)

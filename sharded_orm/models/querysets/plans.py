@@ -6,6 +6,7 @@ A plan is SQL that was compiled once for all queries that differ only in their v
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Self
 
 from django.db import connections
@@ -25,7 +26,7 @@ from sharded_orm.models.querysets.one_row import only_row
 from sharded_orm.models.querysets.original_methods import gets_as_django
 from sharded_orm.models.querysets.plan_examples import learn
 from sharded_orm.models.querysets.recorder import CallRecorder
-from sharded_orm.models.querysets.route import PLAIN_KEYS, is_scoped, plain_key
+from sharded_orm.models.querysets.route import PLAIN_KEYS, Route, is_scoped, plain_key
 from sharded_orm.models.querysets.value_keys import ValueKeys
 from sharded_orm.models.sharding import key_sources
 from sharded_orm.models.sharding.bound_key import is_any_bound, key_in_force, last_binding
@@ -116,6 +117,15 @@ class PlannedQuerySet(CallRecorder[M], BoundKeyQuerySet[M]):
             return None
         query: Any = self.query
         return self._new_recording() if query.bound_key == key and self._has_no_options() else None
+
+    def explain_routing(self) -> Route:
+        # Ask a copy, because Django's part needs a query. This queryset keeps its recorded calls,
+        # so its rows can still be read by a plan.
+        recording = self._recorded()
+        if recording is None:
+            return replace(super().explain_routing(), plan="Django compiles this query")
+        route: Route = self._by_django(recording, "explain_routing")
+        return replace(route, plan=_plan_phrase(recording.shape))
 
     def _read(
         self,
@@ -220,6 +230,18 @@ class PlannedQuerySet(CallRecorder[M], BoundKeyQuerySet[M]):
                 return result
         planned.known_keys = keys.known_keys
         return planned.at_shards(keys.shards)
+
+
+def _plan_phrase(shape: Shape) -> str:
+    """Return whether the rows of queries of this shape are read with a plan, as a phrase."""
+    if not runtime.config().read_plans:
+        return "plans are switched off by READ_PLANS"
+    plan = shape.plans.get(ROWS, UNREAD)
+    if plan is None:
+        return "Django compiles queries of this shape"
+    if plan is UNREAD:
+        return "no plan yet, the second read of this shape makes it"
+    return f"rows are read by a plan, which was used {plan.uses} times"
 
 
 class _PlanRead:

@@ -11,7 +11,7 @@ import copy
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
@@ -84,6 +84,9 @@ class Route:
     #: shard key by a value in another column. The query then has no condition on the shard key. So
     #: it may also match outdated rows, which a moved key has left on its old shard.
     by_values: bool = False
+    #: Whether the rows of the query are read with a plan (SQL that was compiled once), as a phrase
+    #: for people. It is not a part of the route, so routes are compared without it.
+    plan: str = field(default="", compare=False)
 
     @property
     def aliases(self) -> tuple[str, ...]:
