@@ -9,7 +9,19 @@ from typing import Any
 
 import pytest
 from django.db import connections
-from django.db.models import Avg, CharField, Count, F, FloatField, QuerySet, Sum, Value
+from django.db.models import (
+    Avg,
+    CharField,
+    Count,
+    DateTimeField,
+    F,
+    FloatField,
+    Func,
+    Max,
+    QuerySet,
+    Sum,
+    Value,
+)
 from django.db.models.functions import Cast, Collate
 
 from sharded_orm import scatter
@@ -232,3 +244,51 @@ def test_first_rows_ordered_by_a_constant(constant: Any) -> None:
     store(SAMPLES)
     queryset = one_database(Sample).annotate(constant=constant).order_by("-constant", "-id")[:4]
     assert [row.pk for row in fetch(queryset)] == [row.pk for row in queryset]
+
+
+class Score(Func):
+    """How well a text matches the word "red"."""
+
+    template = "MATCH(%(expressions)s) AGAINST ('red' IN NATURAL LANGUAGE MODE)"
+    output_field = FloatField()
+
+
+def test_scores_of_a_full_text_search_are_refused() -> None:
+    needs("mysql")
+    store([])
+    everywhere("ALTER TABLE samples_sample ADD FULLTEXT INDEX words (text)")
+    try:
+        texts = ["red " * (n % 3) + "blue " * (n % 7) + f"word{n}" for n in range(25)]
+        store([Sample(id=n, owner=n % 5, text=text) for n, text in enumerate(texts)])
+        samples = one_database(Sample).alias(score=Score("text"))
+        matching = samples.filter(score__gt=0).order_by("id").values_list("id")
+        assert len(fetch(matching)) == 16
+        assert fetch(matching) == list(matching)
+        for refused in (samples.order_by("-score"), samples.annotate(score=Score("text"))):
+            with pytest.raises(ScatterNotSupported, match="score of a full-text search"):
+                fetch(refused)
+        with pytest.raises(ScatterNotSupported, match="score of a full-text search"):
+            aggregate(one_database(Sample), best=Max(Score("text")))
+    finally:
+        everywhere("DELETE FROM samples_sample")
+        everywhere("ALTER TABLE samples_sample DROP INDEX words")
+
+
+CHANCE = {"mysql": "RAND", "postgresql": "random", "sqlite": "RANDOM"}
+
+
+def test_functions_of_time_and_chance_are_refused_by_their_names() -> None:
+    store(SAMPLES)
+    samples = one_database(Sample)
+    chance = Func(function=CHANCE[connections[WHOLE].vendor], output_field=FloatField())
+    time = Func(template="CURRENT_TIMESTAMP", output_field=DateTimeField())
+    for refused in (
+        samples.order_by(chance),
+        samples.order_by(time),
+        samples.annotate(x=time).values_list("x").distinct(),
+        samples.annotate(x=chance).values("x").annotate(n=Count("id")),
+    ):
+        with pytest.raises(ScatterNotSupported):
+            fetch(refused)
+    with pytest.raises(ScatterNotSupported, match="Now"):
+        Sample.objects.scatter().update(at=time)
