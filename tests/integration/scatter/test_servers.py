@@ -178,6 +178,29 @@ def test_types_that_a_merge_cannot_compare_are_refused(
         everywhere(f"ALTER TABLE samples_sample MODIFY {name} {ORIGINAL[name]}")
 
 
+def test_an_order_by_uuids_in_a_text_column_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by the field with ``db_type()`` "char(32)" that Django's documentation recommends."""
+    needs("mysql")
+    if not connections[WHOLE].features.has_native_uuid_field:
+        pytest.skip("the server has no type for UUIDs")
+    monkeypatch.setattr(column_checks, "_checked", set())
+    store([])
+    everywhere("ALTER TABLE samples_sample MODIFY code CHAR(32)")
+    try:
+        store([Sample(id=n, owner=n % 5) for n in range(10)])
+        everywhere("UPDATE samples_sample SET code = MD5(id % 4)")
+        samples = one_database(Sample)
+        with pytest.raises(ScatterNotSupported, match="whose type on the server is CHAR"):
+            fetch(samples.order_by("code", "id"))
+        cast = samples.order_by(Cast("code", CharField()), "id")
+        assert fetch(cast) == list(cast)
+        distinct = samples.values_list("code").distinct()
+        assert set(fetch(distinct)) == set(distinct)
+    finally:
+        everywhere("DELETE FROM samples_sample")
+        everywhere("ALTER TABLE samples_sample MODIFY code UUID")
+
+
 def test_columns_with_different_collations_are_refused() -> None:
     needs("mysql")
     store([Sample(id=n, owner=n % 5, label="ab"[n % 2]) for n in range(10)])
