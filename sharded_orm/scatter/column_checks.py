@@ -6,7 +6,7 @@ They depend on the actual columns, because tables may be older than the models, 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.db import DatabaseError
 from django.db.models import Max, Min
@@ -21,7 +21,6 @@ from sharded_orm.scatter.failures import is_failure
 from sharded_orm.scatter.refusals import refuse
 
 if TYPE_CHECKING:
-    from sharded_orm.scatter.comparison import Column
     from sharded_orm.scatter.plan import Branch
 
 # The types of MariaDB and MySQL whose values the merge compares as the server does.
@@ -38,9 +37,20 @@ _SAME_TYPE = (
     Case, Coalesce, ExpressionWrapper, Greatest, Least, Max, Min, NullIf, Ref, When,
 )  # fmt: skip
 
-# The columns that were checked: (node, table, column, kind of values). Only columns that the merge
-# can compare are in it, so a column that was corrected is not refused any more.
-_checked: set[tuple[str, str, str, str]] = set()
+
+class _Checked(NamedTuple):
+    """A column that the merge can compare, and how it compares it."""
+
+    node: str
+    table: str
+    name: str
+    kind: str
+    is_ordered: bool
+
+
+# Columns that the merge cannot compare are not in it, so one that was corrected is not refused any
+# more.
+_checked: set[_Checked] = set()
 
 
 def text_key_failure(branches: Sequence[Branch]) -> DatabaseError | None:
@@ -82,36 +92,41 @@ def value_type_failure(branch: Branch) -> DatabaseError | None:
     connection: Any = connection_of(shard.alias)
     if features_of(connection).text_compared_by != "weights":
         return None
+    ordered = {key.column for key in template.order}
     sources = [
-        (column, col)
-        for column in map(template.columns.__getitem__, compared)
+        (column, col, key)
+        for index in compared
+        for column in (template.columns[index],)
         for col in _columns_of_type(column.expression)
-        if _key(shard.node, column, col) not in _checked
+        if (key := _Checked(shard.node, *_table_and_name(col), column.kind, index in ordered))
+        not in _checked
     ]
     if not sources:
         return None
-    tables = {_table_and_name(col)[0] for _, col in sources}
+    tables, names = {key.table for *_, key in sources}, {key.name for *_, key in sources}
     prepare_shards(shard.group, (shard,))
     try:
-        types = connection.column_types(
-            (shard,), tables, {_table_and_name(col)[1] for _, col in sources}
-        )
+        types = connection.column_types((shard,), tables, names)
     except DatabaseError as error:
         if not is_failure(error):
             raise
         return error
-    for column, col in sources:
-        table, name = _table_and_name(col)
-        kind = types.get(shard.alias, {}).get(table.lower(), {}).get(name.lower())
+    sorts_uuids = connection.features.has_native_uuid_field
+    for column, col, key in sources:
+        kind = types.get(shard.alias, {}).get(key.table.lower(), {}).get(key.name.lower())
         if kind is None or (kind.data_type in _NUMBERED and col is not column.expression):
             continue
-        if kind.data_type not in _COMPARED and kind.data_type != column.kind:
+        is_compared = kind.data_type in _COMPARED or kind.data_type == key.kind
+        if key.kind == "uuid" and key.is_ordered and sorts_uuids:
+            # The merge sorts by the server's order of its type for UUIDs, which is not that of texts.
+            is_compared = kind.data_type == "uuid"
+        if not is_compared:
             raise refuse(
-                f"a comparison of values of {table}.{name}, whose type on the server is"
+                f"a comparison of values of {key.table}.{key.name}, whose type on the server is"
                 f" {kind.data_type.upper()}",
                 "compare Cast(field, CharField()), or a Cast() to a number",
             )
-        _checked.add(_key(shard.node, column, col))
+        _checked.add(key)
     return None
 
 
@@ -126,7 +141,3 @@ def _columns_of_type(expression: Any) -> Iterator[Col]:
 
 def _table_and_name(col: Col) -> tuple[str, str]:
     return col.target.model._meta.db_table, str(col.target.column)
-
-
-def _key(node: str, column: Column, col: Col) -> tuple[str, str, str, str]:
-    return node, *_table_and_name(col), column.kind

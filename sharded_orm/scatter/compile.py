@@ -21,7 +21,6 @@ from django.db.models.expressions import Col, ColPairs, OrderBy, Ref, Value
 from django.db.models.sql.compiler import PositionRef, SQLCompiler
 from django.db.models.sql.where import WhereNode
 
-from sharded_orm import compat
 from sharded_orm.backends.features import features_of
 from sharded_orm.scatter.comparison import Column, OrderKey, column_of, has_field
 from sharded_orm.scatter.counted_ids import refuse_comparison
@@ -30,9 +29,12 @@ from sharded_orm.scatter.key_condition import KeyAmong
 from sharded_orm.scatter.partial_aggregates import Partial, partial_of
 from sharded_orm.scatter.refusals import (
     columns_in,
+    is_chance,
+    is_time,
     parts_of,
     refuse,
     refuse_distinct_keys,
+    refuse_scores,
     refuse_time_and_chance,
 )
 from sharded_orm.scatter.rounded_floats import widened
@@ -246,8 +248,9 @@ class _Root(SQLCompiler):
         return expression.select_format(self, *sql) if has_field(expression) else sql
 
     def _described(self, expression: Any) -> Column:
-        if features_of(self.connection).computes_beyond_types:
+        if features_of(self.connection).computes_beyond_types and not isinstance(expression, Col):
             refuse_narrow(expression)
+            refuse_scores(expression)
         return column_of(expression)
 
     def _compile_selected(self, expression: Any) -> Any:
@@ -267,9 +270,9 @@ class _Root(SQLCompiler):
 
     def _add_order_key(self, order: OrderBy, sql: str) -> None:
         expression = self._ordered_by(order.expression)
-        if any(isinstance(part, compat.RANDOM_FUNCTIONS) for part in parts_of(expression)):
+        if any(map(is_chance, parts_of(expression))):
             raise refuse("random order", "choose random rows in Python, or ask one shard")
-        if any(isinstance(part, compat.TIME_FUNCTIONS) for part in parts_of(expression)):
+        if any(map(is_time, parts_of(expression))):
             raise refuse(
                 "an order that depends on Now()", "pass the time as a value (timezone.now())"
             )

@@ -21,6 +21,21 @@ if TYPE_CHECKING:
 # A window function in SQL text: ``OVER (…)``, or ``OVER`` and the name of a window.
 _OVER = re.compile(r"\bover\s*(\(|\s\w)", re.IGNORECASE)
 
+# Functions in SQL text whose value depends on the time, or on chance. A project may call them by
+# Func(function=…) or by a template.
+_TIME = re.compile(
+    r"\b(now|sysdate|curdate|curtime|utc_date|utc_time|utc_timestamp|clock_timestamp"
+    r"|statement_timestamp|transaction_timestamp|timeofday)\s*\("
+    r"|\b(current_timestamp|current_date|current_time|localtime|localtimestamp)\b",
+    re.IGNORECASE,
+)
+_CHANCE = re.compile(
+    r"\b(rand|random|randomblob|uuid|uuid_short|gen_random_uuid|uuid_generate_v\w+|uuidv\d)\s*\(",
+    re.IGNORECASE,
+)
+# The score of a full-text search of MariaDB and MySQL.
+_SCORE = re.compile(r"\bagainst\s*\(", re.IGNORECASE)
+
 
 def refuse(feature: str, remedy: str) -> ScatterNotSupported:
     """Return the error for a query of many shards that uses ``feature``.
@@ -87,7 +102,7 @@ def check_values_of_time(query: Query, values: Iterable[Any]) -> None:
         if not hasattr(value, "resolve_expression"):
             continue
         for part in parts_of(value):
-            if isinstance(part, compat.TIME_FUNCTIONS):
+            if is_time(part):
                 raise refuse(
                     "Now() among the values that it writes",
                     "pass the time as a value (timezone.now())",
@@ -117,14 +132,44 @@ def refuse_time_and_chance(expression: Any) -> None:
     Each statement computes its own values for these functions. So the merge would take rows of two
     statements for different, even if one database would put them into one group.
     """
-    if any(
-        isinstance(part, (*compat.TIME_FUNCTIONS, *compat.RANDOM_FUNCTIONS))
-        for part in parts_of(expression)
-    ):
+    if any(is_time(part) or is_chance(part) for part in parts_of(expression)):
         raise refuse(
             "groups or distinct rows that depend on Now() or Random()",
             "pass the time as a value (timezone.now())",
         )
+
+
+def refuse_scores(expression: Any) -> None:
+    """Refuse the scores of MariaDB's and MySQL's full-text search (``MATCH … AGAINST``).
+
+    A score depends on how many rows of the table have the words, and each shard has a table of its
+    own. A condition that only asks whether a row matches is the same on each shard.
+    """
+    if any(_SCORE.search(_text_of(part)) for part in parts_of(expression)):
+        raise refuse(
+            "the score of a full-text search, which depends on all rows of a table",
+            "filter by the search, and order by another column",
+        )
+
+
+def is_time(part: Any) -> bool:
+    """Whether ``part`` is a function whose value depends on the time of the statement."""
+    return isinstance(part, compat.TIME_FUNCTIONS) or _TIME.search(_text_of(part)) is not None
+
+
+def is_chance(part: Any) -> bool:
+    """Whether ``part`` is a function whose value depends on chance."""
+    return isinstance(part, compat.RANDOM_FUNCTIONS) or _CHANCE.search(_text_of(part)) is not None
+
+
+def _text_of(part: Any) -> str:
+    """Return the SQL text of a ``Func``, without its arguments; "" for other expressions."""
+    if not isinstance(part, Func):
+        return ""
+    extra = part.extra
+    function, template = extra.get("function", part.function), extra.get("template", part.template)
+    # The default template calls the function.
+    return f"{function}( {template or ''}" if function else template or ""
 
 
 def parts_of(expression: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:

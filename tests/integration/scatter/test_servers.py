@@ -9,7 +9,19 @@ from typing import Any
 
 import pytest
 from django.db import connections
-from django.db.models import Avg, CharField, Count, F, FloatField, QuerySet, Sum, Value
+from django.db.models import (
+    Avg,
+    CharField,
+    Count,
+    DateTimeField,
+    F,
+    FloatField,
+    Func,
+    Max,
+    QuerySet,
+    Sum,
+    Value,
+)
 from django.db.models.functions import Cast, Collate
 
 from sharded_orm import scatter
@@ -166,6 +178,29 @@ def test_types_that_a_merge_cannot_compare_are_refused(
         everywhere(f"ALTER TABLE samples_sample MODIFY {name} {ORIGINAL[name]}")
 
 
+def test_an_order_by_uuids_in_a_text_column_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by the field with ``db_type()`` "char(32)" that Django's documentation recommends."""
+    needs("mysql")
+    if not connections[WHOLE].features.has_native_uuid_field:
+        pytest.skip("the server has no type for UUIDs")
+    monkeypatch.setattr(column_checks, "_checked", set())
+    store([])
+    everywhere("ALTER TABLE samples_sample MODIFY code CHAR(32)")
+    try:
+        store([Sample(id=n, owner=n % 5) for n in range(10)])
+        everywhere("UPDATE samples_sample SET code = MD5(id % 4)")
+        samples = one_database(Sample)
+        with pytest.raises(ScatterNotSupported, match="whose type on the server is CHAR"):
+            fetch(samples.order_by("code", "id"))
+        cast = samples.order_by(Cast("code", CharField()), "id")
+        assert fetch(cast) == list(cast)
+        distinct = samples.values_list("code").distinct()
+        assert set(fetch(distinct)) == set(distinct)
+    finally:
+        everywhere("DELETE FROM samples_sample")
+        everywhere("ALTER TABLE samples_sample MODIFY code UUID")
+
+
 def test_columns_with_different_collations_are_refused() -> None:
     needs("mysql")
     store([Sample(id=n, owner=n % 5, label="ab"[n % 2]) for n in range(10)])
@@ -232,3 +267,51 @@ def test_first_rows_ordered_by_a_constant(constant: Any) -> None:
     store(SAMPLES)
     queryset = one_database(Sample).annotate(constant=constant).order_by("-constant", "-id")[:4]
     assert [row.pk for row in fetch(queryset)] == [row.pk for row in queryset]
+
+
+class Score(Func):
+    """How well a text matches the word "red"."""
+
+    template = "MATCH(%(expressions)s) AGAINST ('red' IN NATURAL LANGUAGE MODE)"
+    output_field = FloatField()
+
+
+def test_scores_of_a_full_text_search_are_refused() -> None:
+    needs("mysql")
+    store([])
+    everywhere("ALTER TABLE samples_sample ADD FULLTEXT INDEX words (text)")
+    try:
+        texts = ["red " * (n % 3) + "blue " * (n % 7) + f"word{n}" for n in range(25)]
+        store([Sample(id=n, owner=n % 5, text=text) for n, text in enumerate(texts)])
+        samples = one_database(Sample).alias(score=Score("text"))
+        matching = samples.filter(score__gt=0).order_by("id").values_list("id")
+        assert len(fetch(matching)) == 16
+        assert fetch(matching) == list(matching)
+        for refused in (samples.order_by("-score"), samples.annotate(score=Score("text"))):
+            with pytest.raises(ScatterNotSupported, match="score of a full-text search"):
+                fetch(refused)
+        with pytest.raises(ScatterNotSupported, match="score of a full-text search"):
+            aggregate(one_database(Sample), best=Max(Score("text")))
+    finally:
+        everywhere("DELETE FROM samples_sample")
+        everywhere("ALTER TABLE samples_sample DROP INDEX words")
+
+
+CHANCE = {"mysql": "RAND", "postgresql": "random", "sqlite": "RANDOM"}
+
+
+def test_functions_of_time_and_chance_are_refused_by_their_names() -> None:
+    store(SAMPLES)
+    samples = one_database(Sample)
+    chance = Func(function=CHANCE[connections[WHOLE].vendor], output_field=FloatField())
+    time = Func(template="CURRENT_TIMESTAMP", output_field=DateTimeField())
+    for refused in (
+        samples.order_by(chance),
+        samples.order_by(time),
+        samples.annotate(x=time).values_list("x").distinct(),
+        samples.annotate(x=chance).values("x").annotate(n=Count("id")),
+    ):
+        with pytest.raises(ScatterNotSupported):
+            fetch(refused)
+    with pytest.raises(ScatterNotSupported, match="Now"):
+        Sample.objects.scatter().update(at=time)
