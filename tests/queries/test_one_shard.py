@@ -147,6 +147,17 @@ def test_reading_methods(rows: list[Photo]) -> None:
     assert of(ONE).union(of(ONE).filter(stars=0)).count() == 2
 
 
+def test_contains_refuses_a_row_that_is_not_stored_as_django_does(rows):
+    for photos in (
+        Photo.objects.filter(user_id=ONE),
+        Photo.objects.using(SHARD[TWO]),
+        Photo.objects.scatter()[1:2],
+        Photo.objects.scatter(),
+    ):
+        with pytest.raises(ValueError, match="unsaved"):
+            photos.contains(Photo(user_id=ONE))
+
+
 def test_get_or_create(rows: list[Photo]) -> None:
     # The directory is queried once for its key.
     with assert_queries(1, using="directory"), assert_queries(1, using=SHARD[TWO]):

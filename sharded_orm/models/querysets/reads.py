@@ -266,7 +266,8 @@ class ReadingQuerySet(RoutedQuerySet[M]):
         # may have the same primary key as ``obj``. So the found row must also be on the shard of
         # ``obj``.
         home = colocated_alias(self._options, obj) if isinstance(obj, self.model) else None
-        if home is None or self._fields is not None or self.query.combinator:
+        is_stored = home is not None and obj._is_pk_set()
+        if not is_stored or self._fields is not None or self.query.combinator:
             return super().contains(obj)
         if self._result_cache is not None:
             return super().contains(obj) and any(
