@@ -26,6 +26,7 @@ class CleanReport:
     :param removed: number of index rows that no entity needs any more, and were removed.
     :param compared: number of entities and index rows that were compared in the pass over all
         entities, marked or not.
+    :param skipped: number of times that a shard was left to another cleaner, which works there.
     :param problems: sentences about shards and entities.
     :param damaged: sentences about entities whose bodies cannot be read.
     """
@@ -35,6 +36,7 @@ class CleanReport:
     written: int = 0
     removed: int = 0
     compared: int = 0
+    skipped: int = 0
     problems: list[str] = field(default_factory=list)
     damaged: list[str] = field(default_factory=list)
 
@@ -62,7 +64,7 @@ class CleanReport:
         try:
             yield outcome
         except OperationHeld:
-            pass  # Another cleaner works there.
+            self.skipped += 1  # Another cleaner works there.
         except LeaseLost as exc:  # The global database did not answer.
             outcome.has_failed = True
             self.add_problem(str(exc))

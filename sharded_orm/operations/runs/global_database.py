@@ -16,6 +16,7 @@ from django.db import (
 )
 
 from sharded_orm import runtime
+from sharded_orm.exceptions import OperationHeld
 from sharded_orm.models.tables.journal import OperationScript
 from sharded_orm.operations.exceptions import JournalMissing
 
@@ -71,6 +72,8 @@ def require_journal() -> Iterator[None]:
     """
     try:
         yield
+    except OperationHeld:
+        raise  # This is no error of the database.
     except (InternalError, OperationalError, ProgrammingError) as exc:
         try:
             tables = connections[DEFAULT_DB_ALIAS].introspection.table_names()

@@ -157,16 +157,15 @@ for begun in (index_build.drop(by_user), index_build.build(by_user)):
         try:
             work()
         except OperationHeld as exc:
-            print("feed.index_user" in str(exc), index_states.read_state(by_user))
+            # The error has no note about the global database, which has done its part.
+            print("feed.index_user" in str(exc), not hasattr(exc, "__notes__"), index_states.read_state(by_user))
     begun.close()
 build()
 print(len(by_user.get_all(user_id=1)), differences())
 """)
     assert out.splitlines() == [
-        "True dropped",
-        "True dropped",
-        "True written",
-        "True written",
+        *["True True dropped"] * 2,
+        *["True True written"] * 2,
         "9 []",
     ]
 

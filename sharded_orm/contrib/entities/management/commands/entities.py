@@ -90,10 +90,11 @@ class CleanEntities(Action):
         if options["json"]:
             command.stdout.write(json.dumps(asdict(report)))
         elif options["verbosity"]:
+            skipped = f"; {report.skipped} times a shard was left to another cleaner"
             command.stdout.write(
                 f"{report.settled} marked entities cleaned, {report.failed} failed;"
                 f" {report.written} index rows written, {report.removed} removed;"
-                f" {report.compared} compared."
+                f" {report.compared} compared{skipped if report.skipped else ''}."
             )
 
 
