@@ -82,8 +82,11 @@ def _relations(model: type[models.Model]) -> Iterator[checks.CheckMessage]:
             yield checks.Error(
                 f"A database cannot enforce a foreign key to {remote.model.__name__}, which is in"
                 f" {where}.",
-                hint=_user_hint(model, remote.model)
-                or f"Set db_constraint=False and {_policies_hint(own, other)}.",
+                hint=_hint(
+                    model,
+                    remote.model,
+                    f"Set db_constraint=False and {_policies_hint(own, other)}.",
+                ),
                 obj=field,
                 id="sharded_orm.E006",
             )
@@ -91,7 +94,7 @@ def _relations(model: type[models.Model]) -> Iterator[checks.CheckMessage]:
             yield checks.Error(
                 f"on_delete={name_of_policy(policy)} of a foreign key to {where} would run on the"
                 " alias of the deleted row, where these rows are not.",
-                hint=_user_hint(model, remote.model) or f"Set {_policies_hint(own, other)}.",
+                hint=_hint(model, remote.model, f"Set {_policies_hint(own, other)}."),
                 obj=field,
                 id="sharded_orm.E007",
             )
@@ -107,8 +110,11 @@ def _relations(model: type[models.Model]) -> Iterator[checks.CheckMessage]:
             yield checks.Error(
                 f"The many-to-many table of {many.name!r} would join {model.__name__} and"
                 f" {remote_model.__name__}, which are not in the same group.",
-                hint=_user_hint(model, remote_model)
-                or "Store the relation as a ShardedModel of its own, once per side.",
+                hint=_hint(
+                    model,
+                    remote_model,
+                    "Store the relation as a ShardedModel of its own, once per side.",
+                ),
                 obj=many,
                 id="sharded_orm.E008",
             )
@@ -151,23 +157,25 @@ def _policies_hint(own: str | None, other: str | None) -> str:
     return "on_delete=DO_NOTHING, and delete the rows of the other side yourself"
 
 
-def _user_hint(model: type[models.Model], remote: type[models.Model]) -> str | None:
-    """Return the hint for a relation between a sharded user model and an app of Django, which the
-    project cannot change. For any other relation, return None.
+def _hint(model: type[models.Model], remote: type[models.Model], hint: str) -> str:
+    """Return ``hint``, which asks for another relation between ``model`` and ``remote``.
+
+    If one of them is a sharded user model, the relation may be that of an app that the project
+    cannot change, such as Django's admin. Then the user model is what can be changed.
     """
     for user, other in ((model, remote), (remote, model)):
-        if (
-            user._meta.label == settings.AUTH_USER_MODEL
-            and group_of_model(user) is not None
-            and other.__module__.startswith("django.")
-        ):
-            app = apps.get_app_config(other._meta.app_label)
-            without = "PermissionsMixin" if app.label == "auth" else repr(app.name)
-            return (
-                f"Keep the user model {user.__name__} in the global database, and make a sharded"
-                f" profile for what is large; or do without {without}."
-            )
-    return None
+        if user._meta.label != settings.AUTH_USER_MODEL or group_of_model(user) is None:
+            continue
+        app = apps.get_app_config(other._meta.app_label)
+        without = "PermissionsMixin" if app.name == "django.contrib.auth" else repr(app.name)
+        remedy = (
+            f"keep the user model {user.__name__} in the global database, and make a sharded profile"
+            f" for what is large; or do without {without}."
+        )
+        if app.name.startswith("django."):
+            return f"K{remedy[1:]}"
+        return f"{hint} If {app.name!r} is not an app of yours, {remedy}"
+    return hint
 
 
 def _unenforced(model: Any, field: Any) -> Iterator[checks.CheckMessage]:
