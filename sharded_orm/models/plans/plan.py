@@ -118,8 +118,8 @@ class Plan:
     ) -> None:
         self.sql = sql
         self.cache = cache
-        #: How often the plan has read rows or a value in this process. Threads that read at the same
-        #: moment may be counted once.
+        #: How often the plan was used in this process. Threads that use it at the same moment may be
+        #: counted once.
         self.uses = 0
         self.model = shape.model
         self._backend = type(connection)
@@ -285,6 +285,7 @@ class Plan:
             return UNREAD
         if self.cache is None:
             return None
+        self.uses += 1
         query = partial(self._query, values, limits, connection, is_value=False)
         return self.cache.prepare(queryset, values, limits, connection, query)
 

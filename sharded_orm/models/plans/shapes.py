@@ -36,6 +36,7 @@ from sharded_orm.models.plans.conditions import (
     kind_of,
     with_repeated_key,
 )
+from sharded_orm.models.plans.kept_shapes import has_room
 from sharded_orm.models.plans.plan import Plan
 from sharded_orm.models.plans.selection import EVERYTHING, Selection
 from sharded_orm.models.sharding.options import ShardOptions
@@ -52,10 +53,6 @@ _TEXT = frozenset({str})
 # _new(Recording, values) is faster than Recording(*values), which calls a method that is written in
 # Python.
 _new = tuple.__new__
-
-#: The maximum number of shapes that a process keeps. If a shape is not kept, Django compiles each of
-#: its queries.
-MAX_SHAPES = 10_000
 
 
 class Shape:
@@ -77,6 +74,7 @@ class Shape:
         "children",
         "conditions",
         "excludes",
+        "former_uses",
         "freezes",
         "has_list",
         "model",
@@ -142,6 +140,8 @@ class Shape:
         #: The kinds of reads and updates that Django has done once. A plan is made at the second
         #: read of a kind, because many shapes are read only once.
         self.seen: set[Any] = set()
+        #: How often the plans had been used when unused shapes were dropped last.
+        self.former_uses = 0
 
     def __str__(self) -> str:
         names = [
@@ -152,7 +152,7 @@ class Shape:
         return f"{self.model.__name__} by {names}{chosen} in the order {self.ordering}"
 
     def keep(self, call: tuple[Any, ...], child: Shape | None) -> None:
-        """Store ``child``, the shape after ``call``, unless there are too many shapes."""
+        """Store ``child``, the shape after ``call``, unless there is no room for it."""
         if call not in self.children and has_room():
             self.children[call] = child
 
@@ -446,31 +446,3 @@ def _filter_call(named: dict[str, Any], excluded: bool) -> tuple[Any, ...]:
 
 def _are_texts(names: tuple[Any, ...]) -> bool:
     return set(map(type, names)) <= _TEXT
-
-
-_shapes = 0
-
-
-def forget() -> None:
-    """Reset the number of kept shapes of queries to 0, because all shapes were dropped."""
-    global _shapes
-    _shapes = 0
-
-
-def has_room() -> bool:
-    """Return whether one more shape of queries can be kept, and if so, count it.
-
-    Log a warning at the first shape that cannot be kept.
-    """
-    global _shapes
-    if _shapes >= MAX_SHAPES:
-        if _shapes == MAX_SHAPES:
-            _shapes += 1
-            logger.warning(
-                "Queries of %d shapes were recorded. Django compiles queries of further shapes each"
-                " time. Probably a program takes the names of conditions from data.",
-                MAX_SHAPES,
-            )
-        return False
-    _shapes += 1
-    return True

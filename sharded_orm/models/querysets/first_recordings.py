@@ -14,8 +14,8 @@ from django.db.models.query import QuerySet
 
 from sharded_orm import runtime
 from sharded_orm.method_origin import module_of
+from sharded_orm.models.plans import kept_shapes
 from sharded_orm.models.plans.shapes import Recording
-from sharded_orm.models.plans.shapes import forget as forget_shapes
 
 # A read by a plan (stored SQL of an earlier, similar query) does not call these methods. If a
 # project overrides one of them in a queryset class, the class records no calls and uses no plans.
@@ -48,7 +48,7 @@ def forget() -> None:
     shard.
     """
     global _recordings, templates
-    forget_shapes()
+    kept_shapes.forget()
     # Make new dicts instead of emptying the old ones. Another thread may be about to add a
     # recording that it has made from the old settings. It adds this recording to the old dict,
     # which nobody reads any more. Replace _recordings before templates, because a template contains
@@ -80,7 +80,10 @@ def first_recording(queryset_class: Any, model: Any, recorder: Any) -> Recording
     recording = None if shape is None else Recording(shape)
     # If another thread has stored a recording meanwhile, return that one, because all querysets of
     # a class and model must share one recording.
-    return recordings.setdefault((queryset_class, model), recording)
+    kept = recordings.setdefault((queryset_class, model), recording)
+    if kept is recording and shape is not None:
+        kept_shapes.add_root(shape)
+    return kept
 
 
 def template(queryset: Any) -> dict[str, Any] | None:

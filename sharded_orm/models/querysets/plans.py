@@ -16,6 +16,7 @@ from sharded_orm import runtime
 from sharded_orm.backends.group.shard_connections import connection_of
 from sharded_orm.models.cached.lookup_plan import plan_of
 from sharded_orm.models.moves.confirmation import confirmed
+from sharded_orm.models.plans.kept_shapes import plan_uses as plan_uses
 from sharded_orm.models.plans.plan import COUNT, GET, ROWS, UNREAD
 from sharded_orm.models.plans.shapes import Recording, Shape
 from sharded_orm.models.plans.switch import are_plans_on

@@ -14,8 +14,9 @@ from django.db.models.query import QuerySet
 from sharded_orm import runtime
 from sharded_orm.models.moves.repetition import repeated
 from sharded_orm.models.plans.declarations import Declarations
+from sharded_orm.models.plans.kept_shapes import has_room
 from sharded_orm.models.plans.selection import EVERYTHING
-from sharded_orm.models.plans.shapes import Recording, has_room, plan_of
+from sharded_orm.models.plans.shapes import Recording, plan_of
 from sharded_orm.models.plans.switch import are_write_plans_on
 from sharded_orm.models.plans.updates import PLAIN_TYPES, UpdatePlan, compile_update, may_warn
 from sharded_orm.models.querysets import original_methods as original
