@@ -81,6 +81,7 @@ class Lane:
     :param backend: the servers that the lane needs; None for SQLite.
     :param settings: the package with a module of settings for each backend.
     :param is_long: whether the lane runs with ``--long`` only.
+    :param plugins: modules that pytest loads as plugins.
     """
 
     name: str
@@ -89,10 +90,12 @@ class Lane:
     settings: str = "tests.settings"
     python: str = sys.executable
     is_long: bool = False
+    plugins: Sequence[str] = ()
 
     def command(self, report: Path, arguments: Sequence[str]) -> list[str]:
         """The command line; the report in JUnit's format goes to ``report``."""
         options = [f"--junitxml={report}", "-o", "tmp_path_retention_policy=failed"]
+        options += [f"-p{plugin}" for plugin in self.plugins]
         command = [self.python, "-m", "pytest", *options, *arguments, *self.paths]
         command += [f"--ignore={path}" for path in self.elsewhere()]
         if not self.backend:
@@ -191,6 +194,18 @@ LANES = (
     Lane("queries on PostgreSQL", ON_POSTGRESQL, POSTGRESQL),
     Lane("helpdesk on MariaDB", ("tests/helpdesk",), MARIADB, "tests.helpdesk.settings"),
     Lane("helpdesk", ("tests/helpdesk",), settings="tests.helpdesk.settings"),
+    Lane(
+        "reads and writes without plans",
+        (
+            "tests/queries",
+            "tests/integration/cache",
+            "tests/integration/lookups",
+            "tests/integration/objects",
+            "tests/integration/scatter",
+        ),
+        is_long=True,
+        plugins=("tests.plans_off",),
+    ),
     Lane("all queries on PostgreSQL", ("tests/queries",), POSTGRESQL, is_long=True),
     Lane("integration on PostgreSQL", LONG_ON_POSTGRESQL, POSTGRESQL, is_long=True),
     Lane("admin on PostgreSQL", ("tests/admin", "tests/unit"), POSTGRESQL, is_long=True),

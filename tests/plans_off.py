@@ -1,11 +1,17 @@
 """A pytest plugin: Django compiles each query, as on a site that has switched plans off.
 
-``python -m pytest -p tests.plans_off …`` runs any tests so, but not those of the plans themselves.
+``python -m pytest -p tests.plans_off …`` runs any tests so, but not those of the plans themselves. ``./scripts/test --long``
+has a lane of them.
 """
 
 from __future__ import annotations
 
 from contextvars import ContextVar
+from pathlib import Path
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    return True if collection_path.is_file() and "plan" in collection_path.name else None
 
 
 def pytest_sessionstart() -> None:
