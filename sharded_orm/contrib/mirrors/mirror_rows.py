@@ -17,12 +17,13 @@ from django.db import (
 )
 from django.db.models import F, QuerySet
 
+from sharded_orm import runtime
 from sharded_orm.backends.missing_parts import is_missing_table
 from sharded_orm.contrib.mirrors.declaration import Mirror, text_of, value_of
 from sharded_orm.contrib.mirrors.exceptions import IdUsedTwice, MirrorRaced
 from sharded_orm.contrib.mirrors.insert_statements import insert_version
 from sharded_orm.contrib.mirrors.models import RowVersion
-from sharded_orm.contrib.mirrors.source_reads import aliases_of, rows_of_id
+from sharded_orm.contrib.mirrors.source_reads import aliases_of, pks_at, rows_of_id
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 
 _writing: ContextVar[bool] = ContextVar("sharded_orm_writing_mirror", default=False)
@@ -129,6 +130,10 @@ def _write_locked(
     unchanged: Mapping[Any, StoredVersion | None] | None,
 ) -> None:
     known = _lock_versions(mirror, alias, rows)
+    if unchanged is None:
+        unversioned = [row for row in rows if _text(mirror, row) not in known]
+        rows = [row for row in rows if _text(mirror, row) in known]
+        rows += _of_their_keys(mirror, alias, unversioned)
     newer: list[MirrorRow] = []
     for row in rows:
         stored_version = known.get(_text(mirror, row))
@@ -206,6 +211,36 @@ def _decided_by_source(
             " mirrors relay --once --retry-dead'."
         )
     return replace(row, values=own)
+
+
+def _of_their_keys(mirror: Mirror, alias: str, rows: Sequence[MirrorRow]) -> list[MirrorRow]:
+    """Return those of ``rows`` that may be written although the shard has no versions of them.
+
+    If a shard key of the mirror moves, its rows move without their versions. So a row that is there
+    may come from another shard key of the source than the row to be written. The source is read
+    then, as in :func:`_decided_by_source`. If another delivery writes the row meanwhile, this one
+    cannot insert its version, and is repeated.
+
+    :raises IdUsedTwice: the source has rows with one of the ids under two keys.
+    """
+    if not rows or not runtime.strategy(mirror.options.group).moves_keys:
+        return list(rows)
+    there = _rows(mirror, alias).filter(pk__in=[row.pk for row in rows])
+    if (own := mirror.own_source_key) is None:
+        # The rows do not say where they come from. So let no deletion remove a row that the source
+        # has under any key.
+        doomed = {row.pk for row in rows if row.values is None}
+        present = set(there.filter(pk__in=doomed).values_list("pk", flat=True)) if doomed else set()
+        kept = pks_at(mirror, alias, present) if present else set()
+        return [row for row in rows if row.pk not in doomed & kept]
+    keys = {pk: text_of(mirror.source.key, key) for pk, key in there.values_list("pk", own.attname)}
+    decided = [
+        row
+        if keys.get(row.pk) in (None, _key_text(mirror, row))
+        else _decided_by_source(mirror, alias, row, keys[row.pk])
+        for row in rows
+    ]
+    return [row for row in decided if row is not None]
 
 
 def stored_versions(

@@ -113,6 +113,18 @@ def aliases_of(mirror: Mirror, keys: Iterable[Any]) -> dict[Any, str]:
     }
 
 
+def pks_at(mirror: Mirror, alias: str, pks: Iterable[Any]) -> set[Any]:
+    """Return those of ``pks`` whose rows the mirror must have on the shard ``alias``.
+
+    Costs one query per shard of the source.
+    """
+    with unbound():
+        rows = wanted_rows(mirror).filter(pk__in=list(pks)).scatter()
+        found = list(rows.values_list(mirror.source.pk.attname, mirror.key.attname))
+    homes = aliases_of(mirror, {key for _, key in found})
+    return {pk for pk, key in found if homes.get(key) == alias}
+
+
 def rows_of_id(mirror: Mirror, pk: Any, source_keys: Iterable[Any]) -> dict[str, tuple[Any, ...]]:
     """Return the rows of the source with the id ``pk``, as a dict from shard keys (as text) to
     values.

@@ -104,3 +104,59 @@ for alias in aliases("books"):
     site.manage("mirrors", "check", "--repair", "WrittenNote")
     site.manage("mirrors", "check", "WrittenNote")
     assert site.run("print(rows(WrittenNote, 'owner_id', 'text'))") == "[(2, 'again')]"
+
+
+_MOVE = ("keys", "move", "books", "6", "--to", "3", "--keep", "0")
+
+
+@pytest.mark.parametrize(
+    ("late", "says_key"),
+    [
+        pytest.param("n.delete()", True, id="deleted"),
+        pytest.param("n.delete()", False, id="deleted-without-source-key"),
+        pytest.param("n.save(); n.delete()", True, id="changed", marks=pytest.mark.long),
+    ],
+)
+def test_the_versions_have_stayed_on_the_former_shard_of_the_mirrors_key(
+    site: Site, late: str, says_key: bool
+) -> None:
+    """What is late does not remove the row of the other shard key, whether or not the mirror copies that key."""
+    site.run(
+        f"""
+from sharded_orm.contrib.mirrors import capture
+deliver = capture.TransactionChanges.deliver_after_commit
+n = note(1, 6, "first", note_id=100)
+capture.TransactionChanges.deliver_after_commit = lambda *ignored: None
+{late}
+capture.TransactionChanges.deliver_after_commit = deliver
+note(2, 6, "again", note_id=100)
+QuerySet(OutboxRow, using="books_00002")._raw_delete("books_00002")  # As a relay does that comes now.
+"""
+    )
+    site.manage(*_MOVE)
+    site.run(
+        f"""
+from sharded_orm.contrib.mirrors import relay
+from sharded_orm.contrib.mirrors.declaration import Mirror
+if not {says_key}:
+    Mirror.own_source_key = None
+assert not relay.relay(min_age=0).problems
+"""
+    )
+    assert site.run("print(rows(WrittenNote, 'owner_id', 'text'), differences(), outbox())") == (
+        "[(2, 'again')] [] 0"
+    )
+
+
+def test_the_second_one_waits_after_a_move_too(site: Site) -> None:
+    site.run('note(1, 6, "first", note_id=100)\nnote(2, 6, "again", note_id=100)')
+    site.manage("mirrors", "relay", "--once", code=1)  # Only the second one is left.
+    site.manage(*_MOVE)
+    done = site.manage("mirrors", "relay", "--once", code=1)
+    assert "Note(pk=100)" in done.err and "under the shard keys 1 and 2" in done.err
+    assert site.run("print(rows(WrittenNote, 'text'))") == "[('first',)]"
+    site.run("Note.objects.filter(owner_id=1).delete()")
+    site.manage("mirrors", "relay", "--once")
+    assert site.run("print(rows(WrittenNote, 'text'), differences(), outbox())") == (
+        "[('again',)] [] 0"
+    )

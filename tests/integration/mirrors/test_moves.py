@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,24 @@ capture.TransactionChanges.deliver_after_commit = lambda *ignored: None
 def _move(site: Site, key: int, shard: int) -> None:
     done = site.manage("keys", "move", "books", str(key), "--to", str(shard), "--keep", "0")
     assert "has no model" not in done.out + done.err
+
+
+def _move_at_last(site: Site, key: int, shard: int) -> None:
+    """Move a key of a mirror while its rows change their keys.
+
+    The move is refused, or given up, while the new shard has such a row under its former key, which a relay
+    has not removed yet.
+    """
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        done = site.python(
+            *("manage.py", "keys", "move", "books", str(key), "--to", str(shard), "--keep", "0")
+        )
+        said = done.out + done.err
+        if "has ids or unique values" not in said and "IntegrityError" not in said:
+            assert done.code == 0, said
+            return
+    raise AssertionError(said)
 
 
 def test_rows_in_an_outbox_are_delivered_to_where_the_keys_are(site: Site) -> None:
@@ -125,7 +144,7 @@ def test_a_bank_with_mirrors(site: Site, tmp_path: Path) -> None:
     relay = site.start("manage.py", "mirrors", "relay", "--interval", "0.1")
     try:
         for key, shard in ((6, 3), (1, 0), (5, 0), (6, 0), (1, 3), (2, 1), (1, 1), (6, 2)):
-            _move(site, key, shard)
+            _move_at_last(site, key, shard)
     finally:
         stop.touch()
         relay.terminate()
