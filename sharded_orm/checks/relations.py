@@ -157,7 +157,7 @@ def _user_hint(model: type[models.Model], remote: type[models.Model]) -> str | N
     """
     for user, other in ((model, remote), (remote, model)):
         if (
-            user._meta.label == settings.AUTH_USER_MODEL
+            user._meta.label_lower == settings.AUTH_USER_MODEL.lower()
             and group_of_model(user) is not None
             and other.__module__.startswith("django.")
         ):
