@@ -178,17 +178,16 @@ class RowCopy(RowAccess):
         condition = f"copied.{self._quote(COPY)} = %s"
         for link in table.copies:
             column = f"copied.{self._quote(link.column)}"
-            ((wanted,),) = self._rows(
-                f"SELECT COUNT({column}) FROM {rows} WHERE {condition}", number
-            )
-            ((there,),) = self._rows(
-                f"SELECT COUNT(*) FROM {rows} JOIN {self._quote(link.table)} parent"
-                f" ON parent.{self._quote(link.target)} = {column} WHERE {condition}{self._shared}",
+            target = f"parent.{self._quote(link.target)}"
+            ((missing,),) = self._rows(
+                f"SELECT COUNT({column}) - COUNT({target}) FROM {rows}"
+                f" LEFT JOIN {self._quote(link.table)} parent ON {target} = {column}"
+                f" WHERE {condition}{self._shared}",
                 number,
             )
-            if there != wanted:
+            if missing:
                 raise MoveFailed(
-                    f"{wanted - there} rows of {table.name!r} refer by {link.column!r} to rows of"
+                    f"{missing} rows of {table.name!r} refer by {link.column!r} to rows of"
                     f" {link.table!r} that {self._connection.alias!r} lacks, so nothing was published"
                     " there: the copies are late, or the global rows are being deleted. Run 'manage.py"
                     " mirrors relay --once', and move the key again."

@@ -164,7 +164,8 @@ def _hint(model: type[models.Model], remote: type[models.Model], hint: str) -> s
     cannot change, such as Django's admin. Then the user model is what can be changed.
     """
     for user, other in ((model, remote), (remote, model)):
-        if user._meta.label != settings.AUTH_USER_MODEL or group_of_model(user) is None:
+        is_user = user._meta.label_lower == settings.AUTH_USER_MODEL.lower()
+        if not is_user or group_of_model(user) is None:
             continue
         app = apps.get_app_config(other._meta.app_label)
         without = "PermissionsMixin" if app.name == "django.contrib.auth" else repr(app.name)

@@ -44,7 +44,8 @@ class EmbeddedStrategy(Strategy):
             )
 
     def accepts(self, kind: type) -> bool:
-        return kind is int
+        # The locate() of a subclass may convert keys.
+        return kind is int or type(self).locate is not EmbeddedStrategy.locate
 
     def locate(self, key: Any) -> int | None:
         if not isinstance(key, int) or isinstance(key, bool):

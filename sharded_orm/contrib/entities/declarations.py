@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 #: Arguments of ``Index.get_all()`` that are no properties.
 _ARGUMENTS = ("self", "limit", "after")
-_ATTRIBUTES = {*dir(ShardedModel), "ShardMeta"}
+_ATTRIBUTES = {*dir(ShardedModel), "ShardMeta", "_state"}
 #: The largest length of a table's name, on PostgreSQL.
 _MAX_TABLE_NAME = 63
 
@@ -82,10 +82,10 @@ def check_index(index: Index, properties: Any) -> None:
 
 
 def _name_problems(name: str) -> Iterator[str]:
-    if not name.isidentifier() or name.strip("_") != name or "__" in name:
+    if not name.isidentifier() or name.endswith("_") or "__" in name:
         yield (
             f"{name!r} is no name of a field. Use letters, digits and single underscores, and none at"
-            " the ends"
+            " the end"
         )
     elif name in _ARGUMENTS:
         yield f"a field cannot have the name {name!r}, as get_all() has an argument of this name"

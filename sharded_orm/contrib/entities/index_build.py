@@ -192,7 +192,7 @@ def _time_to_learn(index: Index) -> float:
     it already.
     """
     age = index_states.age(index)
-    return 0.0 if age is None else max(0.0, LEARNED_AFTER - max(age, 0.0))
+    return 0.0 if age is None else max(0.0, LEARNED_AFTER - age)
 
 
 def _paced(

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from django.conf import settings
 from django.db import DEFAULT_DB_ALIAS, Error, connections, router
 from django.db.migrations import CreateModel, Migration
-from django.utils import timezone
+from django.db.models import DurationField, ExpressionWrapper, F
 
 from sharded_orm.autonomous_connections import AutonomousConnections
 from sharded_orm.contrib.entities.exceptions import IndexNotServed
 from sharded_orm.contrib.entities.models import IndexState
+from sharded_orm.database_clock import DatabaseClock
 
 if TYPE_CHECKING:
     from sharded_orm.contrib.entities.index import Index
@@ -73,8 +75,9 @@ def read_state(index: Index) -> str:
 def age(index: Index) -> float | None:
     """Return for how many seconds ``index`` has had its state; None if no state is stored."""
     states = IndexState.objects.using(DEFAULT_DB_ALIAS).filter(index=index.label)
-    since = states.values_list("since", flat=True).first()
-    return None if since is None else (timezone.now() - since).total_seconds()
+    since = ExpressionWrapper(DatabaseClock() - F("since"), output_field=DurationField())
+    age: timedelta | None = states.values_list(since, flat=True).first()
+    return None if age is None else age.total_seconds()
 
 
 def is_written(index: Index) -> bool:
@@ -98,8 +101,9 @@ def require_served(index: Index) -> None:
     state = state_of(index)
     if state != SERVED:
         raise IndexNotServed(
-            f"Index {index.label!r} is {_MEANINGS.get(state, repr(state))}, so reads may not rely on it yet. When every process that"
-            f" puts entities has its declaration, run 'manage.py entities index build {index.label}'."
+            f"Index {index.label!r} is {_MEANINGS.get(state, repr(state))}, so reads may not rely on it yet."
+            " When every process that puts entities has its declaration, run"
+            f" 'manage.py entities index build {index.label}'."
         )
 
 
@@ -108,7 +112,7 @@ def set_state(index: Index, state: str) -> None:
     # Do not use update_or_create(), which reads before it writes. On SQLite, the write then fails
     # if another connection has written in between.
     IndexState(
-        index=index.label, state=state, since=timezone.now(), declaration=index.declaration
+        index=index.label, state=state, since=DatabaseClock(), declaration=index.declaration
     ).save(using=DEFAULT_DB_ALIAS)
     _remembered[index.label] = (state, time.monotonic())
 
@@ -161,7 +165,7 @@ def withdraw(index: Index) -> None:
     Does nothing if the index is not in use by reads.
     """
     states = IndexState.objects.using(DEFAULT_DB_ALIAS)
-    states.filter(index=index.label, state=SERVED).update(state=WRITTEN, since=timezone.now())
+    states.filter(index=index.label, state=SERVED).update(state=WRITTEN, since=DatabaseClock())
     _remembered.pop(index.label, None)
 
 

@@ -205,7 +205,7 @@ def _stored_value(field: Any, name: str, value: Any) -> Any:
     :raises ValueError: the field does not take the value. So it was stored before the store
         declared the property with this field.
     """
-    kind = _unconverted(type(field).to_python)
+    kind = _type_left_unchanged(type(field).to_python)
     # Most values are stored as they are, so do not pay for a conversion that changes nothing.
     stored = value if type(value) is kind else _converted(field, name, value)
     if kind is int:
@@ -222,7 +222,7 @@ def _stored_value(field: Any, name: str, value: Any) -> Any:
     return stored
 
 
-def _unconverted(to_python: Any) -> type[Any] | None:
+def _type_left_unchanged(to_python: Any) -> type[Any] | None:
     """Return the type of the values that this method of a field returns as they are."""
     if to_python is models.IntegerField.to_python:
         return int

@@ -217,9 +217,7 @@ def read_source(
         # If a key has moved, the versions of its rows have stayed on its former shard. A row may
         # have been changed or deleted since its INSERT, and the present shard has no version by
         # which it could refuse the values of the INSERT.
-        if not any(
-            mirror.has_moved(key) for key in {key for key, _ in states.values()} & {*aliases}
-        ):
+        if not any(key in aliases and mirror.has_moved(key) for key, _ in states.values()):
             return states
     keys = list(dict.fromkeys(row.key for row in rows))
     with unbound():

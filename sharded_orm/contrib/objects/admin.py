@@ -176,10 +176,10 @@ class ObjectAdmin(ShardedModelAdmin):
     def _names_in_queries(self) -> dict[str, list[str]]:
         """Return the names that the list would use in queries, such as ``title__icontains``, by option."""
         filters = [
-            each[0] if isinstance(each, (list, tuple)) else each for each in self.list_filter
+            each[0] if isinstance(each, (list, tuple)) else each for each in self.list_filter or ()
         ]
         names: dict[str, list[Any]] = {
-            "search_fields": list(self.search_fields),
+            "search_fields": list(self.search_fields or ()),
             "list_filter": filters,
             "ordering": list(self.ordering or ()),
             "date_hierarchy": [self.date_hierarchy],

@@ -428,7 +428,7 @@ class Ref(BodyField, models.BigIntegerField):
         super().validate(value, model_instance)
         if value is not None:
             try:
-                self.target.objects.get(value)
+                self.target.objects.without_conditions().get(value)
             except DamagedObject:
                 pass  # It exists, and this object may refer to it.
             except (ObjectDoesNotExist, ValueError) as exc:
@@ -451,7 +451,7 @@ class ReferenceAttribute(BodyAttribute):
         known = instance.__dict__.setdefault("_referred", {})
         row = known.get(field.name)
         if row is None or row.pk != pk:
-            row = known[field.name] = field.target.objects.get(pk)
+            row = known[field.name] = field.target.objects.without_conditions().get(pk)
         return row
 
     def __set__(self, instance: Any, value: Any) -> None:

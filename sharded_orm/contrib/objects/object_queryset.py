@@ -141,10 +141,10 @@ class ObjectQuerySet(ShardedQuerySet[M]):
         rows: list[Any] = list(objs)
         # Prepare all bodies before the first statement, because this may raise an error. The
         # objects of another shard would be stored already.
-        for row in rows:
-            prepare_body(row, add=True)
-            row.__dict__["_prepared"] = True
         try:
+            for row in rows:
+                prepare_body(row, add=True)
+                row.__dict__["_prepared"] = True
             rows = super().bulk_create(rows, batch_size, ignore_conflicts)
         finally:
             for row in rows:
@@ -175,6 +175,19 @@ class ObjectManager(_Manager):  # type: ignore[misc]  # the base class is Any fo
         manager = copy.copy(self)
         manager._reads_deleted = True
         return manager.get_queryset()
+
+    def without_conditions(self) -> ObjectManager:
+        """Return a manager that also finds the objects that a ``get_queryset()`` of the project hides.
+
+        Its use is that of ``_base_manager`` in Django: for references to an object, and for writes
+        of an instance.
+        """
+        if type(self).get_queryset is ObjectManager.get_queryset:
+            return self
+        manager = ObjectManager()
+        manager.model, manager._db = self.model, self._db
+        manager._queryset_class = self._queryset_class
+        return manager
 
     def get(self, *args: Any, **kwargs: Any) -> Any:
         """Return the object with an id: ``Pin.objects.get(id)``. No other condition is needed.

@@ -356,7 +356,7 @@ class ShardedObject(ShardedModel, metaclass=ObjectBase):
 
     def _locked(self) -> Any:
         alias = str(self._state.db)
-        rows = type(self).objects.with_deleted().using(alias).filter(pk=self.pk)
+        rows = self._all_rows().using(alias).filter(pk=self.pk)
         if not connections[alias].features.has_select_for_update:
             # SQLite does not lock rows that are read. If a transaction begins with a read and
             # another one writes then, the first can no longer write. So begin with a write.
@@ -371,8 +371,11 @@ class ShardedObject(ShardedModel, metaclass=ObjectBase):
         """Return whether the block of edit() has deleted ``row``, the locked row. purge() sets the id
         of the instance to None, as delete() of Django does.
         """
-        rows = type(self).objects.with_deleted().using(row._state.db)
+        rows = self._all_rows().using(row._state.db)
         return self.pk is None and not rows.filter(pk=row.pk).exists()
+
+    def _all_rows(self) -> Any:
+        return type(self).objects.without_conditions().with_deleted()
 
     def _take_over(self, row: Any) -> None:
         names = ("data", "ts", "version", "active")
@@ -392,7 +395,7 @@ class ShardedObject(ShardedModel, metaclass=ObjectBase):
         :raises UnstoredObject: the object has no id, because it was never saved.
         """
         self._refuse_unstored("delete")
-        rows = type(self).objects.with_deleted().filter(pk=self.pk, active=True)
+        rows = self._all_rows().filter(pk=self.pk, active=True)
         deleted: tuple[int, dict[str, int]] = rows.delete()
         if deleted[0]:
             self.refresh_from_db()

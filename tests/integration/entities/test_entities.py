@@ -545,7 +545,18 @@ _DECLARATIONS = [
     'DataStore("other", group="accounts", fields={"n": models.IntegerField}, module=M)',
     *(
         f'DataStore("other", group="accounts", fields={{{name!r}: models.IntegerField()}}, module=M)'
-        for name in ("limit", "after", "save", "objects", "pk", "entity_id", "a__b", "a_", "a b")
+        for name in (
+            "limit",
+            "after",
+            "save",
+            "objects",
+            "pk",
+            "entity_id",
+            "_state",
+            "a__b",
+            "a_",
+            "a b",
+        )
     ),
     'Index(feed, "index user", ["user_id"], "user_id")',
     'Index(feed, "feed_entity", ["user_id"], "user_id")',
@@ -568,6 +579,16 @@ def test_a_declaration_that_cannot_work_is_refused(site: Site) -> None:
         )
     )
     assert out == ""
+
+
+def test_a_field_may_have_any_name_that_django_allows(site: Site) -> None:
+    out = site.run("""
+fields = {name: models.IntegerField() for name in ("_rank", "class", "größe")}
+store = DataStore("other", group="accounts", fields=fields, module=feed.module)
+Index(store, "index_other", ["_rank", "-class", "größe"], "_rank")
+print(store.indexes[0].names)
+""")
+    assert out == "('_rank', 'class', 'größe')"
 
 
 def test_an_id_that_is_none_is_named(site: Site) -> None:

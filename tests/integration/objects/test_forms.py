@@ -403,6 +403,12 @@ def test_an_admin_whose_list_would_search_bodies_is_refused(option: str, value: 
         type("WrongAdmin", (ObjectAdmin,), {option: value})(Pin, site)
 
 
+def test_options_of_an_admin_that_are_none_are_left_to_the_checks_of_django() -> None:
+    attrs = {"search_fields": None, "list_filter": None}
+    wrong = type("WrongAdmin", (ObjectAdmin,), attrs)(Pin, site)
+    assert {message.id for message in wrong.check()} == {"admin.E112", "admin.E126"}
+
+
 def test_an_object_may_refer_to_a_damaged_one() -> None:
     board = on(Board, 2, name="b")
     pin = on(Pin, 1, board=board, note="a", link="https://example.org/")

@@ -60,6 +60,20 @@ def test_the_value_of_a_deleted_object_goes_to_a_new_one() -> None:
     assert second.pk != first.pk
 
 
+def test_an_object_that_a_manager_hides_keeps_its_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    class LateManager(type(User.objects)):  # type: ignore[misc]  # the class is computed
+        def get_queryset(self) -> Any:
+            return super().get_queryset().filter(version__gt=1)
+
+    late = LateManager()
+    late.model, late.name = User, "objects"
+    monkeypatch.setattr(User, "objects", late)
+    ada, _ = FacebookUsers.objects.find_or_create("4711", name="Ada")
+    assert FacebookUsers.objects.find_or_create("4711", name="Bob") == (ada, False)
+    assert FacebookUsers.objects.find("4711") == ada
+    assert FacebookUsers.objects.find_many(["4711"]) == {"4711": ada}
+
+
 def test_the_object_of_a_faster_process_may_be_deleted_at_once() -> None:
     others: list[Any] = []
 

@@ -367,6 +367,7 @@ def test_a_list_with_an_invalid_object_is_not_stored_on_any_shard() -> None:
         with pytest.raises(InvalidValue, match="email"):
             Everything.objects.bulk_create([*rows, Everything(email="nobody")], batch_size)
     assert not Everything.objects.with_deleted().scatter().exists()
+    assert not any("_prepared" in row.__dict__ for row in rows)
 
 
 class LateManager(type(Board.objects)):  # type: ignore[misc]  # the class is computed
@@ -393,6 +394,26 @@ def test_reads_by_id_keep_the_conditions_of_managers() -> None:
     assert late.get(boards[2].pk) == late.get_many([boards[2].pk])[boards[2].pk] == boards[2]
     # The deletion has raised the version of both. Each was purged.
     assert set(Board.objects.with_deleted().scatter()) == {boards[2]}
+
+
+def test_references_and_writes_ignore_the_conditions_of_managers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in Django, which uses _base_manager for them."""
+    late = LateManager()
+    late.model, late.name = Board, "objects"
+    monkeypatch.setattr(Board, "objects", late)
+    board, other = (on(Board, n, name="b") for n in (1, 2))
+    pin = on(Pin, 1, board=board, note="a", link="https://example.org/")
+    pin.full_clean()
+    assert Pin.objects.get(pin.pk).board == board
+    with pytest.raises(Board.DoesNotExist):
+        late.get(board.pk)
+    with board.edit():
+        board.name = "c"
+    assert late.get(board.pk).name == "c"
+    other.delete()
+    assert not other.active
 
 
 @pytest.mark.every_backend

@@ -19,6 +19,7 @@ from sharded_orm.routing.base import make_strategy
 from sharded_orm.routing.directory import DirectoryStrategy, StoredPlacement
 from sharded_orm.routing.embedded import EmbeddedStrategy
 from sharded_orm.routing.placement_lease import MoveList, PlacementLease
+from sharded_orm.routing.range import RangeStrategy
 from sharded_orm.topology.model import ShardGroup, ShardRange
 
 
@@ -72,6 +73,23 @@ def test_the_types_that_a_strategy_can_place(
         if name != "directory" and kind not in kinds:
             with pytest.raises(InvalidShardKey):
                 one.locate(key)
+
+
+@pytest.mark.parametrize(
+    ("base", "name", "options"),
+    [(EmbeddedStrategy, "embedded", {}), (RangeStrategy, "range", {"SIZE": 10})],
+)
+def test_a_strategy_that_converts_keys_may_place_other_types(
+    base: type[Any], name: str, options: dict[str, Any]
+) -> None:
+    class FromText(base):  # type: ignore[misc]  # the base class is computed
+        def locate(self, key: Any) -> int | None:
+            located: int | None = super().locate(int(key))
+            return located
+
+    made = FromText(strategy(name, 4, **options).group, options)
+    assert made.locate("7") == made.locate(7)
+    assert made.accepts(str)
 
 
 def test_range_by_bounds() -> None:
