@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from weakref import WeakSet
 
 if TYPE_CHECKING:
     from sharded_orm.models.plans.shapes import Shape
@@ -19,8 +20,13 @@ logger = logging.getLogger("sharded_orm.plans")
 #: The maximum number of shapes that a process keeps, without the roots of the trees.
 MAX_SHAPES = 10_000
 
+_Children: TypeAlias = "dict[tuple[Any, ...], Shape | None]"
+
 _lock = threading.Lock()
 _roots: list[Shape] = []
+# A queryset that a program holds, such as that of a class of views, may still have a shape that was
+# dropped. Shapes below it are kept and dropped like any others.
+_dropped: WeakSet[Shape] = WeakSet()
 _count = 0
 _has_warned = False
 
@@ -52,48 +58,59 @@ def has_room() -> bool:
 
 def _make_room() -> bool:
     global _count, _has_warned
-    with _lock:
-        if _count < MAX_SHAPES:
-            return True  # Another thread has made room meanwhile.
-        if not _has_warned:
-            _has_warned = True
-            logger.warning(
-                "Queries of %d shapes were recorded, so those that are not in use are dropped. Probably"
-                " a program takes the names of conditions from data.",
-                MAX_SHAPES,
-            )
-        _count = sum(map(_keep_used, _roots))
+    if not _has_warned:
+        _has_warned = True
+        # Do not hold the lock, because a log handler may query the database, and so need room.
+        logger.warning(
+            "Queries of %d shapes were recorded, so those that are not in use are dropped. Probably"
+            " a program takes the names of conditions from data.",
+            MAX_SHAPES,
+        )
+    # Do not wait if another thread is making room. In a forked process, that thread may not exist.
+    if not _lock.acquire(blocking=False):
+        return False
+    try:
+        if _count >= MAX_SHAPES:
+            _count = _drop_unused()
         return _count < MAX_SHAPES
+    finally:
+        _lock.release()
 
 
-def _keep_used(shape: Shape) -> int:
-    """Drop the shapes below ``shape`` that are not in use. Return how many are left.
+def _drop_unused() -> int:
+    """Drop the shapes that are not in use. Return how many are left.
 
     A shape is in use if a plan has read a query of it since the last call of this function, or a
     query of a shape below it.
     """
-    # Assign new containers instead of emptying the present ones, which other threads may be
-    # reading. What such a thread adds to an old container is lost, so Django makes it again.
-    used: dict[tuple[Any, ...], Shape | None] = {}
+    # List each shape before those below it. Do not recurse, because a program may filter a queryset
+    # a thousand times. An item has the new children of the shape's parent, the call that leads to
+    # the shape, the shape, and its own new children.
+    found: list[tuple[_Children | None, tuple[Any, ...], Shape, _Children]]
+    found = [(None, (), shape, {}) for shape in (*_roots, *_dropped)]
+    for _, _, shape, children in found:
+        found += [
+            (children, call, child, {})
+            for call, child in list(shape.children.items())
+            if child is not None
+        ]
     count = 0
-    for call, child in list(shape.children.items()):
-        if child is None:
-            continue
-        below = _keep_used(child)
-        uses = _uses(child)
-        if below or uses != child.former_uses:
-            used[call] = child
-            count += below + 1
-        child.former_uses = uses
-    shape.children = used
-    # The plans of updates do not count their uses, so drop them all. The next two updates of a kind
-    # make them anew.
-    shape.updates, shape.seen = {}, set()
+    for siblings, call, shape, children in reversed(found):
+        uses = sum([plan.uses for plan in list(shape.plans.values()) if plan is not None])
+        if siblings is not None:
+            if children or uses != shape.former_uses:
+                siblings[call] = shape
+                count += 1
+            else:
+                _dropped.add(shape)
+        shape.former_uses = uses
+        # Assign new containers instead of emptying the present ones, which other threads may be
+        # reading. What such a thread adds to an old container is lost, so Django makes it again.
+        shape.children = children
+        # The plans of updates do not count their uses, so drop them all. The next two updates of a
+        # kind make them anew.
+        shape.updates, shape.seen = {}, set()
     return count
-
-
-def _uses(shape: Shape) -> int:
-    return sum([plan.uses for plan in list(shape.plans.values()) if plan is not None])
 
 
 class PlanUse(NamedTuple):

@@ -71,6 +71,7 @@ class Shape:
     """
 
     __slots__ = (
+        "__weakref__",
         "children",
         "conditions",
         "excludes",

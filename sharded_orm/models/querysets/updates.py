@@ -124,8 +124,9 @@ def _learn(
         if has_room():
             shape.seen.add(write)
         return
-    if write in shape.updates:
-        plan, shard = shape.updates[write], _shard_of(recording)
+    updates = shape.updates  # Another thread may replace this dict, to drop plans.
+    if write in updates:
+        plan, shard = updates[write], _shard_of(recording)
         if plan is None or shard is None or plan.fits(connections[shard.alias]):
             return
     shape.updates[write] = plan_of(
