@@ -144,7 +144,9 @@ class ServerConnectionMixin(ShardConnectionMixin, Generic[P]):
         """Run a query and return its rows, but do not add the query to the query log, because
         ``assertNumQueries()`` would count it.
         """
-        if len(shards) == 1 and shards[0].alias == self.alias:
+        # A cursor makes a shard join the open transaction of its group. The query alone must not.
+        would_join = self._is_behind and not self._in_atomic_block
+        if len(shards) == 1 and shards[0].alias == self.alias and not would_join:
             with self.cursor() as cursor:
                 # Unlike execute(), _execute() does not log the query. But like execute(), it
                 # follows the shard to another node.

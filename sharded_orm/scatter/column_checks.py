@@ -5,11 +5,11 @@ They depend on the actual columns, because tables may be older than the models, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.db import DatabaseError
-from django.db.models import Max, Min
+from django.db.models import Exists, Max, Min, Subquery
 from django.db.models.expressions import Case, Col, ExpressionWrapper, Ref, When
 from django.db.models.functions import Coalesce, Greatest, Least, NullIf
 
@@ -32,25 +32,38 @@ _COMPARED = frozenset({
 })  # fmt: skip
 # Types by whose numbers a column is sorted. But an expression with such a column is a text.
 _NUMBERED = frozenset(["enum", "set"])
+# The SQL of these expressions is that of their operand.
+_WRAPPERS = (ExpressionWrapper, Ref)
 # The values of these expressions have the type of an operand.
-_SAME_TYPE = (
-    Case, Coalesce, ExpressionWrapper, Greatest, Least, Max, Min, NullIf, Ref, When,
-)  # fmt: skip
+_SAME_TYPE = (Case, Coalesce, Greatest, Least, Max, Min, NullIf, When)
 
 
 class _Checked(NamedTuple):
-    """A column that the merge can compare, and how it compares it."""
+    """A column that the merge can compare, and how it compares it.
 
+    :param kind: how the values are compared, see :class:`Column`.
+    :param is_ordered: whether the rows are sorted by the values.
+    :param is_whole: whether the values are those of the column. Otherwise the column is only a part
+        of an expression.
+    """
+
+    group: str
     node: str
     table: str
     name: str
     kind: str
     is_ordered: bool
+    is_whole: bool
 
 
 # Columns that the merge cannot compare are not in it, so one that was corrected is not refused any
 # more.
 _checked: set[_Checked] = set()
+
+
+def forget() -> None:
+    """Forget which columns were checked, because settings or tables may have changed."""
+    _checked.clear()
 
 
 def text_key_failure(branches: Sequence[Branch]) -> DatabaseError | None:
@@ -93,17 +106,27 @@ def value_type_failure(branch: Branch) -> DatabaseError | None:
     if features_of(connection).text_compared_by != "weights":
         return None
     ordered = {key.column for key in template.order}
-    sources = [
-        (column, col, key)
+    unchecked = {
+        key
         for index in compared
         for column in (template.columns[index],)
-        for col in _columns_of_type(column.expression)
-        if (key := _Checked(shard.node, *_table_and_name(col), column.kind, index in ordered))
+        for col, is_whole in _columns_of_type(column.expression)
+        if (
+            key := _Checked(
+                group=shard.group,
+                node=shard.node,
+                table=col.target.model._meta.db_table,
+                name=str(col.target.column),
+                kind=column.kind,
+                is_ordered=index in ordered,
+                is_whole=is_whole,
+            )
+        )
         not in _checked
-    ]
-    if not sources:
+    }
+    if not unchecked:
         return None
-    tables, names = {key.table for *_, key in sources}, {key.name for *_, key in sources}
+    tables, names = {key.table for key in unchecked}, {key.name for key in unchecked}
     prepare_shards(shard.group, (shard,))
     try:
         types = connection.column_types((shard,), tables, names)
@@ -112,32 +135,43 @@ def value_type_failure(branch: Branch) -> DatabaseError | None:
             raise
         return error
     sorts_uuids = connection.features.has_native_uuid_field
-    for column, col, key in sources:
-        kind = types.get(shard.alias, {}).get(key.table.lower(), {}).get(key.name.lower())
-        if kind is None or (kind.data_type in _NUMBERED and col is not column.expression):
+    for key in unchecked:
+        column = types.get(shard.alias, {}).get(key.table.lower(), {}).get(key.name.lower())
+        if column is None:
             continue
-        is_compared = kind.data_type in _COMPARED or kind.data_type == key.kind
+        kind = column.data_type
+        is_compared = (
+            kind in _COMPARED or kind == key.kind or (kind in _NUMBERED and not key.is_whole)
+        )
         if key.kind == "uuid" and key.is_ordered and sorts_uuids:
             # The merge sorts by the server's order of its type for UUIDs, which is not that of texts.
-            is_compared = kind.data_type == "uuid"
+            is_compared = kind == "uuid"
         if not is_compared:
             raise refuse(
                 f"a comparison of values of {key.table}.{key.name}, whose type on the server is"
-                f" {kind.data_type.upper()}",
+                f" {kind.upper()}",
                 "compare Cast(field, CharField()), or a Cast() to a number",
             )
         _checked.add(key)
     return None
 
 
-def _columns_of_type(expression: Any) -> Iterator[Col]:
-    """Yield the columns in ``expression`` whose type its values may have."""
+def _columns_of_type(expression: Any, *, is_whole: bool = True) -> Iterator[tuple[Col, bool]]:
+    """Yield the columns in ``expression`` whose type its values may have.
+
+    Each is a pair: the column, and whether the values are those of the column, for
+    :attr:`_Checked.is_whole`.
+    """
     if isinstance(expression, Col):
-        yield expression
+        yield expression, is_whole
+        return
+    parts: Iterable[Any] = ()
+    if isinstance(expression, _WRAPPERS):
+        parts = expression.get_source_expressions()
     elif isinstance(expression, _SAME_TYPE):
-        for part in expression.get_source_expressions():
-            yield from _columns_of_type(part)
-
-
-def _table_and_name(col: Col) -> tuple[str, str]:
-    return col.target.model._meta.db_table, str(col.target.column)
+        parts, is_whole = expression.get_source_expressions(), False
+    elif isinstance(expression, Subquery) and not isinstance(expression, Exists):
+        query = expression.query
+        parts, is_whole = (*query.select, *query.annotation_select.values()), False
+    for part in parts:
+        yield from _columns_of_type(part, is_whole=is_whole)

@@ -8,21 +8,26 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from django.db import connections
+from django.db import connections, transaction
 from django.db.models import (
     Avg,
+    Case,
     CharField,
     Count,
     DateTimeField,
+    ExpressionWrapper,
     F,
     FloatField,
     Func,
     Max,
+    OuterRef,
     QuerySet,
+    Subquery,
     Sum,
     Value,
+    When,
 )
-from django.db.models.functions import Cast, Collate
+from django.db.models.functions import Cast, Coalesce, Collate, Greatest
 
 from sharded_orm import scatter
 from sharded_orm.backends.pool import pools
@@ -178,6 +183,66 @@ def test_types_that_a_merge_cannot_compare_are_refused(
         everywhere(f"ALTER TABLE samples_sample MODIFY {name} {ORIGINAL[name]}")
 
 
+@pytest.fixture
+def enum_and_float(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Rows whose label is an ``ENUM`` and whose ratio is a ``FLOAT``."""
+    needs("mysql")
+    monkeypatch.setattr(column_checks, "_checked", set())
+    store([])
+    change = "ALTER TABLE samples_sample MODIFY label {}, MODIFY ratio {}"
+    everywhere(change.format("ENUM('z', 'a', 'm')", "FLOAT"))
+    store(
+        [Sample(id=n, owner=n % 5, label="zam"[n % 3], ratio=1 + n % 7 / 2**23) for n in range(15)]
+    )
+    yield
+    everywhere("DELETE FROM samples_sample")
+    everywhere(change.format(ORIGINAL["label"], ORIGINAL["ratio"]))
+
+
+def values_of_same_row(name: str) -> Subquery:
+    return Subquery(Sample.objects.using(WHOLE).filter(pk=OuterRef("pk")).values(name)[:1])
+
+
+@pytest.mark.usefixtures("enum_and_float")
+@pytest.mark.parametrize(
+    "expression",
+    [
+        ExpressionWrapper(F("label"), output_field=CharField()),
+        ExpressionWrapper(F("ratio"), output_field=FloatField()),
+        values_of_same_row("ratio"),
+        Case(When(flag=True, then=F("ratio")), default=F("ratio")),
+    ],
+    ids=str,
+)
+def test_expressions_of_a_type_that_a_merge_cannot_compare_are_refused(expression: Any) -> None:
+    with pytest.raises(ScatterNotSupported, match="whose type on the server"):
+        fetch(one_database(Sample).order_by(expression, "id"))
+    with pytest.raises(ScatterNotSupported, match="whose type on the server"):
+        fetch(one_database(Sample).annotate(x=expression).order_by("x", "id"))
+
+
+@pytest.mark.usefixtures("enum_and_float")
+@pytest.mark.parametrize(
+    "expression",
+    [
+        Coalesce("label", Value("b")),
+        values_of_same_row("label"),
+        Greatest("label", Value("b")),
+        F("ratio") * 1,
+        Case(When(ratio__gt=1, then=Value(1)), default=Value(2)),
+    ],
+    ids=str,
+)
+def test_expressions_of_another_type_than_their_columns_are_compared(
+    expression: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples = one_database(Sample).order_by(expression, "id")
+    assert fetch(samples) == list(samples)
+    # The types are known now, so they are not read again.
+    monkeypatch.delattr(type(connections[ALIASES[0]]), "column_types")
+    assert fetch(samples) == list(samples)
+
+
 def test_an_order_by_uuids_in_a_text_column_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """As by the field with ``db_type()`` "char(32)" that Django's documentation recommends."""
     needs("mysql")
@@ -199,6 +264,16 @@ def test_an_order_by_uuids_in_a_text_column_is_refused(monkeypatch: pytest.Monke
     finally:
         everywhere("DELETE FROM samples_sample")
         everywhere("ALTER TABLE samples_sample MODIFY code UUID")
+
+
+def test_a_check_of_columns_joins_no_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(column_checks, "_checked", set())
+    store(SAMPLES)
+    group: Any = connections["photos"]
+    with transaction.atomic("photos"):
+        assert len(fetch(one_database(Sample).order_by("number", "id"))) == len(SAMPLES)
+        if connections[WHOLE].vendor != "sqlite":  # Its connections are those of the shards.
+            assert group.open_transactions() == frozenset()
 
 
 def test_columns_with_different_collations_are_refused() -> None:

@@ -212,6 +212,20 @@ def test_an_annotation_that_matters_for_a_count_is_checked(
             list(found)
 
 
+@pytest.mark.parametrize("unused", UNUSED)
+def test_an_alias_after_values_is_checked_if_it_is_selected(
+    unused: Callable[[Models], Any],
+) -> None:
+    def found(m: Models) -> Any:
+        return twigs(m).order_by("id").values("id").alias(x=unused(m))
+
+    same(lambda m: [row["id"] for row in found(m)])
+    rows = found(SHARDED)
+    rows.query.selected["x"] = "x"  # As alias() of Django 5.2.0 does.
+    with pytest.raises((CrossShardRelation, UnknownExpression)):
+        list(rows)
+
+
 def test_a_count_of_groups_computes_no_aggregates_that_do_not_matter() -> None:
     largest = 2**63 - 1
     store([], [(1, 0, largest, 1, None), (2, 0, largest, 1, None), (3, 1, largest, 1, None)])
