@@ -98,6 +98,9 @@ class SessionPool(Generic[S]):
         #: Remembers whether the last attempt to open a session has failed, for :meth:`failure`. If
         #: no session is idle, lease() tries to open one even after a failure.
         self.breaker = CircuitBreaker(BACKOFF)
+        #: The most rows that the server sends of a query without LIMIT, as the session opened last
+        #: has said; None if it sends all.
+        self.most_rows: int | None = None
         self._open_session = open_session
         # The idle sessions. Each open session is either in this list or leased. Changes of the list
         # need no lock, because its append(), pop() and remove() are atomic.

@@ -17,12 +17,26 @@ from sharded_orm.backends.session_mode import SessionMode
 from sharded_orm.backends.sizes import ShardSize, TableSize
 from sharded_orm.backends.two_phase.branch import BranchName, Completion
 from sharded_orm.backends.write_hooks.session_id import OpenSessions, SessionID, SessionIdentity
+from sharded_orm.exceptions import SessionStateRefused
 
 if TYPE_CHECKING:
     from sharded_orm.topology.model import Shard
 
+# The most characters of a statement that an error shows.
+_SHOWN = 200
+
 W = TypeVar("W", bound=SessionIdentity)
 P = TypeVar("P", bound=SessionPool[Any])
+
+
+def session_state_refusal(text: str) -> SessionStateRefused:
+    """Return the error for the statement ``text``, which a cursor of a node does not run."""
+    shown = text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
+    return SessionStateRefused(
+        "A query of several shards runs on sessions that many shards share, so a node's cursor takes"
+        " plain statements only: none that reads or sets state of a session, such as the id of the"
+        f" last insert, a variable or a lock. Remedy: ask one shard. The statement: {shown!r}"
+    )
 
 
 class ServerConnectionMixin(ShardConnectionMixin, Generic[P]):

@@ -31,7 +31,7 @@ from sharded_orm.scatter.failures import (
     is_too_large,
     may_be_the_query,
 )
-from sharded_orm.scatter.refusals import refuse
+from sharded_orm.scatter.refusals import check_most_rows, refuse
 
 if TYPE_CHECKING:
     from sharded_orm.scatter.comparison import Row
@@ -142,6 +142,8 @@ class Executor:
             self._wrappers: dict[str, Any] = {
                 s.node: _node_wrapper(s.branches[0].shard) for s in plan.statements
             }
+            if plan.union:
+                self._check_most_rows()
 
     def streams(self) -> list[Iterator[Row]]:
         """Return one iterator over rows for each statement, in the order of the statements.
@@ -306,9 +308,16 @@ class Executor:
         :raises ScatterError: all statements of the plan have failed, and a wrong query may be the
             cause.
         """
+        # The statements may have opened sessions, after the settings of the server have changed.
+        self._check_most_rows()
         self._unsettled -= statements
         if self._doubt is not None and not self._answered and not self._unsettled:
             raise self.failures.error(proven=False) from self._doubt
+
+    def _check_most_rows(self) -> None:
+        for wrapper in self._wrappers.values():
+            if wrapper.features.can_union_shards:
+                check_most_rows(wrapper.node_pool.most_rows)
 
     def _fail(self, branches: Iterable[Branch], error: DatabaseError) -> None:
         if may_be_the_query(error):

@@ -54,6 +54,10 @@ class _NotANumber:
 
 
 _NAN: Final = _NotANumber()
+# Without a name, PostgreSQL would call several columns alike.
+_ALL_DIGITS: Final = (
+    "CAST(pg_catalog.current_setting('extra_float_digits') AS integer) > 0 AS digits"
+)
 _MONTH: Final = 30 * 86_400_000_000
 _DAY: Final = 86_400_000_000
 
@@ -105,6 +109,12 @@ class RankedComparison(Comparison):
                     # Give the column a name with AS. Otherwise PostgreSQL would name it like the
                     # column inside the CAST, so the name would occur twice.
                     weights.append(f"CAST(c{index} AS text) AS w{index}")
+        # The position of an additional value, which says whether the server sends all digits of
+        # floats. None if no floats are compared or added.
+        self._all_digits: int | None = None
+        if any(_has_floats(columns[index].field) for index in {*self.compared, *summed}):
+            self._all_digits = first + len(weights)
+            weights.append(_ALL_DIGITS)
         self.weights = tuple(weights)
         self.ranked = frozenset(ranked)
         #: Whether settings of the database session, such as the time zone, change the text of some
@@ -121,6 +131,18 @@ class RankedComparison(Comparison):
             raise _unexpected(value)
         return value
 
+    def checked(self, rows: Iterable[Row]) -> Iterable[Row]:
+        return rows if self._all_digits is None else map(self._checked_digits, rows)
+
+    def _checked_digits(self, row: Row) -> Row:
+        if self._all_digits is not None and not row[self._all_digits]:
+            raise refuse(
+                "floats that the merge compares or adds, of a server whose extra_float_digits is"
+                " below 1: it sends them without their last digits",
+                "set extra_float_digits to 1, its default, for the role or in OPTIONS",
+            )
+        return row
+
     def normal(self, row: Row, column: int) -> Any:
         return self._value(row, column, self.equality_ranks)
 
@@ -128,6 +150,8 @@ class RankedComparison(Comparison):
         return self._value(row, column, self.order_ranks)
 
     def _value(self, row: Row, column: int, ranks_by_column: Mapping[int, Ranks]) -> Any:
+        if self._all_digits is not None:
+            self._checked_digits(row)
         if column in self.ranked:
             text = self.text(row, column)
             ranks = ranks_by_column[column]
@@ -185,6 +209,12 @@ def _is_plain(column: Column, reads_utc: bool) -> bool:
     if isinstance(column.field, models.DateTimeField):
         return reads_utc
     return column.kind in ("plain", "uuid") or isinstance(column.field, models.BinaryField)
+
+
+def _has_floats(field: Any) -> bool:
+    while (element := getattr(field, "base_field", None)) is not None:
+        field = element
+    return isinstance(field, models.FloatField)
 
 
 def _compares_as_in_python(value: Any) -> bool:

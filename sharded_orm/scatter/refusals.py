@@ -113,6 +113,21 @@ def check_values_of_time(query: Query, values: Iterable[Any]) -> None:
                 pending.append(query.annotations.get(name))
 
 
+def check_most_rows(most_rows: int | None) -> None:
+    """Raise an error if a server sends only some rows of a statement.
+
+    The rows of one statement for many shards would be cut, and so would the parts of an aggregate.
+
+    :param most_rows: the server's ``sql_select_limit``; None if it sends all rows.
+    :raises ScatterNotSupported: there is such a limit.
+    """
+    if most_rows is not None:
+        raise refuse(
+            f"the rows of a server whose sql_select_limit is {most_rows}",
+            "set sql_select_limit to its default on all servers, and limit querysets by slices",
+        )
+
+
 def refuse_distinct_keys(query: Query) -> None:
     """Refuse ``distinct("pk")`` if the primary key is composite.
 

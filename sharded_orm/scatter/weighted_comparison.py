@@ -132,7 +132,8 @@ class MySQLComparison(Comparison):
         self._nulls: Mapping[int, int] = {
             column: first + 3 * len(weighted) + place for place, column in enumerate(dates)
         }
-        self._quotient_places = first + len(self.weights) if divides else None
+        count = 3 * len(weighted) + len(dates)
+        self._quotient_places = first + count if divides else None
         if divides:
             self.weights += ("@@div_precision_increment",)
 

@@ -20,6 +20,9 @@ _SERVER_QUERY = b"""
            @@lower_case_table_names,
            CONVERT_TZ('2001-01-01 01:00:00', 'UTC', 'UTC') IS NOT NULL
 """
+# A server sends at most this number of rows of a query that has no LIMIT.
+_LIMIT_QUERY = b"SELECT @@sql_select_limit"
+_NO_LIMIT = 2**64 - 1
 
 
 class NodePool(SessionPool[NodeSession]):
@@ -90,9 +93,12 @@ class NodePool(SessionPool[NodeSession]):
             data = self._server_data
             if data is None:
                 data = self._server_data = self._ask_server(session)
-            if statements := self.initial_statements(data):
-                session.run(*(statement.encode() for statement in statements))
-            session_opened.send(sender=self._sender, session=session.raw, pool=self)
+            initial = [statement.encode() for statement in self.initial_statements(data)]
+            limit = session.fetch_last(initial, _LIMIT_QUERY)[0]
+            if session_opened.has_listeners(self._sender):
+                session_opened.send(sender=self._sender, session=session.raw, pool=self)
+                limit = session.fetch_one(_LIMIT_QUERY)[0]
+            self.most_rows = None if limit == _NO_LIMIT else limit
         except BaseException:
             session.close()
             raise

@@ -21,6 +21,7 @@ from sharded_orm.backends.mysql.statement_kind import (
     calls_stored_function,
     classify,
 )
+from sharded_orm.backends.server_connection import session_state_refusal
 
 
 class _NodeCursorMixin(BaseCursor):
@@ -61,7 +62,7 @@ class _NodeCursorMixin(BaseCursor):
         self._text = select or query
         kind = classify(self._text)
         if kind > StatementKind.WRITE:
-            raise ProgrammingError(f"a node's cursor takes plain statements only, not {query!r}")
+            raise session_state_refusal(self._text)
         self._statement = query, args
         self._may_repeat_until = 0.0 if kind else time.monotonic() + RETRY_WITHIN
 

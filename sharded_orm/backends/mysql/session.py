@@ -221,6 +221,13 @@ class NodeSession:
         self.schema = schema
         return results[len(results) - len(statements) :]
 
+    def fetch_last(self, prefix: Sequence[bytes], statement: bytes) -> tuple[Any, ...]:
+        """Run ``prefix`` and ``statement`` in one packet. Return the only row of ``statement``."""
+        self.send(prefix, statement)
+        row: tuple[Any, ...] = self.store_result().fetch_row(1, 0)[0]
+        self.stored = True
+        return row
+
     def fetch_one(self, statement: bytes) -> tuple[Any, ...]:
         self.query(statement)
         row: tuple[Any, ...] = self.store_result().fetch_row(1, 0)[0]

@@ -17,7 +17,7 @@ from sharded_orm.backends.postgresql.search_path import EXTENSIONS, packet_of
 from sharded_orm.backends.postgresql.server_cursor import PostgreSQLServerCursor
 from sharded_orm.backends.postgresql.sql_quotes import literal, quoted
 from sharded_orm.backends.postgresql.statement_kind import PostgreSQLKind
-from sharded_orm.exceptions import SessionStateRefused
+from sharded_orm.backends.server_connection import session_state_refusal
 
 # The settings for each statement of a node's cursor.
 #
@@ -80,7 +80,7 @@ class _QualifiedNamesMixin(SessionLeaseMixin):
     def _run_special(
         self, connection: PostgreSQLConnection, kind: PostgreSQLKind, text: str, *more: Any
     ) -> None:
-        raise SessionStateRefused(f"A node's cursor takes plain statements only, not {text!r}.")
+        raise session_state_refusal(text)
 
     def close(self) -> None:
         super().close()

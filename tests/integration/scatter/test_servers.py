@@ -31,7 +31,7 @@ from django.db.models.functions import Cast, Coalesce, Collate, Greatest
 
 from sharded_orm import scatter
 from sharded_orm.backends.pool import pools
-from sharded_orm.exceptions import ScatterNotSupported
+from sharded_orm.exceptions import ScatterNotSupported, SessionStateRefused
 from sharded_orm.scatter import column_checks, plan
 from tests.integration.scatter.conftest import SHARDS, WHOLE, fetch, one_database, store, targets
 from tests.queries.conftest import DATABASES
@@ -113,6 +113,97 @@ def test_what_does_not_divide_is_the_same_with_another_precision() -> None:
     assert aggregate(samples, **aggregates) == samples.aggregate(**aggregates)
     groups = samples.values("owner", "flag").annotate(mean=Sum("number")).order_by("owner")
     assert fetch(groups) == list(groups)
+
+
+def test_averages_of_groups_of_text() -> None:
+    """On MariaDB, the merge finds the precision of quotients behind the weights of the texts."""
+    store(SAMPLES)
+    samples = one_database(Sample)
+    aggregates = {"last": Max("label"), "day": Max("day"), "mean": Avg("number")}
+    assert aggregate(samples, **aggregates) == samples.aggregate(**aggregates)
+    groups = samples.values("label", "day").annotate(mean=Avg("price")).order_by("label")
+    assert fetch(groups) == list(groups)
+
+
+@pytest.fixture
+def short_floats() -> Iterator[None]:
+    """The servers send floats with 15 digits, not with all."""
+    needs("postgresql")
+    everywhere("ALTER ROLE CURRENT_USER SET extra_float_digits = 0", (ALIASES[0], ALIASES[-1]))
+    new_sessions()
+    yield
+    everywhere("ALTER ROLE CURRENT_USER RESET extra_float_digits", (ALIASES[0], ALIASES[-1]))
+    new_sessions()
+
+
+@pytest.mark.usefixtures("short_floats")
+def test_floats_without_their_last_digits_are_refused() -> None:
+    close = [0.1, 0.10000000000000002, 0.1 + 0.2, 0.3]
+    store([Sample(id=n, owner=n % 5, number=n, ratio=close[n % 4]) for n in range(12)])
+    samples = one_database(Sample)
+    refused: list[Callable[[], Any]] = [
+        lambda: fetch(samples.values("ratio").annotate(n=Count("id"))),
+        lambda: fetch(samples.values_list("ratio").distinct()),
+        lambda: fetch(samples.values("flag").annotate(total=Sum("ratio"))),
+        lambda: aggregate(samples, x=Sum("ratio")),
+        lambda: aggregate(samples, x=Avg("ratio")),
+        lambda: aggregate(samples, x=Max("ratio")),
+        lambda: aggregate(samples, x=Sum("ratio", distinct=True)),
+        lambda: aggregate(samples, x=Count("ratio", distinct=True)),
+        lambda: aggregate(samples, x=Sum(Cast("number", FloatField()))),
+    ]
+    if plan.BATCH == 1:
+        refused.append(lambda: fetch(samples.order_by("ratio", "id")))
+    for read in refused:
+        with pytest.raises(ScatterNotSupported, match="extra_float_digits is below 1"):
+            read()
+    ordered = samples.order_by("id").values_list("id", "ratio")
+    assert fetch(ordered) == list(ordered)
+    assert aggregate(samples, x=Sum("number"), y=Avg("number")) == samples.aggregate(
+        x=Sum("number"), y=Avg("number")
+    )
+
+
+@pytest.fixture
+def three_rows() -> Iterator[None]:
+    """The servers send three rows at most, unless a query has a limit."""
+    needs("mysql")
+    aliases = (ALIASES[0], ALIASES[-1])
+    everywhere("SET GLOBAL sql_select_limit = 3", aliases)
+    new_sessions()
+    yield
+    everywhere("SET GLOBAL sql_select_limit = 18446744073709551615", aliases)
+    new_sessions()
+
+
+@pytest.mark.usefixtures("three_rows")
+def test_a_server_that_cuts_results_is_refused() -> None:
+    store(SAMPLES)
+    samples = one_database(Sample)
+    assert len(samples.order_by("id")) == 3
+    for read in (
+        lambda: fetch(samples.order_by("id")),
+        lambda: fetch(samples.order_by("id")[:5]),
+        lambda: aggregate(samples, x=Sum("number")),
+        lambda: scatter.count(samples, targets(samples)),
+    ):
+        with pytest.raises(ScatterNotSupported, match="sql_select_limit is 3"):
+            read()
+
+
+STATE = {
+    "mysql": ["LAST_INSERT_ID()", "ROW_COUNT()", "@x", "GET_LOCK('x', 0)"],
+    "postgresql": ["lastval()", "set_config('a.b', 'c', false)", "pg_try_advisory_lock(1)"],
+}
+
+
+def test_the_state_of_a_session_is_refused() -> None:
+    store(SAMPLES)
+    samples = one_database(Sample)
+    for call in STATE.get(connections[WHOLE].vendor, ()):
+        state = Func(template=call.replace("%", "%%"), output_field=FloatField())
+        with pytest.raises(SessionStateRefused, match="Remedy: ask one shard"):
+            fetch(samples.annotate(x=state).order_by("id"))
 
 
 TYPES = {
