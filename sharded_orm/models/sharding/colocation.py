@@ -27,6 +27,7 @@ from sharded_orm.models.sharding.expressions import (
     columns,
     parts_to_check,
     required_conditions,
+    selected_annotations,
 )
 from sharded_orm.models.sharding.options import (
     ShardOptions,
@@ -97,7 +98,7 @@ class Colocation:
             else:
                 query, order = ordering.resolved(query, self._alias)
                 values = [*values, *order]
-        values = [*values, *_selected_annotations(query)]
+        values = [*values, *selected_annotations(query)]
         if query.select_related:
             query = self._check_select_related(query)
         self._check_joins(query)
@@ -403,15 +404,6 @@ class Colocation:
             colocation_keys(column.target, group) & colocation_keys(other.target, group)
             for column, other in zip(columns, others, strict=True)
         )
-
-
-def _selected_annotations(query: Query) -> Iterator[Any]:
-    """Yield the annotations that the statement selects."""
-    # Django 5.2.0 also selects those of an alias() after values(), which only ``selected`` shows.
-    selected = query.selected or {}
-    for name, annotation in query.annotations.items():
-        if name in query.annotation_select or selected.get(name) == name:
-            yield annotation
 
 
 def required_values(query: Query, alias: str | None, field: Any) -> Iterator[int]:

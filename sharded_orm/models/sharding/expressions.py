@@ -175,6 +175,15 @@ def nested_queries(query: Query, *more: Any, trusted: bool = False) -> Iterator[
             yield part
 
 
+def selected_annotations(query: Query) -> Iterator[Any]:
+    """Yield the annotations that the statement selects."""
+    # Django 5.2.0 also selects those of an alias() after values(), which only ``selected`` shows.
+    selected = query.selected or {}
+    for name, annotation in query.annotations.items():
+        if name in query.annotation_select or selected.get(name) == name:
+            yield annotation
+
+
 def parts_to_check(
     query: Query, *more: Any, trusted: bool = False
 ) -> Iterator[Nested | ShardCondition]:
