@@ -29,12 +29,7 @@ from sharded_orm.models.sharding.expressions import (
     required_conditions,
     selected_annotations,
 )
-from sharded_orm.models.sharding.options import (
-    ShardOptions,
-    group_of,
-    shard_options,
-    target_field,
-)
+from sharded_orm.models.sharding.options import ShardOptions, group_of, shard_options, target_field
 from sharded_orm.routing.where_clause import Bound, OnlyOnShard, is_from_django
 
 
@@ -92,13 +87,12 @@ class Colocation:
             if combined.model is not None:
                 self._check_model(query, combined.model, "is combined with one on", copies=False)
             self.check(combined, outer, beside=beside)
-        if ordered or query.distinct_fields:
-            if ordering.is_plain(query):
-                values = [*values, *ordering.annotations_in_order(query)]
-            else:
-                query, order = ordering.resolved(query, self._alias)
-                values = [*values, *order]
         values = [*values, *selected_annotations(query)]
+        if (ordered or query.distinct_fields) and not ordering.is_plain(query):
+            query, order = ordering.resolved(query, self._alias)
+            values = [*values, *order]
+        elif ordered:
+            values = [*values, *ordering.annotations_in_order(query)]
         if query.select_related:
             query = self._check_select_related(query)
         self._check_joins(query)
