@@ -91,11 +91,10 @@ class CachedRead:
     def result(self, rows: list[Row], *, keep: bool) -> list[Any]:
         """Build model instances from ``rows``, which ``factory.values()`` has decoded.
 
-        :param keep: whether to store the rows in the first-level (per-request) cache.
+        :param keep: whether to store the rows in the first-level (per-request) cache. The instances
+            of later reads share the values of these rows, so all values must be immutable.
         """
-        # The instances of later reads share the values, so they must be immutable. Rows that the
-        # cache has stored are, but not all rows of a driver.
-        if keep and self.level is not None and are_storable(rows):
+        if keep and self.level is not None:
             request, entries = self.request, self.entries
             entries[self.key] = rows
             self.level.count(1 + len(rows))
@@ -294,7 +293,8 @@ def answer(read: CachedRead, reader: Reader) -> list[Any]:
                 reader.fill([miss])
     finally:
         reader.release([request])
-    return read.result(values, keep=may_fill)
+    # Rows of the cache are immutable, but a driver may return a list.
+    return read.result(values, keep=may_fill and are_storable(values))
 
 
 def to_fill(

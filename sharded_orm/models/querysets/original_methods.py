@@ -1,10 +1,10 @@
-"""The methods of Django's ``QuerySet`` that a read or an update by a plan does not call.
+"""The methods of Django's ``QuerySet`` that this package does not always call.
 
-A plan is SQL that was compiled once for all similar queries. Another package may replace one of
-these methods while the program runs, for example to observe reads, and so may a test. The
-replacement must be called, so Django must do it then. A method was replaced if it is no
-longer the object in this module. A replacement may claim to be equal to the original, so compare
-with ``is``.
+A read or an update by a plan, which is SQL that was compiled once for all similar queries, skips
+them. Another package may replace one of
+these methods while the program runs, for example to observe reads, and so may a test. Then Django
+must do the read or the update, because it calls the replacement. A replacement may claim to be equal
+to the original in this module, so compare with ``is``.
 
 :mod:`sharded_orm.models.querysets.first_recordings` examines which methods a queryset class
 overrides when it is first used.
@@ -20,7 +20,7 @@ INIT, FETCH_ALL = QuerySet.__init__, QuerySet._fetch_all
 FILTER, EXCLUDE, ORDER_BY = QuerySet.filter, QuerySet.exclude, QuerySet.order_by
 FIRST, EXISTS, COUNT = QuerySet.first, QuerySet.exists, QuerySet.count
 ITEM, ORDERED, PREFETCH = QuerySet.__getitem__, QuerySet.ordered, QuerySet.prefetch_related
-UPDATE = QuerySet.update
+CREATE, UPDATE = QuerySet.create, QuerySet.update
 _GET, _LEN = QuerySet.get, QuerySet.__len__
 #: The methods that select fields, by name.
 SELECTING = {

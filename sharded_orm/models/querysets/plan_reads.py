@@ -1,4 +1,4 @@
-"""What a queryset class decides about reads with plans (SQL that was compiled once)."""
+"""The methods by which a queryset class says how it reads with plans (SQL that was compiled once)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from sharded_orm.models.sharding.type_variables import M
 
 
 class PlanReads(QuerySetMixin[M]):
-    """A mixin that declares what a queryset class with recorded calls decides.
-
-    The calls are recorded by :class:`~sharded_orm.models.querysets.recorder.CallRecorder`.
+    """The methods that a subclass of
+    :class:`~sharded_orm.models.querysets.recorder.CallRecorder` overrides. Some need not be overridden.
     """
 
     @classmethod

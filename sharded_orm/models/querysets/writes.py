@@ -12,6 +12,7 @@ from django.db.models.constants import LOOKUP_SEP
 from sharded_orm import compat
 from sharded_orm.exceptions import CrossShardRelation
 from sharded_orm.models.moves.repetition import follow_shard, part_of_write, repeated
+from sharded_orm.models.querysets import original_methods as original
 from sharded_orm.models.querysets.bulk_writes import (
     BulkWritingQuerySet,
     refuse_rows_of_other_shards,
@@ -52,9 +53,11 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
             # example, ``filter(user_id=1).create(user_id=2)`` stores the row on the shard of the
             # key 2.
             create: Any = super().create
-            if getattr(create, "__func__", None) is not QuerySet.create:
-                # A package has put a class of its own behind ours, as django-modeltranslation does.
-                # With the alias of the group, save() chooses the shard.
+            is_django = getattr(create, "__func__", None) is original.CREATE
+            if not is_django or QuerySet.create is not original.CREATE:
+                # A package has put a class of its own behind ours, as django-modeltranslation does,
+                # or has replaced Django's method. With the alias of the group, save() chooses the
+                # shard.
                 new: M = self._run_on(self._options.group, create, **kwargs)
                 return new
             self._for_write = True

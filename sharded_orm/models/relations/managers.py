@@ -339,7 +339,8 @@ class ManyBeside(RelatedRows):
             # Django would call the callables now, too.
             values = kwargs["through_defaults"]
             placing = dict(resolve_callables(self._placing_values(values)))
-            self._check_through_values(placing, args[2:], *args[:2])
+            source, target, *related = args
+            self._check_through_values(placing, related, source, target)
             kwargs["through_defaults"] = {**values, **placing}
         with related_rows_checked():
             super()._add_items(*args, **kwargs)  # type: ignore[misc]  # Django's manager class has this method
