@@ -148,4 +148,4 @@ class CommitPacket:
         # The server has refused a statement, and executed none of the later ones. Record which
         # statements of the prefix, such as BEGIN, it had executed before.
         self.record_prefix(prefix, min(len(prefix), getattr(exc, "prefix_done", 0)))
-        self.transaction.record_error(exc, in_autocommit=False)
+        self.transaction.record_error(exc, self.pool.undoing)

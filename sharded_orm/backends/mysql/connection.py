@@ -284,7 +284,7 @@ class VirtualConnection(BranchLease, CommitPacket, DriverFace, SessionHold[NodeS
             self.settle()
             return
         self.record_prefix(prefix, getattr(exc, "prefix_done", len(prefix)))
-        transaction.record_error(exc, in_autocommit=self.autocommitted)
+        transaction.record_error(exc, () if self.autocommitted else self.pool.undoing)
         # If a BEGIN was sent but not confirmed, the session may have an open transaction. So it is
         # closed below.
         unclear = not transaction.is_open and transaction.begins_in(prefix)

@@ -9,7 +9,9 @@ from typing import Any
 
 from MySQLdb.cursors import Cursor
 
+from sharded_orm.backends.mysql.lock_waits import LOCK_WAIT
 from sharded_orm.backends.mysql.session import NodeSession, connect
+from sharded_orm.backends.mysql.transaction import UNDOING
 from sharded_orm.backends.pool import DEFAULT_TIMEOUT, BoundedPool, SessionPool, frozen, get_pool
 from sharded_orm.backends.signals import session_opened
 
@@ -20,9 +22,14 @@ _SERVER_QUERY = b"""
            @@lower_case_table_names,
            CONVERT_TZ('2001-01-01 01:00:00', 'UTC', 'UTC') IS NOT NULL
 """
-# A server sends at most this number of rows of a query that has no LIMIT.
-_LIMIT_QUERY = b"SELECT @@sql_select_limit"
+# Settings that each new session is asked for, because a project or an operator may have changed
+# them: the most rows that the server sends of a query without LIMIT, what a session does after a
+# COMMIT, and whether a lock that is not granted in time rolls back the whole transaction.
+_SETTINGS_QUERY = b"SELECT @@sql_select_limit, @@completion_type, @@innodb_rollback_on_timeout"
 _NO_LIMIT = 2**64 - 1
+# With any other completion_type, a COMMIT would begin the next transaction of the session, or end
+# the session. As sessions are shared, other aliases would then write into that transaction.
+_NO_CHAIN = b"SET SESSION completion_type = NO_CHAIN"
 
 
 class NodePool(SessionPool[NodeSession]):
@@ -54,6 +61,8 @@ class NodePool(SessionPool[NodeSession]):
         self._isolation_level = isolation_level
         self._sender = sender
         self._server_data: dict[str, Any] | None = None
+        #: The errors after which the server has rolled back the whole transaction.
+        self.undoing: frozenset[tuple[int, ...]] = UNDOING
         #: SQL expression for the identity of the server; None until the first query for an
         #: identity.
         self.identity_sql: bytes | None = None
@@ -94,11 +103,15 @@ class NodePool(SessionPool[NodeSession]):
             if data is None:
                 data = self._server_data = self._ask_server(session)
             initial = [statement.encode() for statement in self.initial_statements(data)]
-            limit = session.fetch_last(initial, _LIMIT_QUERY)[0]
+            settings = session.fetch_last(initial, _SETTINGS_QUERY)
             if session_opened.has_listeners(self._sender):
                 session_opened.send(sender=self._sender, session=session.raw, pool=self)
-                limit = session.fetch_one(_LIMIT_QUERY)[0]
+                settings = session.fetch_one(_SETTINGS_QUERY)
+            limit, completion, undoes = settings
             self.most_rows = None if limit == _NO_LIMIT else limit
+            self.undoing = UNDOING | {(LOCK_WAIT,)} if undoes else UNDOING
+            if completion != "NO_CHAIN":
+                session.run(_NO_CHAIN)
         except BaseException:
             session.close()
             raise

@@ -4,7 +4,8 @@ statements, which are not sent yet.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
+from typing import Final
 
 from MySQLdb import MySQLError
 
@@ -19,7 +20,7 @@ COMMIT = b"COMMIT"
 # Errors after which the server has rolled back the whole transaction: ER_CHECKREAD (with
 # innodb_snapshot_isolation), ER_LOCK_TABLE_FULL and ER_LOCK_DEADLOCK. Each tuple has the number of
 # an error, and is compared with args[:1] of the exception.
-_UNDOING = ((1020,), (1206,), (1213,))
+UNDOING: Final = frozenset([(1020,), (1206,), (1213,)])
 
 
 class ServerTransaction:
@@ -161,10 +162,14 @@ class ServerTransaction:
                 pass
             run(ending)
 
-    def record_error(self, exc: BaseException, *, in_autocommit: bool) -> None:
-        """Record that the server has refused a statement with the error ``exc``."""
+    def record_error(self, exc: BaseException, undoing: Container[tuple[int, ...]]) -> None:
+        """Record that the server has refused a statement with the error ``exc``.
+
+        :param undoing: the errors after which the server has rolled back the whole transaction;
+            empty in autocommit.
+        """
         self.unsure = True
-        if not in_autocommit and exc.args[:1] in _UNDOING:
+        if exc.args[:1] in undoing:
             self.is_undone = True
 
     def forget(self) -> None:

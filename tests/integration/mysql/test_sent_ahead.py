@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from django.db import OperationalError, ProgrammingError
 
+from sharded_orm.exceptions import SessionStateRefused
 from tests.integration.mysql.conftest import Node
 
 _READ = (
@@ -69,7 +70,7 @@ def test_an_error_of_the_statement_leaves_the_session_usable(node: Node) -> None
         cursor.receive()
         assert list(cursor.fetchall()) == [(0,), (1,)]
         assert _session(cursor) == session
-        with pytest.raises(ProgrammingError, match="plain"), node[0].wrap_database_errors:
+        with pytest.raises(SessionStateRefused, match="plain"):
             cursor.send("USE t_1")
 
 

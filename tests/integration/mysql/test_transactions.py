@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
+from typing import Any
 
+import MySQLdb
 import pytest
 from django.db import (
     Error,
@@ -16,8 +18,11 @@ from django.db import (
     transaction,
 )
 
+from tests.conftest import service_missing
 from tests.integration.mysql.conftest import Node
 from tests.patience import PATIENCE
+from tests.services import ServiceMissing
+from tests.services.mariadb import MariaDBServer
 
 UPDATE = "UPDATE item SET value = %s WHERE id = %s"
 
@@ -228,3 +233,50 @@ def test_an_exception_at_the_start_leaves_nothing(node: Node) -> None:
         node.run(0, "SELECT %s", 5)
     assert node[0].is_idle()
     assert node.pool.size == node.pool.idle
+
+
+@pytest.mark.parametrize("completion", ["CHAIN", "RELEASE"])
+def test_a_commit_begins_no_transaction_of_the_session(node: Node, completion: str) -> None:
+    """Whatever the server's completion_type: another alias may be the next to use the session."""
+    before = node.ask("SELECT @@GLOBAL.completion_type")[0][0]
+    node.ask(f"SET GLOBAL completion_type = '{completion}'")
+    try:
+        node.pool.dispose()
+        opened = node.pool.stats.opened
+        with transaction.atomic(using="t_0"):
+            node.run(0, UPDATE, ["in a block", 1])
+        node.run(1, UPDATE, ["at once", 1])
+        assert (node.value(0), node.value(1)) == ("in a block", "at once")
+        assert node.pool.stats.opened == opened + 1
+    finally:
+        node.ask(f"SET GLOBAL completion_type = '{before}'")
+        node.pool.dispose()
+
+
+@pytest.fixture
+def undoing_node(django_db_blocker: Any) -> Iterator[Node]:
+    """A node whose server rolls back a transaction that waits too long for a lock."""
+    try:
+        server = MariaDBServer(innodb_rollback_on_timeout=None, innodb_lock_wait_timeout="1")
+    except ServiceMissing as exc:
+        service_missing(exc)
+    with server, django_db_blocker.unblock():
+        node = Node(server.address)
+        node.set_up()
+        yield node
+        node.tear_down()
+
+
+def test_a_lock_wait_that_undoes_the_transaction_is_known(undoing_node: Node) -> None:
+    node = undoing_node
+    with transaction.atomic(using="t_1"):
+        with transaction.atomic(using="t_0"):
+            node.run(0, UPDATE, ["gone", 2])
+            with closing(MySQLdb.connect(**node.address.mysqldb())) as other:
+                other.cursor().execute("UPDATE t_0.item SET value = 'other' WHERE id = 1")
+                with pytest.raises(OperationalError, match="Lock wait timeout"):
+                    node.run(0, UPDATE, ["late", 1])
+            assert node[0].has_failed
+            node.run(0, "INSERT INTO item (value) VALUES ('after')")
+            assert node.ask("SELECT COUNT(*) FROM t_0.item WHERE value = 'after'") == [(0,)]
+        assert node.value(0, 2) is None
