@@ -18,6 +18,7 @@ from sharded_orm.backends.session_mode import SessionMode
 from sharded_orm.backends.write_hooks.route_check import check_route
 
 if TYPE_CHECKING:
+    from sharded_orm.backends.mysql.node import NodePool
     from sharded_orm.backends.mysql.session import NodeSession
     from sharded_orm.backends.mysql.transaction import ServerTransaction
 
@@ -42,6 +43,7 @@ class CommitPacket:
     if TYPE_CHECKING:
         alias: str
         schema: str | None
+        pool: NodePool
         mode: SessionMode
         session: NodeSession | None
         insert_session: NodeSession | None
