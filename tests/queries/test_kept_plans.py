@@ -95,7 +95,7 @@ def test_shapes_below_a_dropped_shape_are_dropped_too(items: World) -> None:
     # The queryset can have plans all the same.
     for _ in range(3):
         list(rows.order_by("-stars"))
-    assert shape.children["order_by", "-stars"].plans[ROWS].uses == 1
+    assert shape.children["order_by", "-stars"].plans[ROWS].uses
 
 
 def test_a_queryset_of_more_calls_than_python_can_recurse(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,14 +148,20 @@ def test_plans_of_updates_are_dropped_while_an_update_learns(items: World) -> No
 
 
 def test_a_process_says_how_often_it_used_its_plans(items: World) -> None:
-    for _ in range(5):
+    def read() -> dict[str, int | None]:
         list(Item.objects.filter(owner_id=ONE).order_by("-pk")[:2])
-    for _ in range(4):
         Item.objects.filter(owner_id=ONE, stars=1).exists()
-    used = {use.reads: use.uses for use in plan_uses()}
-    assert used["rows of Item by ['owner__exact'] in the order ('-pk',)"] == 3
-    assert used["exists of Item by ['owner__exact', 'stars__exact'] in the order None"] == 2
-    assert [use.uses for use in plan_uses()] == [3, 2]
+        return {use.reads: use.uses for use in plan_uses()}
+
+    for _ in range(2):
+        before = read()
+    for _ in range(3):
+        Item.objects.filter(owner_id=ONE, stars=1).exists()
+        after = read()
+    assert [(reads, after[reads] - (before.get(reads) or 0)) for reads in after] == [
+        ("exists of Item by ['owner__exact', 'stars__exact'] in the order None", 6),
+        ("rows of Item by ['owner__exact'] in the order ('-pk',)", 3),
+    ]
 
 
 def test_threads_drop_shapes_while_others_read(items: World) -> None:
