@@ -56,7 +56,7 @@ class ShardedOrmConfig(AppConfig):
         from sharded_orm.models.text_keys import guard
         from sharded_orm.operations.tickets import TestSequences
         from sharded_orm.routing import transaction_uses
-        from sharded_orm.scatter import column_checks, counted_ids
+        from sharded_orm.scatter import counted_ids
         from sharded_orm.topology.aliases import ShardedDatabases
 
         for module in (
@@ -102,7 +102,6 @@ class ShardedOrmConfig(AppConfig):
             raise
         runtime.on_reset(cached_model.forget)
         runtime.on_reset(guard.forget)
-        runtime.on_reset(column_checks.forget)
         request_started.connect(request_cache.begin_request)
         request_finished.connect(request_cache.end_request)
         request_finished.connect(_flush_statistics, dispatch_uid="sharded_orm.statistics")

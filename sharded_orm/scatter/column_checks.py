@@ -13,6 +13,7 @@ from django.db.models import Exists, Max, Min, Subquery
 from django.db.models.expressions import Case, Col, ExpressionWrapper, Ref, When
 from django.db.models.functions import Coalesce, Greatest, Least, NullIf
 
+from sharded_orm import runtime
 from sharded_orm.backends import key_guard
 from sharded_orm.backends.features import features_of
 from sharded_orm.backends.group.shard_connections import connection_of
@@ -64,6 +65,9 @@ _checked: set[_Checked] = set()
 def forget() -> None:
     """Forget which columns were checked, because settings or tables may have changed."""
     _checked.clear()
+
+
+runtime.on_reset(forget)
 
 
 def text_key_failure(branches: Sequence[Branch]) -> DatabaseError | None:

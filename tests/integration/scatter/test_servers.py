@@ -29,7 +29,7 @@ from django.db.models import (
 )
 from django.db.models.functions import Cast, Coalesce, Collate, Greatest
 
-from sharded_orm import scatter
+from sharded_orm import runtime, scatter
 from sharded_orm.backends.pool import pools
 from sharded_orm.exceptions import ScatterNotSupported, SessionStateRefused
 from sharded_orm.scatter import column_checks, plan
@@ -355,6 +355,20 @@ def test_an_order_by_uuids_in_a_text_column_is_refused(monkeypatch: pytest.Monke
     finally:
         everywhere("DELETE FROM samples_sample")
         everywhere("ALTER TABLE samples_sample MODIFY code UUID")
+
+
+def test_columns_are_checked_again_after_a_change_of_settings() -> None:
+    needs("mysql")
+    store(SAMPLES)
+    samples = one_database(Sample).order_by("ratio", "id")
+    assert fetch(samples) == list(samples)
+    everywhere("ALTER TABLE samples_sample MODIFY ratio FLOAT")
+    try:
+        runtime.reset()
+        with pytest.raises(ScatterNotSupported, match="whose type on the server is FLOAT"):
+            fetch(samples)
+    finally:
+        everywhere("ALTER TABLE samples_sample MODIFY ratio DOUBLE")
 
 
 def test_a_check_of_columns_joins_no_transaction(monkeypatch: pytest.MonkeyPatch) -> None:

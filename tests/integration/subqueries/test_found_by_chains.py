@@ -213,6 +213,18 @@ def test_an_annotation_that_matters_for_a_count_is_checked(
 
 
 @pytest.mark.parametrize("unused", UNUSED)
+def test_the_order_of_an_update_is_checked(unused: Callable[[Models], Any]) -> None:
+    """An UPDATE of MariaDB and MySQL has an ORDER BY."""
+    rows = SHARDED.twig.objects.filter(owner=0)
+    for ordered in (
+        rows.alias(x=unused(SHARDED)).order_by("x"),
+        rows.order_by(unused(SHARDED)),
+    ):
+        with pytest.raises((CrossShardRelation, UnknownExpression)):
+            ordered.update(n=3)
+
+
+@pytest.mark.parametrize("unused", UNUSED)
 def test_an_alias_after_values_is_checked_if_it_is_selected(
     unused: Callable[[Models], Any],
 ) -> None:
