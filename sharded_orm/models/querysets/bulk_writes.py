@@ -247,8 +247,8 @@ class BulkWritingQuerySet(RoutedQuerySet[M]):
             )
         for alias, rows in by_shard.items():
             # The UPDATE on the shard contains the filters of this queryset. Check that these
-            # filters read no rows of other shards.
-            self._check_colocation_on(alias, ordered=False)
+            # filters read no rows of other shards. On MariaDB and MySQL, it also contains the order.
+            self._check_colocation_on(alias, ordered=bool(self.query.order_by))
             check_update(colocation_on(self._options, alias), rows, fields)
         check_changed_values(by_shard, columns)
         return sorted(by_shard.items())

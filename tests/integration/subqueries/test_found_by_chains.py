@@ -216,12 +216,15 @@ def test_an_annotation_that_matters_for_a_count_is_checked(
 def test_the_order_of_an_update_is_checked(unused: Callable[[Models], Any]) -> None:
     """An UPDATE of MariaDB and MySQL has an ORDER BY."""
     rows = SHARDED.twig.objects.filter(owner=0)
+    row = SHARDED.twig.objects.create(id=1, owner=0, n=1, ref=1)
     for ordered in (
         rows.alias(x=unused(SHARDED)).order_by("x"),
         rows.order_by(unused(SHARDED)),
     ):
         with pytest.raises((CrossShardRelation, UnknownExpression)):
             ordered.update(n=3)
+        with pytest.raises((CrossShardRelation, UnknownExpression)):
+            ordered.bulk_update([row], ["n"])
 
 
 @pytest.mark.parametrize("unused", UNUSED)
