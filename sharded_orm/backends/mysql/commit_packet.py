@@ -18,6 +18,7 @@ from sharded_orm.backends.session_mode import SessionMode
 from sharded_orm.backends.write_hooks.route_check import check_route
 
 if TYPE_CHECKING:
+    from sharded_orm.backends.mysql.node import NodePool
     from sharded_orm.backends.mysql.session import NodeSession
     from sharded_orm.backends.mysql.transaction import ServerTransaction
 
@@ -41,6 +42,7 @@ class CommitPacket:
 
     if TYPE_CHECKING:
         alias: str
+        pool: NodePool
         schema: str | None
         mode: SessionMode
         session: NodeSession | None
