@@ -101,6 +101,8 @@ class SessionPool(Generic[S]):
         #: The most rows that the server sends of a query without LIMIT, as the session opened last
         #: has said; None if it sends all.
         self.most_rows: int | None = None
+        #: Whether the server sorts texts by fewer bytes than it does by default.
+        self.sorts_short = False
         self._open_session = open_session
         # The idle sessions. Each open session is either in this list or leased. Changes of the list
         # need no lock, because its append(), pop() and remove() are atomic.

@@ -31,7 +31,7 @@ from sharded_orm.scatter.failures import (
     is_too_large,
     may_be_the_query,
 )
-from sharded_orm.scatter.refusals import check_most_rows, refuse
+from sharded_orm.scatter.refusals import check_server, refuse
 
 if TYPE_CHECKING:
     from sharded_orm.scatter.comparison import Row
@@ -127,6 +127,7 @@ class Executor:
         self._doubt: BaseException | None = None
         self._answered = False
         self._unsettled = len(plan.statements)
+        self._sorts_texts = plan.sorts_texts
         if plan.statements:
             group = plan.statements[0].branches[0].shard.group
             self._group = connection_of(group)
@@ -142,8 +143,7 @@ class Executor:
             self._wrappers: dict[str, Any] = {
                 s.node: _node_wrapper(s.branches[0].shard) for s in plan.statements
             }
-            if plan.union:
-                self._check_most_rows()
+            self._check_servers()
 
     def streams(self) -> list[Iterator[Row]]:
         """Return one iterator over rows for each statement, in the order of the statements.
@@ -309,15 +309,16 @@ class Executor:
             cause.
         """
         # The statements may have opened sessions, after the settings of the server have changed.
-        self._check_most_rows()
+        self._check_servers()
         self._unsettled -= statements
         if self._doubt is not None and not self._answered and not self._unsettled:
             raise self.failures.error(proven=False) from self._doubt
 
-    def _check_most_rows(self) -> None:
+    def _check_servers(self) -> None:
         for wrapper in self._wrappers.values():
             if wrapper.features.can_union_shards:
-                check_most_rows(wrapper.node_pool.most_rows)
+                pool = wrapper.node_pool
+                check_server(pool.most_rows, sorts_short=pool.sorts_short and self._sorts_texts)
 
     def _fail(self, branches: Iterable[Branch], error: DatabaseError) -> None:
         if may_be_the_query(error):

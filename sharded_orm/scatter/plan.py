@@ -274,6 +274,14 @@ class ScatterPlan:
     def union(self) -> bool:
         return any(statement.union for statement in self.statements)
 
+    @property
+    def sorts_texts(self) -> bool:
+        """Whether the query has an order by texts."""
+        if self.template is None:
+            return False
+        columns = self.template.columns
+        return any(columns[key.column].kind == "text" for key in self.template.order)
+
 
 def make_plan(
     targets: Sequence[Target],

@@ -113,14 +113,22 @@ def check_values_of_time(query: Query, values: Iterable[Any]) -> None:
                 pending.append(query.annotations.get(name))
 
 
-def check_most_rows(most_rows: int | None) -> None:
-    """Raise an error if a server sends only some rows of a statement.
+def check_server(most_rows: int | None, *, sorts_short: bool) -> None:
+    """Raise an error if the merge cannot do the same as a server with these settings.
 
     The rows of one statement for many shards would be cut, and so would the parts of an aggregate.
+    And a merge cannot tell which texts are equal for the server's sort.
 
     :param most_rows: the server's ``sql_select_limit``; None if it sends all rows.
-    :raises ScatterNotSupported: there is such a limit.
+    :param sorts_short: whether the query sorts texts, and the server sorts them by fewer bytes than
+        by default.
+    :raises ScatterNotSupported: the server has such a setting.
     """
+    if sorts_short:
+        raise refuse(
+            "an order by texts of a server whose max_sort_length is below 1024",
+            "set max_sort_length to its default of 1024, or order by another column",
+        )
     if most_rows is not None:
         raise refuse(
             f"the rows of a server whose sql_select_limit is {most_rows}",

@@ -42,6 +42,7 @@ class CommitPacket:
 
     if TYPE_CHECKING:
         alias: str
+        pool: NodePool
         schema: str | None
         pool: NodePool
         mode: SessionMode

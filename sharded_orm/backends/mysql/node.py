@@ -23,10 +23,14 @@ _SERVER_QUERY = b"""
            CONVERT_TZ('2001-01-01 01:00:00', 'UTC', 'UTC') IS NOT NULL
 """
 # Settings that each new session is asked for, because a project or an operator may have changed
-# them: the most rows that the server sends of a query without LIMIT, what a session does after a
-# COMMIT, and whether a lock that is not granted in time rolls back the whole transaction.
-_SETTINGS_QUERY = b"SELECT @@sql_select_limit, @@completion_type, @@innodb_rollback_on_timeout"
+# them: the most rows that the server sends of a query without LIMIT, by how many bytes it sorts a
+# text, what a session does after a COMMIT, and whether a lock that is not granted in time rolls back
+# the whole transaction.
+_SETTINGS_QUERY = (
+    b"SELECT @@sql_select_limit, @@max_sort_length, @@completion_type, @@innodb_rollback_on_timeout"
+)
 _NO_LIMIT = 2**64 - 1
+_SORT_LENGTH = 1024
 # With any other completion_type, a COMMIT would begin the next transaction of the session, or end
 # the session. As sessions are shared, other aliases would then write into that transaction.
 _NO_CHAIN = b"SET SESSION completion_type = NO_CHAIN"
@@ -107,8 +111,9 @@ class NodePool(SessionPool[NodeSession]):
             if session_opened.has_listeners(self._sender):
                 session_opened.send(sender=self._sender, session=session.raw, pool=self)
                 settings = session.fetch_one(_SETTINGS_QUERY)
-            limit, completion, undoes = settings
+            limit, sort_length, completion, undoes = settings
             self.most_rows = None if limit == _NO_LIMIT else limit
+            self.sorts_short = sort_length < _SORT_LENGTH
             self.undoing = UNDOING | {(LOCK_WAIT,)} if undoes else UNDOING
             if completion != "NO_CHAIN":
                 session.run(_NO_CHAIN)

@@ -191,6 +191,31 @@ def test_a_server_that_cuts_results_is_refused() -> None:
             read()
 
 
+@pytest.fixture
+def short_sorts() -> Iterator[None]:
+    """The servers sort texts by their first 64 bytes."""
+    needs("mysql")
+    aliases = (ALIASES[0], ALIASES[-1])
+    everywhere("SET GLOBAL max_sort_length = 64", aliases)
+    new_sessions()
+    yield
+    everywhere("SET GLOBAL max_sort_length = DEFAULT", aliases)
+    new_sessions()
+
+
+@pytest.mark.usefixtures("short_sorts")
+def test_an_order_by_texts_that_a_server_cuts_is_refused() -> None:
+    store([Sample(id=n, owner=n % 5, label="x" * 50 + str(9 - n)) for n in range(10)])
+    samples = one_database(Sample)
+    groups = samples.values("label").annotate(n=Count("id"))
+    for refused in (samples.order_by("label", "id"), groups.order_by("label")):
+        with pytest.raises(ScatterNotSupported, match="max_sort_length is below 1024"):
+            fetch(refused)
+    for queryset in (samples.order_by("id"), samples.order_by("number", "-id")[:3]):
+        assert fetch(queryset) == list(queryset)
+    assert aggregate(samples, x=Max("label")) == samples.aggregate(x=Max("label"))
+
+
 STATE = {
     "mysql": ["LAST_INSERT_ID()", "ROW_COUNT()", "@x", "GET_LOCK('x', 0)"],
     "postgresql": ["lastval()", "set_config('a.b', 'c', false)", "pg_try_advisory_lock(1)"],
