@@ -44,7 +44,6 @@ class CommitPacket:
         alias: str
         pool: NodePool
         schema: str | None
-        pool: NodePool
         mode: SessionMode
         session: NodeSession | None
         insert_session: NodeSession | None
