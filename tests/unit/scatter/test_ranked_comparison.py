@@ -39,13 +39,20 @@ def comparison(field: Any, *, summed: bool = False, reads_utc: bool = True) -> R
 def test_values_that_python_compares(rising: list[Any]) -> None:
     compared = comparison(models.FloatField())
     for low, high in pairwise(rising):
-        assert compared.ordered([low, 0], 0) < compared.ordered([high, 0], 0)
-        assert not compared.ordered([high, 0], 0) < compared.ordered([low, 0], 0)
+        low_row, high_row = [low, 0, True], [high, 0, True]
+        assert compared.ordered(low_row, 0) < compared.ordered(high_row, 0)
+        assert not compared.ordered(high_row, 0) < compared.ordered(low_row, 0)
 
 
 def test_equal_numbers_are_one_group() -> None:
     identity = comparison(models.FloatField()).identity([0])
-    assert len({identity([value, 0]) for value in (NAN, float("nan"), 0.0, -0.0)}) == 2
+    assert len({identity([value, 0, True]) for value in (NAN, float("nan"), 0.0, -0.0)}) == 2
+
+
+def test_floats_without_their_last_digits_are_refused() -> None:
+    compared = comparison(models.FloatField())
+    with pytest.raises(ScatterNotSupported, match="extra_float_digits"):
+        compared.ordered([1.5, 0, False], 0)
 
 
 def test_values_of_other_types_than_declared_are_refused() -> None:
