@@ -68,6 +68,15 @@ def test_each_path_is_in_one_lane_on_sqlite():
     assert [lane.name for lane in LANES if not lane.paths] == ["all other tests"]
 
 
+def test_a_lane_with_plugins_takes_no_tests_from_others():
+    everything = next(lane for lane in LANES if not lane.paths)
+    repeated = {path for lane in LANES if lane.plugins for path in lane.paths}
+    elsewhere = {
+        path for lane in LANES if not lane.backend and not lane.plugins for path in lane.paths
+    }
+    assert repeated and set(everything.elsewhere()) == elsewhere
+
+
 @pytest.mark.parametrize("backend", [MARIADB, POSTGRESQL])
 def test_all_that_is_marked_runs_on_its_backend(backend: Backend):
     marked = {
