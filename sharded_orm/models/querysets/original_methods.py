@@ -1,10 +1,10 @@
 """The methods of Django's ``QuerySet`` that this package does not always call.
 
 A read or an update by a plan, which is SQL that was compiled once for all similar queries, skips
-them. Another package may replace one of
-these methods while the program runs, for example to observe reads, and so may a test. Then Django
-must do the read or the update, because it calls the replacement. A replacement may claim to be equal
-to the original in this module, so compare with ``is``.
+them. Another package may replace one of these methods while the program runs, for example to
+observe reads, and so may a test. Then Django must do the read or the update, because it calls the
+replacement. A replacement may claim to be equal to the original in this module, so compare with
+``is``.
 
 :mod:`sharded_orm.models.querysets.first_recordings` examines which methods a queryset class
 overrides when it is first used.

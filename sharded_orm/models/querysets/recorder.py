@@ -47,8 +47,8 @@ _build_lock = RLock()
 class CallRecorder(PlanReads[M]):
     """A mixin that records the calls that build a queryset.
 
-    A subclass defines :meth:`~PlanReads._read`, which reads the rows with a plan. A plan is SQL that was
-    compiled once for all querysets that were built by the same calls with other values.
+    A subclass defines :meth:`~PlanReads._read`, which reads the rows with a plan. A plan is SQL that
+    was compiled once for all querysets that were built by the same calls with other values.
     """
 
     #: The calls that have built this queryset. None if its query was built in another way, or if
