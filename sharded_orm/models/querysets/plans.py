@@ -79,7 +79,11 @@ class PlannedQuerySet(CallRecorder[M], BoundKeyQuerySet[M]):
         return using is None and not hints and (last_binding() is None or not is_any_bound())
 
     def _may_read_by_plan(self) -> bool:
-        return self._db is None and (last_binding() is None or not is_any_bound())
+        if last_binding() is not None and is_any_bound():
+            return False
+        # A related manager or db_manager() can set an alias, too. Then the checks of
+        # _destination() are needed, so Django must do the read.
+        return self._db is None or self._is_using_called
 
     def get(self, *args: Any, **kwargs: Any) -> M:
         recording = None
@@ -126,6 +130,8 @@ class PlannedQuerySet(CallRecorder[M], BoundKeyQuerySet[M]):
         if recording is None:
             return replace(super().explain_routing(), plan="Django compiles this query")
         route: Route = self._by_django(recording, "explain_routing")
+        if route.outside is not None:
+            return replace(route, plan="Django compiles queries of other databases")
         return replace(route, plan=_plan_phrase(recording.shape))
 
     def _read(
@@ -153,6 +159,7 @@ class PlannedQuerySet(CallRecorder[M], BoundKeyQuerySet[M]):
             group = shape.options.group
             if (
                 plan is not UNREAD
+                and self._db is None
                 and not recording.instances
                 and not (strategy := runtime.strategy(group)).moves_keys
                 and (shard := runtime.located(group, strategy, key)) is not None
@@ -164,10 +171,12 @@ class PlannedQuerySet(CallRecorder[M], BoundKeyQuerySet[M]):
                     result = plan.read(kind, self, recording.values, limits, connection)
                     return read_by_django() if result is UNREAD else result
         planned = _PlanRead(self, kind, recording, limits)
-        if shape.shard_at is None:
+        if self._is_pinned() and (plan is UNREAD or plan.cache is None):
+            result = planned.at_alias(str(self._db))
+        elif shape.shard_at is None:
             result = self._read_by_values(planned)
         else:
-            result = confirmed(group, planned.at_key)
+            result = confirmed(shape.options.group, planned.at_key)
         if result is UNREAD:
             if planned.known_keys is None:
                 result = read_by_django()
@@ -270,8 +279,9 @@ class _PlanRead:
     def at_key(self, *, prepares: bool = False) -> Any:
         """Do the read on the shard of the recorded shard key.
 
-        Return UNREAD if Django must do the read. The caller must check that the key has not moved
-        during the call.
+        Return UNREAD if Django must do the read. It must do so if ``using()`` names another shard,
+        where the key's rows are not cached. The caller must check that the key has not moved during
+        the call.
 
         :param prepares: if True, do not read, but only prepare a read through the cache. The result
             is then the prepared read, or None if the cache is not used.
@@ -279,7 +289,20 @@ class _PlanRead:
         shape, values = self.recording.shape, self.recording.values
         assert shape.shard_at is not None
         shard = runtime.locate(shape.options.group, values[shape.shard_at])
-        return UNREAD if shard is None else self._on(shard, prepares=prepares)
+        if shard is None or (self._queryset._is_pinned() and self._queryset._db != shard.alias):
+            return UNREAD
+        return self._on(shard, prepares=prepares)
+
+    def at_alias(self, alias: str) -> Any:
+        """Do the read on the shard ``alias``, which ``using()`` names, without a check of the key.
+
+        Return UNREAD if Django must do the read, because the plan is not made yet, or because
+        ``alias`` is not a shard of the model's group.
+        """
+        shard = runtime.topology().resolve(alias)
+        if shard is None or shard.group != self.recording.shape.options.group:
+            return UNREAD
+        return self._on(shard)
 
     def at_shard(self, find: Callable[[], Shard | None]) -> Any:
         """Do the read on the shard that ``find()`` returns; return UNREAD if Django must do it."""
