@@ -9,12 +9,13 @@ import pytest
 from django.db import connections
 from django.test.utils import CaptureQueriesContext
 
-from sharded_orm import bound, fetch_together
+from sharded_orm import bound, fetch_together, runtime
 from sharded_orm.exceptions import CrossShardRelation
+from sharded_orm.models.querysets import first_recordings
 from sharded_orm.models.querysets.plans import without_plans
 from tests.cached.models import CachedPhoto
 from tests.photos.models import Photo
-from tests.queries.conftest import DATABASES, ONE, SHARD, TWO, queries
+from tests.queries.conftest import DATABASES, LATER, ONE, SHARD, TWO, UNPLACED, Clock, queries
 from tests.queries.twins import World, comparable_value
 from tests.relatives.sharded.models import Agent, Item
 
@@ -178,3 +179,67 @@ def test_cached_rows_are_read_on_the_shard_of_their_key(
     request.getfixturevalue("nothing_is_compiled")
     assert len(list(here.filter(user_id=ONE))) == len(expected)
     assert queries(lambda: list(here.uncached().filter(user_id=ONE))) == 1
+
+
+def look_ups(read: Callable[[], Any]) -> int:
+    """Return how often ``read`` queries the directory, if this process knows the shard of no key."""
+    runtime.strategy("photos").forget()  # type: ignore[attr-defined]
+    with CaptureQueriesContext(connections["directory"]) as sent:
+        read()
+    return len(sent)
+
+
+LOOKED_UP: dict[str, Read] = {
+    "a cached list": lambda rows: list(rows.filter(user_id=ONE)),
+    "of another shard": lambda rows: list(rows.using(SHARD[TWO]).filter(user_id=ONE)),
+    "of no shard": lambda rows: list(rows.filter(user_id=UNPLACED)),
+    "uncached": lambda rows: list(rows.uncached().filter(user_id=ONE)),
+    "values": lambda rows: list(rows.filter(user_id=ONE).values("pk")),
+    "together": lambda rows: fetch_together(rows.filter(user_id=ONE)),
+    "together on another shard": lambda rows: fetch_together(
+        rows.using(SHARD[TWO]).filter(user_id=ONE)
+    ),
+    "together, uncached": lambda rows: fetch_together(rows.uncached().filter(user_id=ONE)),
+    "together, without a cache": lambda rows: fetch_together(
+        Photo.objects.using(SHARD[ONE]).filter(user_id=ONE)
+    ),
+}
+
+
+@pytest.mark.django_db(transaction=True, databases=DATABASES)
+@pytest.mark.parametrize("name", LOOKED_UP)
+def test_a_key_is_looked_up_only_for_the_cache(name: str, photos: list[CachedPhoto]) -> None:
+    def read() -> Any:
+        return LOOKED_UP[name](CachedPhoto.objects.using(SHARD[ONE]))
+
+    with without_plans():
+        expected = look_ups(read)
+    assert max(look_ups(read) for _ in range(4)) <= expected
+
+
+@pytest.mark.django_db(transaction=True, databases=DATABASES)
+def test_a_plan_that_another_thread_makes_meanwhile(
+    photos: list[CachedPhoto], clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is cached on another shard than that of the key."""
+    topology = runtime.topology
+
+    def topology_after_other_reads() -> Any:
+        monkeypatch.setattr(runtime, "topology", topology)
+        for _ in range(2):
+            assert list(CachedPhoto.objects.filter(user_id=ONE))
+        return topology()
+
+    def rows() -> Any:
+        return CachedPhoto.objects.using(SHARD[TWO]).filter(user_id=ONE)
+
+    def read() -> None:
+        found = rows()
+        monkeypatch.setattr(runtime, "topology", topology_after_other_reads)
+        assert not list(found)
+
+    for _ in range(4):
+        first_recordings.forget()
+        assert not list(rows())
+        assert queries(read, SHARD[TWO]) == 1
+        clock.ahead += LATER

@@ -171,8 +171,8 @@ class PlannedQuerySet(CallRecorder[M], BoundKeyQuerySet[M]):
                     result = plan.read(kind, self, recording.values, limits, connection)
                     return read_by_django() if result is UNREAD else result
         planned = _PlanRead(self, kind, recording, limits)
-        if self._is_pinned() and (plan is UNREAD or plan.cache is None):
-            result = planned.at_alias(str(self._db))
+        if self._is_pinned():
+            result = confirmed(shape.options.group, planned.at_alias)
         elif shape.shard_at is None:
             result = self._read_by_values(planned)
         else:
@@ -193,7 +193,7 @@ class PlannedQuerySet(CallRecorder[M], BoundKeyQuerySet[M]):
         planned = None if recording is None else self._planned_by_key(recording)
         if planned is None:
             return super()._prepared()
-        read = planned.at_key(prepares=True)
+        read = (planned.at_alias if self._is_pinned() else planned.at_key)(prepares=True)
         if read is UNREAD:
             read = super()._prepared()
             planned.learn()
@@ -279,9 +279,8 @@ class _PlanRead:
     def at_key(self, *, prepares: bool = False) -> Any:
         """Do the read on the shard of the recorded shard key.
 
-        Return UNREAD if Django must do the read. It must do so if ``using()`` names another shard,
-        where the key's rows are not cached. The caller must check that the key has not moved during
-        the call.
+        Return UNREAD if Django must do the read. The caller must check that the key has not moved
+        during the call.
 
         :param prepares: if True, do not read, but only prepare a read through the cache. The result
             is then the prepared read, or None if the cache is not used.
@@ -289,20 +288,21 @@ class _PlanRead:
         shape, values = self.recording.shape, self.recording.values
         assert shape.shard_at is not None
         shard = runtime.locate(shape.options.group, values[shape.shard_at])
-        if shard is None or (self._queryset._is_pinned() and self._queryset._db != shard.alias):
-            return UNREAD
-        return self._on(shard, prepares=prepares)
+        return UNREAD if shard is None else self._on(shard, prepares=prepares)
 
-    def at_alias(self, alias: str) -> Any:
-        """Do the read on the shard ``alias``, which ``using()`` names, without a check of the key.
+    def at_alias(self, *, prepares: bool = False) -> Any:
+        """Do the read on the shard that ``using()`` names, even if the key is on another one.
 
         Return UNREAD if Django must do the read, because the plan is not made yet, or because
-        ``alias`` is not a shard of the model's group.
+        ``using()`` does not name a shard of the model's group. The caller must check that the key
+        has not moved during the call, because a cached read looks up the shard of the key.
+
+        :param prepares: as in :meth:`at_key`.
         """
-        shard = runtime.topology().resolve(alias)
+        shard = runtime.topology().resolve(str(self._queryset._db))
         if shard is None or shard.group != self.recording.shape.options.group:
             return UNREAD
-        return self._on(shard)
+        return self._on(shard, prepares=prepares)
 
     def at_shard(self, find: Callable[[], Shard | None]) -> Any:
         """Do the read on the shard that ``find()`` returns; return UNREAD if Django must do it."""
@@ -353,7 +353,21 @@ class _PlanRead:
         for instance in recording.instances:
             if colocated_alias(shape.options, instance) != shard.alias:
                 return UNREAD
-        values = recording.values
+        queryset, values = self._queryset, recording.values
+        if plan.cache is not None and queryset._is_pinned() and not self._is_cached_on(shard):
+            queryset = queryset.uncached()
         if prepares:
-            return plan.prepare(self._queryset, values, self._limits, connection)
-        return plan.read(kind, self._queryset, values, self._limits, connection)
+            return plan.prepare(queryset, values, self._limits, connection)
+        return plan.read(kind, queryset, values, self._limits, connection)
+
+    def _is_cached_on(self, shard: Shard) -> bool:
+        """Return whether a read on ``shard``, which ``using()`` names, may use the cache.
+
+        Only rows on the shard of their key are cached. The key is not looked up for a read that
+        does not use the cache, because then the directory need not answer.
+        """
+        shape = self.recording.shape
+        if shape.shard_at is None or self._queryset._is_uncached():
+            return False
+        home = runtime.locate(shape.options.group, self.recording.values[shape.shard_at])
+        return home is not None and home.alias == shard.alias
