@@ -396,25 +396,37 @@ class Recording(NamedTuple):
             return None
         return Recording(self.shape, tuple(filters), tuple(values))
 
-    def replay(self, query: Any, *, excludes: bool = True, selects: bool = True) -> None:
+    def replay(
+        self,
+        query: Any,
+        *,
+        after: Recording | None = None,
+        excludes: bool = True,
+        selects: bool = True,
+    ) -> None:
         """Apply the recorded calls to ``query``, a new query of the model.
 
+        :param after: the first of the recorded calls, if ``query`` was built by them already.
         :param excludes: whether to apply all conditions. If False, leave out calls of ``exclude()``
             and conditions below OR or NOT, which are not needed to find the shard.
         :param selects: whether to select only what the recorded calls select.
         """
-        for excluded, given in self.filters:
+        done, ordering, selection, limits = 0, None, EVERYTHING, None
+        if after is not None:
+            done, limits = len(after.filters), after.limits
+            ordering, selection = after.shape.ordering, after.shape.selection
+        for excluded, given in self.filters[done:]:
             condition = given if isinstance(given, Q) else Q(**given)
             if excludes:
                 query.add_q(~condition if excluded else condition)
             elif not excluded:
                 query.add_q(demanded_conditions(condition))
-        if self.shape.ordering is not None:
+        if self.shape.ordering is not ordering:
             query.clear_ordering(force=True, clear_default=False)
-            query.add_ordering(*self.shape.ordering)
-        if selects and self.shape.selection is not EVERYTHING:
+            query.add_ordering(*(self.shape.ordering or ()))
+        if selects and self.shape.selection is not selection:
             self.shape.selection.apply(query)
-        if self.limits is not None:
+        if self.limits is not None and limits is None:
             query.set_limits(*self.limits)
 
 

@@ -10,7 +10,7 @@ then on, the queryset behaves like one that records no calls.
 from __future__ import annotations
 
 from threading import RLock
-from typing import TYPE_CHECKING, Any, Self, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, overload
 
 from django.db.models.query import (
     MAX_GET_RESULTS,
@@ -42,6 +42,19 @@ from sharded_orm.models.sharding.type_variables import M
 # The value of ``_query`` while the queryset records its calls and has no query yet.
 _UNBUILT: Any = object()
 _build_lock = RLock()
+
+
+class _BuiltPart(NamedTuple):
+    """The value of ``_query`` while the queryset records its calls, if Django has made some of them.
+
+    When a shape of calls is new, Django makes the calls on a query. Later calls continue with a
+    copy of it. Nobody changes the query itself, because several querysets share it.
+
+    :param query: the query after the calls in ``recording``.
+    """
+
+    query: Any
+    recording: Recording
 
 
 class CallRecorder(PlanReads[M]):
@@ -126,14 +139,19 @@ class CallRecorder(PlanReads[M]):
         # get the same query.
         with _build_lock:
             recording = self._recording
-            if recording is not None and self._query is _UNBUILT:
+            if recording is not None:
                 if self._deferred_filter is not None:
                     # The last filter is that of a related manager, such as album.photos. Leave it
                     # out, because Django applies it later, with the primary key that album has
                     # then.
                     recording = recording._replace(filters=recording.filters[:-1])
-                query = self._new_query(self.model)
-                recording.replay(query)
+                built: Any = self._query
+                if type(built) is _BuiltPart:
+                    query = built.query.chain()
+                    recording.replay(query, after=built.recording)
+                else:
+                    query = self._new_query(self.model)
+                    recording.replay(query)
                 self._query = query
             self._recording = None
 
@@ -191,7 +209,8 @@ class CallRecorder(PlanReads[M]):
             for name in attributes.keys() - COPIED:
                 del attributes[name]
         attributes["_recording"] = recording
-        attributes["_query"] = _UNBUILT
+        if type(attributes["_query"]) is not _BuiltPart:
+            attributes["_query"] = _UNBUILT
         # Use a new dict, because QuerySet._add_hints() changes the dict in place.
         attributes["_hints"] = {**self._hints}
         attributes["_result_cache"] = None
@@ -202,6 +221,16 @@ class CallRecorder(PlanReads[M]):
             attributes["_iterable_class"] = shape.value_iterable
             attributes["_fields"] = shape.selection.names
         return clone
+
+    def _learned(self, recording: Recording | None) -> Self:
+        """Record again, after Django has made the last call, whose shape is known now.
+
+        :param recording: all calls of this queryset. If it is None, record nothing.
+        """
+        if recording is not None:
+            self._query: Any = _BuiltPart(self.query, recording)
+            self._recording = recording
+        return self
 
     def _clone(self) -> Self:
         # Overrides QuerySet._clone(), which would copy the query. While calls are recorded, no
@@ -270,7 +299,7 @@ class CallRecorder(PlanReads[M]):
         filtered = self._with_recording(recording)
         filtered._filter_or_exclude_inplace(excluded, (), kwargs)
         if recording.learn_filter(kwargs, excluded=excluded):
-            filtered._recording = recording.filtered(kwargs, excluded=excluded)
+            return filtered._learned(recording.filtered(kwargs, excluded=excluded))
         return filtered
 
     def _filtered_by_tree(
@@ -289,7 +318,7 @@ class CallRecorder(PlanReads[M]):
         filtered = self._with_recording(recording)
         filtered._filter_or_exclude_inplace(excluded, args, kwargs)
         if recording.learn_tree(tree, excluded=excluded):
-            filtered._recording = recording.filtered_by_tree(tree, excluded=excluded)
+            return filtered._learned(recording.filtered_by_tree(tree, excluded=excluded))
         return filtered
 
     def order_by(self, *field_names: Any) -> Self:
@@ -301,8 +330,7 @@ class CallRecorder(PlanReads[M]):
             return self._with_recording(ordered)
         in_order: Self = self._by_django(recording, "order_by", *field_names)
         recording.learn_order(field_names)
-        in_order._recording = recording.ordered(field_names)
-        return in_order
+        return in_order._learned(recording.ordered(field_names))
 
     def values(self, *fields: Any, **expressions: Any) -> Any:
         selection = None if expressions else Selection(ValuesIterable, fields)
@@ -349,8 +377,7 @@ class CallRecorder(PlanReads[M]):
             return self._with_recording(chosen)
         selected: Self = self._by_django(recording, method, *fields, **options)
         recording.learn_selection(selection)
-        selected._recording = recording.selected(selection)
-        return selected
+        return selected._learned(recording.selected(selection))
 
     def prefetch_related(self, *lookups: Any) -> Self:
         recording = self._recorded(QuerySet.prefetch_related is original.PREFETCH)
