@@ -37,13 +37,18 @@ from sharded_orm.models.querysets.plans import without_plans
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from tests.photos.models import Album, Board, Photo, Story, Tag, Visit
 from tests.queries.conftest import DATABASES, NEAR, ONE, SHARD, START, TWO
-from tests.queries.test_plans_of_columns import value_for
 from tests.queries.twins import GROUP, comparable_value
 from tests.samples.models import Sample
 
 pytestmark = [pytest.mark.django_db(databases=DATABASES), pytest.mark.every_backend]
 
 PROGRAMS = 100
+
+
+def value_for(name: str, value: Callable[[], Any]) -> Any:
+    """Return the value. For bytes, a number is their count, and no server takes two gigabytes."""
+    made = value()
+    return 7 if name.startswith("blob") and made == 2**31 else made
 
 
 class Number(IntEnum):

@@ -1,0 +1,187 @@
+"""Random chains of calls, written as Python, for tests that compare reads and writes with plans and without.
+
+A failure is shrunk to a short chain, which is printed as a person would write it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
+from typing import Any
+
+import pytest
+from django.db import connections
+from django.test.utils import CaptureQueriesContext
+from hypothesis import HealthCheck, event, settings
+from hypothesis import strategies as st
+
+from sharded_orm.models.plans import inserts, saves
+from sharded_orm.models.querysets import first_recordings
+from sharded_orm.models.querysets.plans import plan_uses, without_plans
+from tests.queries.twins import GROUP, comparable_value, rolled_back
+
+#: A place for a value: the name of the values that fit.
+_HOLE = re.compile(r"<(\w+)>")
+#: Long runs have as many times more chains.
+_LONG = 30
+
+Outcome = tuple[Any, ...]
+
+
+class Chain:
+    """Calls as the text of one expression. Each run makes all values anew.
+
+    :param source: the expression.
+    :param names: what its names mean.
+    """
+
+    def __init__(self, source: str, names: Mapping[str, Any]) -> None:
+        self.source = source
+        self._code = compile(source, "<chain>", "eval")
+        self._names = names
+
+    def __call__(self) -> Any:
+        return eval(self._code, {**self._names})
+
+    def __repr__(self) -> str:
+        return self.source
+
+
+@st.composite
+def chains(
+    draw: st.DrawFn,
+    forms: st.SearchStrategy[str],
+    values: Mapping[str, Sequence[str]],
+    names: Mapping[str, Any],
+) -> list[Chain]:
+    """Up to three chains that differ only in values, so that one might get the plan of another.
+
+    :param forms: expressions with places for values, such as ``Item.objects.get(pk=<pk>)``.
+    :param values: the expressions that may stand at each of these places, the simplest first.
+    :param names: what the names in these expressions mean.
+    """
+    parts = _HOLE.split(draw(forms))
+    # Every second part is the name of a hole.
+    first = [draw(st.sampled_from(values[name])) for name in parts[1::2]]
+    fillings = [first]
+    for _ in range(draw(st.integers(0, 2)) if first else 0):
+        fillings.append([
+            draw(st.one_of(st.just(value), st.sampled_from(values[name])))
+            for name, value in zip(parts[1::2], first, strict=True)
+        ])  # fmt: skip
+    found = []
+    for filling in fillings:
+        parts[1::2] = filling
+        found.append(Chain("".join(parts), names))
+    return found
+
+
+def weighted(*choices: tuple[int, st.SearchStrategy[str]]) -> st.SearchStrategy[str]:
+    """One of the strategies, each as often as its number says."""
+    several = [strategy for number, strategy in choices for _ in range(number)]
+    return st.sampled_from(several).flatmap(lambda strategy: strategy)
+
+
+def mostly(fitting: Sequence[str], similar: Sequence[str], others: Sequence[str]) -> list[str]:
+    """Return all three, so that the first are drawn as often as the others together."""
+    total = 2 * len(others)
+    return [
+        *fitting * (total // len(fitting)),
+        *similar * (total // len(similar) // 2 if similar else 0),
+        *others,
+    ]
+
+
+def keywords(names: Sequence[str], count: int = 2) -> st.SearchStrategy[str]:
+    """Up to ``count`` keyword arguments, with places for their values."""
+    some = st.lists(st.sampled_from(names), min_size=1, max_size=count, unique=True)
+    return some.map(lambda some: ", ".join(f"{name}=<{name}>" for name in some))
+
+
+def as_many(examples: int, config: pytest.Config) -> settings:
+    """The same examples in each routine run, and many others in each long run."""
+    is_long = config.getoption("--long")
+    return settings(
+        max_examples=examples * _LONG if is_long else examples,
+        derandomize=not is_long,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+def outcome(call: Callable[[], Any]) -> tuple[Any, list[str]]:
+    """Return the result or the error of ``call``, and the statements that it has sent."""
+    value: Any
+    # PostgreSQL runs nothing in a transaction after an error.
+    errors_end = connections["default"].vendor == "postgresql"
+    with ExitStack() as stack:
+        stack.enter_context(rolled_back() if errors_end else nullcontext())
+        sent = [
+            stack.enter_context(CaptureQueriesContext(connections[alias]))
+            for alias in (GROUP, "default")
+        ]
+        try:
+            value = comparable_value(call())
+        except Exception as exc:
+            value = (type(exc), str(exc))
+    statements = [str(query["sql"]) for queries in sent for query in queries]
+    # A scatter asks the nodes at the same time. The names of cursors are counted. Bytes for a UUID
+    # become the text of a memoryview, with its address.
+    return value, sorted(
+        re.sub(r'"_django_curs_\w+"|(?<=<memory at )0x[0-9a-f]+', "", text)
+        for text in statements
+        # After an error, we look whether shards are moved, from a time on.
+        if "SAVEPOINT" not in text and "sharded_orm_run" not in text
+    )
+
+
+def shown_outcome(call: Callable[[], Any]) -> tuple[Any, list[str]]:
+    """Return the same with the result as text, in which 1 and True differ and NaN is equal to itself."""
+    return outcome(lambda: repr(comparable_value(call())))
+
+
+class Comparison:
+    """Runs chains once without plans and then four times with them, and expects the same outcomes."""
+
+    def __init__(self, outcome: Callable[[Chain], Outcome] = shown_outcome) -> None:
+        self._outcome = outcome
+        #: How many chains did what.
+        self.counts: Counter[str] = Counter()
+
+    def __call__(self, chains: list[Chain], uses: Callable[[], int] = lambda: 0) -> None:
+        """Compare chains that differ in values.
+
+        :param uses: returns how often plans were used until now.
+        """
+        # So that a failure does not depend on the chains before, and can be shrunk.
+        for part in (first_recordings, saves, inserts):
+            part.forget()
+        with without_plans():
+            expected = [self._outcome(chain) for chain in chains]
+        for chain, known in zip(chains, expected, strict=True):
+            before = uses()
+            for run in range(4):
+                found = self._outcome(chain)
+                assert found == known, f"run {run} of {chain}: {found}, without plans: {known}"
+            self._count("chains")
+            self._count("errors" if is_error(known[0]) else "results")
+            if uses() > before:
+                self._count("planned")
+
+    def _count(self, what: str) -> None:
+        self.counts[what] += 1
+        event(what)
+
+    def share(self, what: str) -> float:
+        """Return the share of the chains that did so."""
+        return self.counts[what] / self.counts["chains"]
+
+
+def count_of_uses() -> int:
+    """Return how often plans of reads were used until now."""
+    return sum(use.uses or 0 for use in plan_uses())
+
+
+def is_error(value: Any) -> bool:
+    return isinstance(value, tuple) and isinstance(value[0], type)

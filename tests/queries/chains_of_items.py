@@ -1,0 +1,245 @@
+"""Random reads of items: all calls that have plans, and others, with values of all kinds."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from datetime import UTC, date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from enum import IntEnum
+from typing import Any
+from uuid import UUID
+
+from django.db.models import Exists, F, Prefetch, Q, Sum
+from django.utils.functional import SimpleLazyObject, lazystr
+from django.utils.safestring import mark_safe
+from hypothesis import strategies as st
+
+from tests.queries.chains import Chain, chains, keywords, mostly, weighted
+from tests.queries.conftest import ONE, SHARD, START, TWO, UNPLACED
+from tests.relatives.sharded.models import Agent, Item, Label, Shelf
+
+
+class Number(IntEnum):
+    ONE = ONE
+
+
+class Text(str):
+    """A text of a project."""
+
+
+class Marked(Q):
+    """A ``Q`` of a project."""
+
+
+EAST = timezone(timedelta(hours=9))
+
+#: Values of each kind that Django treats in its own way: prepared, refused, or with other SQL.
+VALUES = [
+    "ONE", "TWO", "UNPLACED", "0", "-1", "101", "104", "2**31", "2**63", "-(2**63) - 1", "10**30",
+    "'1'", "'101'", "' 1'", "'item 101'", "'x'", "''", "'é'", "'a\\x00b'", "'1.5'", "True", "False",
+    "None", "1.0", "1.5", "float('nan')", "Decimal(1)", "Decimal('NaN')", "Number.ONE", "Text('101')",
+    "mark_safe('101')", "b'1'", "UUID(int=1)", "lazystr('1')", "date(2026, 1, 1)", "datetime(2026, 1, 2)",
+    "START", "START.astimezone(EAST)", "time(3, 4)", "timedelta(1)", "[ONE, TWO]", "[101, 105, 101]",
+    "(104,)", "{105, 101}", "frozenset({'101', '0104'})", "[101, None]", "[101, '104']", "[2**63, 101]",
+    "[None]", "['item 101', 'item 105']", "[True]", "[date(2026, 1, 1)]", "[START]", "iter([101, 104])",
+    "(n for n in (101, 104))", "[[101]]", "[]", "F('stars')", "[F('stars')]", "F('stars') + 1",
+    "Agent.objects.get(pk=ONE)", "[Agent.objects.get(pk=ONE)]", "Agent()", "Agent(pk=TWO)",
+    "SimpleLazyObject(lambda: Agent.objects.get(pk=ONE))", "Shelf.objects.get(owner_id=ONE, pk=11)",
+    "Shelf(pk=11, owner_id=TWO)", "Item.objects.filter(owner_id=ONE)", "Q(stars=1)", "{'a': 1}",
+]  # fmt: skip
+_LIKE_NUMBERS = ["'101'", "Number.ONE", "101.0", "Decimal(101)", "True", "None", "lazystr('1')"]
+_NUMBERS = mostly(
+    ["101", "ONE", "104", "0", "2", "11", "-1", "2**31", "2**63", "-(2**63) - 1", "10**30"],
+    _LIKE_NUMBERS, VALUES,
+)  # fmt: skip
+_KEYS = mostly(["ONE", "ONE", "TWO", "UNPLACED"], ["'1'", "1.0", "True", "None"], VALUES)
+_TEXTS = mostly(
+    ["'item 101'", "'item 104'", "'x'", "''", "'é'", "'%s'"],
+    ["Text('item 101')", "mark_safe('x')", "lazystr('item 101')", "1", "None"], VALUES,
+)  # fmt: skip
+_TIMES = mostly(
+    ["START", "START + timedelta(1)", "START.astimezone(EAST)"],
+    ["datetime(2026, 1, 2)", "date(2026, 1, 1)", "'2026-01-01'", "None"], VALUES,
+)  # fmt: skip
+_LISTS = mostly(
+    ["[101, 105, 101]", "(104,)", "{105, 101}", "frozenset({104})", "[1, 2]", "[11]", "[2**63, 101]"],
+    ["['101']", "[101, '104']", "[101, None]", "[]", "[Number.ONE]", "[True]", "[F('id')]", "iter([101])"],
+    VALUES,
+)  # fmt: skip
+_BOOLEANS = mostly(["True", "False"], ["0", "1", "None", "'x'"], VALUES)
+_TEXT_LISTS = mostly(
+    ["['item 101', 'item 105']", "('x',)", "{'item 104'}"],
+    ["[Text('item 101')]", "['x', None]", "['x', 1]", "[lazystr('x')]", "[]"], VALUES,
+)  # fmt: skip
+_AGENTS = mostly(
+    ["Agent(pk=ONE)", "ONE", "Agent(pk=TWO)", "Agent.objects.get(pk=ONE)", "TWO"],
+    ["Agent()", "None", "'1'", "Item(pk=1)", "SimpleLazyObject(lambda: Agent(pk=ONE))", "[Agent(pk=ONE)]"],
+    VALUES,
+)  # fmt: skip
+_SHELVES = mostly(
+    ["11", "Shelf(pk=11, owner_id=ONE)", "Shelf.objects.get(owner_id=ONE, pk=11)", "12", "None"],
+    ["Shelf(pk=11, owner_id=TWO)", "Shelf()", "Shelf(pk=11)", "Agent(pk=ONE)", "'11'"], VALUES,
+)  # fmt: skip
+#: The values for each name of a condition, and for each other place.
+PLACES: dict[str, list[str]] = {
+    **dict.fromkeys(("pk", "id", "stars", "shelf_id", "buyer_id", "city_id", "parent_id"), _NUMBERS),
+    **dict.fromkeys(("stars__gt", "pk__lt", "id__gte", "stars__lte", "shelf__id"), _NUMBERS),
+    **dict.fromkeys(("owner_id", "owner_id__gt", "owner__exact"), _KEYS),
+    **dict.fromkeys(("name", "name__gt", "name__iexact", "shelf__name"), _TEXTS),
+    **dict.fromkeys(("posted_at", "posted_at__lt", "posted_at__gte"), _TIMES),
+    **dict.fromkeys(("pk__in", "id__in", "stars__in", "shelf__in", "shelf_id__in", "buyer__in"), _LISTS),
+    **dict.fromkeys(("owner__in", "city__in", "pk__range"), _LISTS),
+    **dict.fromkeys(("pk__isnull", "shelf__isnull", "posted_at__isnull", "owner__isnull", "city__isnull"), _BOOLEANS),
+    "name__in": _TEXT_LISTS,
+    "posted_at__in": mostly(["[START]", "(START,)"], ["[datetime(2026, 1, 2)]"], VALUES),
+    **dict.fromkeys(("owner", "buyer", "seller"), _AGENTS),
+    **dict.fromkeys(("shelf", "parent"), _SHELVES),
+    **dict.fromkeys(("nothing", "owner__x", "_connector"), VALUES),
+    # Values of conditions in trees, most of which Django accepts, because many trees have several.
+    "tree_number": ["0", "1", "2", "101", "104", "2**63", "Number.ONE", "'1'", "None"],
+    "tree_list": ["[101]", "[101, 104]", "(104,)", "{'101'}", "[]", "[None]"],
+    "tree_text": ["'item 101'", "'x'", "None", "Text('x')", "1"],
+    "tree_boolean": ["True", "False", "True", "False", "1"],
+    "tree_time": ["START", "START + timedelta(1)", "START.astimezone(EAST)", "datetime(2026, 1, 2)"],
+    "tree_shelf": ["11", "None", "Shelf(pk=11, owner_id=ONE)", "Shelf(pk=11, owner_id=TWO)"],
+    "key": ["ONE", "ONE", "ONE", "TWO", "TWO", "UNPLACED", "'1'", "Number.ONE"],
+    "agent": ["Agent(pk=ONE)", "Agent(pk=ONE)", "Agent(pk=TWO)", "ONE", "Agent.objects.get(pk=ONE)", "Agent()"],
+    "pks": ["101", "104", "105", "999", "2**63", "'101'"],
+    "slice": [
+        *["0:2", "1:3", ":1", "1:", "0:1", "2:4"] * 4, "2:2", "0:0", "3:1", ":", "0:4:2", "-1:", "'a':", "True:2", "2:2**63",
+    ],
+    "alias": [
+        "SHARD[ONE]", "SHARD[ONE]", "SHARD[ONE]", "SHARD[TWO]", "SHARD[TWO]", "'photos'", "'default'", "'nowhere'", "None", "1",
+    ],
+}  # fmt: skip
+#: Conditions outside trees; twice those that Django takes in most places.
+NAMES = [
+    *[name for name in PLACES if not name.startswith(("tree_", "_")) and name not in ("key", "agent", "pks", "slice", "alias")],
+    *["pk", "stars", "name", "shelf", "buyer", "stars__gt", "pk__in", "posted_at__lt", "shelf__isnull", "owner_id"] * 2,
+    "_connector",
+]  # fmt: skip
+
+# -- Trees
+
+LEAVES = [
+    "Q(stars=<tree_number>)", "Q(stars__gt=<tree_number>, name=<tree_text>)", "Q(pk=<pks>)",
+    "Q(owner_id=<key>)", "Q(shelf=<tree_shelf>)", "Q(shelf__isnull=<tree_boolean>)", "Q(pk__in=<tree_list>)",
+    "Q(posted_at__lte=<tree_time>)", "Q(name=<tree_text>)", "Q(pk__lt=<tree_number>, stars=1)",
+    "Q(buyer_id=<tree_number>)", "Q(shelf__owner_id=<key>)", "Q(city__isnull=<tree_boolean>)",
+    "Q(buyer=<agent>)",
+]  # fmt: skip
+#: Other combinations, most of which have no plan.
+PARTS = [
+    "({} ^ {})", "Q({}, {}, _connector='OR')", "Q()", "(Q() | {})", "Q({})", "Q(Exists(Item.objects.filter(owner_id=ONE)), {})",
+    "Q(('stars', 1), {})", "Q({}, stars=F('stars'))", "Q(_connector='OR', stars=1, shelf=None)", "(Q(stars=1) | Q(stars=1))",
+    "Q({}, _connector='OR')", "Q(_connector='OR', owner_id=ONE)", "Marked(stars=1)", "Q(Marked(stars=1), {})", "~Q()",
+]  # fmt: skip
+
+
+def _joined(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    return weighted(
+        (4, st.builds("({} | {})".format, inner, inner)),
+        (3, st.builds("({} & {})".format, inner, inner)),
+        (3, st.builds("~{}".format, inner)),
+        (2, st.builds(str.format, st.sampled_from(PARTS), inner, inner)),
+    )
+
+
+_leaves = weighted(
+    (4, st.sampled_from(LEAVES)), (1, keywords([n for n in NAMES if n != "_connector"]).map("Q({})".format))
+)  # fmt: skip
+trees = st.recursive(_leaves, _joined, max_leaves=4)
+
+# -- Steps
+
+STARTS = [
+    *["Item.objects"] * 5, *["Item.objects.all()"] * 3, "Item._base_manager", "<agent>.items",
+    "Item(pk=101, owner_id=ONE).children", "Item.objects.using(<alias>)",
+]  # fmt: skip
+KEYS = [
+    *[".filter(owner_id=<key>)"] * 6,
+    ".filter(owner=<agent>)",
+    ".filter(Q(owner_id=<key>))",
+    "",
+    "",
+]
+FIELDS = [
+    *["'pk'", "'id', 'name'", "'owner'", "'owner_id', 'stars'", "'owner', 'owner_id'", "'posted_at'", ""] * 3,
+    "'shelf__name'", "'nothing'", "'name', 'name'", "'labels'", "F('stars')", "None", "'stars', 'pk'",
+]  # fmt: skip
+SELECTIONS = [
+    *[".values({})", ".values_list({})", ".values_list({}, named=True)", ".only({})", ".defer({})"] * 3,
+    *[".select_related('shelf', 'parent')", ".values_list('pk', flat=True)"] * 3,
+    ".values_list({}, flat=True)", ".values_list({}, named=True, flat=True)", ".values(more=F('stars'))", ".select_related({})",
+]  # fmt: skip
+PREFETCHES = [
+    *["'children'", "'shelf'", "'shelf', 'children__labels'"] * 2, "Prefetch('children', Item.objects.order_by('-pk')[:1])",
+    "Prefetch('children', to_attr='kids')", "None", "", "'nothing'", "1", "F('stars')", "'owner'", "'buyer', 'labels'",
+]  # fmt: skip
+ORDERS = [
+    *["'pk'", "'-stars', 'id'", "", "'name'", "'owner_id'", "'-posted_at', 'pk'"] * 2, "'shelf__name'", "'nothing'",
+    "F('stars').desc()", "1",
+]  # fmt: skip
+_methods = st.sampled_from(["filter", "filter", "exclude"])
+steps = weighted(
+    (16, st.builds(".{}({})".format, _methods, keywords(NAMES))),
+    (8, st.builds(".{}({})".format, _methods, trees)),
+    (1, st.builds(".{}({}, {}, stars__gte=0)".format, _methods, trees, trees)),
+    (4, st.builds(lambda how, what: how.format(what).replace("(, ", "("), st.sampled_from(SELECTIONS), st.sampled_from(FIELDS))),
+    (4, st.sampled_from(ORDERS).map(".order_by({})".format)),
+    (4, st.sampled_from(PREFETCHES).map(".prefetch_related({})".format)),
+    (4, st.just(".using(<alias>)")),
+    (2, st.just(".all()")),
+)  # fmt: skip
+#: Reads that Django does of a slice, too.
+ENDS_OF_PAGES = [
+    *["list({})"] * 9, *["{}.exists()", "{}.count()"] * 4, "len({})", "bool({})", "repr({})", "{}.get()", "{}.ordered",
+    "[(row, row._prefetched_objects_cache, row._state.fields_cache) for row in {}]", "list({}.values('pk'))",
+    "(lambda rows: [rows.exists(), list(rows), rows.count()])({})", "list({}.iterator())", "str({}.query)",
+    "list({}.select_related('shelf'))", "list({}.only('name'))", "list({}.prefetch_related('children'))",
+    "list(copy.deepcopy({}))", "list(pickle.loads(pickle.dumps({})))", "{}.aggregate(Sum('stars'))",
+    "list({}.using(<alias>))", "{}.using(<alias>).exists()", "[row.pk for row in {}.all()]",
+    "(lambda rows: [rows.db, list(rows), rows.db])({})", "[row._state.db for row in {}]", "{}[0]", "{}[5]",
+    "{}[-1]", "{}['a']",
+]  # fmt: skip
+ENDS = [
+    *["{}.first()"] * 6, "{}.last()", "list({}.reverse())", "(lambda rows: [rows.exists(), list(rows), rows.first()])({})",
+    "(lambda rows: list(rows | rows))({})", "(lambda rows: list(rows.union(rows)))({})", "list({}.distinct())",
+    "{}.in_bulk()", "list({}.scatter().order_by('pk'))", "list({}.exclude(stars=2))", "list({}.complex_filter(dict()))",
+    "list({}.complex_filter(dict(stars=1)))", "list({}.filter())", "list({}.exclude())",
+    "list({}.complex_filter(Q(stars=1)))", "list(Item.objects.filter(owner_id=ONE, pk__in={}.filter(owner_id=ONE)))",
+]  # fmt: skip
+_pages = st.sampled_from([*["{}"] * 3, *["{}[<slice>]"] * 3, "{}[<slice>][<slice>]"])
+_ends = weighted(
+    (10, st.sampled_from(ENDS_OF_PAGES)),
+    (10, st.builds(str.format, st.sampled_from(ENDS_OF_PAGES), _pages)),
+    (5, st.sampled_from(ENDS)),
+    (3, keywords(NAMES, 1).map("{{}}.get({})".format)),
+    (3, st.just("{}.get(pk=<pks>)")),
+    (2, trees.map("{{}}.get({})".format)),
+    (1, st.builds(str.format, st.sampled_from(ENDS), _pages)),
+)
+
+
+@st.composite
+def _forms(draw: st.DrawFn) -> str:
+    parts = draw(st.lists(steps, max_size=3))
+    parts.insert(draw(st.integers(0, len(parts))), draw(st.sampled_from(KEYS)))
+    # A manager is no queryset.
+    calls = "".join(parts) or ".all()"
+    return draw(_ends).format(draw(st.sampled_from(STARTS)) + calls)
+
+
+_MEANINGS: dict[str, Any] = {
+    thing.__name__: thing
+    for thing in (
+        Agent, Decimal, Exists, F, Item, Label, Marked, Number, Prefetch, Q, Shelf, SimpleLazyObject, Sum, Text,
+        UUID, copy, date, datetime, lazystr, mark_safe, pickle, time, timedelta,
+    )
+} | {"EAST": EAST, "ONE": ONE, "SHARD": SHARD, "START": START, "TWO": TWO, "UNPLACED": UNPLACED, "UTC": UTC}  # fmt: skip
+
+
+def chains_of_items() -> st.SearchStrategy[list[Chain]]:
+    """Reads of :class:`Item` that differ only in values."""
+    return chains(_forms(), PLACES, _MEANINGS)
