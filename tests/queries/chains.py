@@ -9,10 +9,10 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
-from django.db import connections
+from django.db import connections, reset_queries
 from django.test.utils import CaptureQueriesContext
 from hypothesis import HealthCheck, event, settings
 from hypothesis import strategies as st
@@ -49,33 +49,36 @@ class Chain:
         return self.source
 
 
-@st.composite
 def chains(
-    draw: st.DrawFn,
-    forms: st.SearchStrategy[str],
-    values: Mapping[str, Sequence[str]],
-    names: Mapping[str, Any],
-) -> list[Chain]:
-    """Up to three chains that differ only in values, so that one might get the plan of another.
+    forms: st.SearchStrategy[str], values: Mapping[str, Values], names: Mapping[str, Any]
+) -> st.SearchStrategy[list[Chain]]:
+    """Up to four chains that differ only in values, so that one might get the plan of another.
 
     :param forms: expressions with places for values, such as ``Item.objects.get(pk=<pk>)``.
-    :param values: the expressions that may stand at each of these places, the simplest first.
+    :param values: what may stand at each of these places.
     :param names: what the names in these expressions mean.
     """
-    parts = _HOLE.split(draw(forms))
-    # Every second part is the name of a hole.
-    first = [draw(st.sampled_from(values[name])) for name in parts[1::2]]
-    fillings = [first]
-    for _ in range(draw(st.integers(0, 2)) if first else 0):
-        fillings.append([
-            draw(st.one_of(st.just(value), st.sampled_from(values[name])))
-            for name, value in zip(parts[1::2], first, strict=True)
-        ])  # fmt: skip
-    found = []
-    for filling in fillings:
-        parts[1::2] = filling
-        found.append(Chain("".join(parts), names))
-    return found
+
+    # Without arguments, because Hypothesis prints them and warns that they are large.
+    @st.composite
+    def alike(draw: st.DrawFn) -> list[Chain]:
+        parts = _HOLE.split(draw(forms))
+        # Every second part is the name of a hole.
+        holes = [values[name] for name in parts[1::2]]
+        first = [draw(hole.first()) for hole in holes]
+        fillings = [first]
+        for _ in range(draw(st.integers(0, 3)) if holes else 0):
+            fillings.append([
+                draw(st.one_of(st.just(value), hole.alternative()))
+                for hole, value in zip(holes, first, strict=True)
+            ])  # fmt: skip
+        found = []
+        for filling in fillings:
+            parts[1::2] = filling
+            found.append(Chain("".join(parts), names))
+        return found
+
+    return alike()
 
 
 def weighted(*choices: tuple[int, st.SearchStrategy[str]]) -> st.SearchStrategy[str]:
@@ -84,14 +87,28 @@ def weighted(*choices: tuple[int, st.SearchStrategy[str]]) -> st.SearchStrategy[
     return st.sampled_from(several).flatmap(lambda strategy: strategy)
 
 
-def mostly(fitting: Sequence[str], similar: Sequence[str], others: Sequence[str]) -> list[str]:
-    """Return all three, so that the first are drawn as often as the others together."""
-    total = 2 * len(others)
-    return [
-        *fitting * (total // len(fitting)),
-        *similar * (total // len(similar) // 2 if similar else 0),
-        *others,
-    ]
+class Values(NamedTuple):
+    """The expressions that may stand at one place.
+
+    :param fitting: values that have a plan in most queries, the simplest first.
+    :param similar: values that might be taken for them, but are of another kind.
+    :param others: values of any kind.
+    """
+
+    fitting: Sequence[str]
+    similar: Sequence[str] = ()
+    others: Sequence[str] = ()
+
+    def first(self) -> st.SearchStrategy[str]:
+        return self._drawn(8, 1, 1)
+
+    def alternative(self) -> st.SearchStrategy[str]:
+        """A value that might get the plan of another one."""
+        return self._drawn(1, 5, 1)
+
+    def _drawn(self, *weights: int) -> st.SearchStrategy[str]:
+        known = [(n, st.sampled_from(some)) for n, some in zip(weights, self, strict=True) if some]
+        return weighted(*known)
 
 
 def keywords(names: Sequence[str], count: int = 2) -> st.SearchStrategy[str]:
@@ -154,6 +171,8 @@ class Comparison:
 
         :param uses: returns how often plans were used until now.
         """
+        # The log of the statements has a limit, of which Django warns.
+        reset_queries()
         # So that a failure does not depend on the chains before, and can be shrunk.
         for part in (first_recordings, saves, inserts):
             part.forget()

@@ -9,12 +9,12 @@ from enum import IntEnum
 from typing import Any
 from uuid import UUID
 
-from django.db.models import F, Value
+from django.db.models import F, Q, Value
 from django.utils.functional import SimpleLazyObject, lazystr
 from django.utils.safestring import mark_safe
 from hypothesis import strategies as st
 
-from tests.queries.chains import Chain, chains, keywords, mostly, weighted
+from tests.queries.chains import Chain, Values, chains, keywords, weighted
 from tests.queries.conftest import NEAR, ONE, SHARD, START, TWO
 from tests.relatives.sharded.models import Agent, Item, Memo
 from tests.samples.models import Sample
@@ -71,13 +71,11 @@ COLUMNS_OF_MEMOS = ["pk", "name", "stars", "posted_at", "owner", "owner_id", "co
 LOOKUPS = ["", "", "", "__exact", "__in", "__in", "__isnull", "__gt", "__lte", "__iexact", "__range"]  # fmt: skip
 
 
-def values_of(column: str, lookup: str = "") -> list[str]:
-    """Return what to compare with a column or to write to it, the simplest that fits first."""
+def values_of(column: str, lookup: str = "") -> Values:
+    """Return what to compare with a column or to write to it."""
     fitting, similar = _TYPES[_COLUMNS[column]]
-    others = VALUES
-    if column == "blob":
-        # For bytes, a number is their count, and no server takes two gigabytes.
-        others = [value for value in VALUES if value != "2**31"]
+    # For bytes, a number is their count, and no server takes two gigabytes.
+    others = [value for value in VALUES if column != "blob" or value != "2**31"]
     if lookup in ("__in", "__range"):
         one, other = fitting[:2]
         lists = [
@@ -86,29 +84,32 @@ def values_of(column: str, lookup: str = "") -> list[str]:
             f"{{{one}, {one}}}",
             f"[{fitting[-1]}, {one}]",
         ]
-        lists += [f"[{one}]"] if lookup == "__in" else []
-        return mostly(
-            lists, [f"[{value}]" for value in similar] + [f"[{one}, {similar[0]}]"], others
-        )
+        if lookup == "__in":
+            lists.append(f"[{one}]")
+        more = [
+            *[f"[{value}]" for value in similar],
+            f"[{one}, {similar[0]}]",
+            f"[{one}, None]",
+            "[F('id')]",
+            "[]",
+        ]
+        return Values(lists, more, others)
     if lookup == "__isnull":
-        return mostly(["True", "False"], ["0", "1", "None"], others)
-    return mostly(fitting, similar, others)
+        return Values(["True", "False"], ["0", "1", "None"], others)
+    return Values(fitting, similar, others)
 
 
-_PLACES = {
+PLACES: dict[str, Values] = {
     **{column + lookup: values_of(column, lookup) for column in _COLUMNS for lookup in LOOKUPS},
-    "key": ["ONE", "ONE", "ONE", "NEAR", "TWO", "'1'", "True", "Number.ONE"],
-    "alias": ["SHARD[ONE]", "SHARD[ONE]", "SHARD[TWO]", "'photos'", "'default'", "'default'", "'nowhere'", "None"],
-    "slice": [*["0:2", "1:3", ":1", "1:", "2:4"] * 3, "2:2", "3:1", ":", "0:4:2", "-1:"],
+    "key": Values(["ONE", "ONE", "NEAR", "TWO"], ["'1'", "True", "Number.ONE", "None"]),
+    "alias": Values(["SHARD[ONE]", "'default'", "SHARD[TWO]"], ["None", "'photos'", "'nowhere'"]),
+    "slice": Values(["0:2", "1:3", ":1", "1:", "2:4"], ["2:2", "3:1", ":", "0:4:2", "-1:"]),
 }  # fmt: skip
-_MEMOS = {
-    **_PLACES,
-    **{"owner" + lookup: values_of("agent", lookup) for lookup in ("", "__exact")},
-}
-_MEANINGS: dict[str, Any] = {
+_MEMOS = PLACES | {"owner" + lookup: values_of("agent", lookup) for lookup in ("", "__exact")}
+MEANINGS: dict[str, Any] = {
     thing.__name__: thing
     for thing in (
-        Agent, Decimal, F, Item, Memo, Number, Sample, SimpleLazyObject, Text, UUID, Value, date, lazystr, mark_safe,
+        Agent, Decimal, F, Item, Memo, Number, Q, Sample, SimpleLazyObject, Text, UUID, Value, date, lazystr, mark_safe,
         time, timedelta,
     )
 } | {"EAST": EAST, "NAIVE": NAIVE, "NEAR": NEAR, "ONE": ONE, "SHARD": SHARD, "START": START, "TWO": TWO, "UTC": UTC}  # fmt: skip
@@ -124,7 +125,7 @@ _ENDS = [
 
 def value_of(source: str) -> Chain:
     """Return what makes a value of the tables of this module."""
-    return Chain(source, _MEANINGS)
+    return Chain(source, MEANINGS)
 
 
 def chains_of_samples() -> st.SearchStrategy[list[Chain]]:
@@ -133,7 +134,7 @@ def chains_of_samples() -> st.SearchStrategy[list[Chain]]:
         *["Sample.objects.filter(owner=<key>)"] * 6,
         "Sample.objects.using(<alias>).filter(owner=<key>)",
     ]
-    return chains(_forms(starts, COLUMNS), _PLACES, _MEANINGS)  # fmt: skip
+    return chains(_forms(starts, COLUMNS), PLACES, MEANINGS)  # fmt: skip
 
 
 def chains_of_memos() -> st.SearchStrategy[list[Chain]]:
@@ -143,7 +144,7 @@ def chains_of_memos() -> st.SearchStrategy[list[Chain]]:
         "Memo.objects.using(<alias>)",
         "Agent(pk=ONE).memos.all()",
     ]
-    return chains(_forms(starts, COLUMNS_OF_MEMOS), _MEMOS, _MEANINGS)  # fmt: skip
+    return chains(_forms(starts, COLUMNS_OF_MEMOS), _MEMOS, MEANINGS)  # fmt: skip
 
 
 @st.composite

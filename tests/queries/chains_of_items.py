@@ -15,7 +15,7 @@ from django.utils.functional import SimpleLazyObject, lazystr
 from django.utils.safestring import mark_safe
 from hypothesis import strategies as st
 
-from tests.queries.chains import Chain, chains, keywords, mostly, weighted
+from tests.queries.chains import Chain, Values, chains, keywords, weighted
 from tests.queries.conftest import ONE, SHARD, START, TWO, UNPLACED
 from tests.relatives.sharded.models import Agent, Item, Label, Shelf
 
@@ -49,40 +49,40 @@ VALUES = [
     "Shelf(pk=11, owner_id=TWO)", "Item.objects.filter(owner_id=ONE)", "Q(stars=1)", "{'a': 1}",
 ]  # fmt: skip
 _LIKE_NUMBERS = ["'101'", "Number.ONE", "101.0", "Decimal(101)", "True", "None", "lazystr('1')"]
-_NUMBERS = mostly(
+_NUMBERS = Values(
     ["101", "ONE", "104", "0", "2", "11", "-1", "2**31", "2**63", "-(2**63) - 1", "10**30"],
     _LIKE_NUMBERS, VALUES,
 )  # fmt: skip
-_KEYS = mostly(["ONE", "ONE", "TWO", "UNPLACED"], ["'1'", "1.0", "True", "None"], VALUES)
-_TEXTS = mostly(
+_KEYS = Values(["ONE", "ONE", "TWO", "UNPLACED"], ["'1'", "1.0", "True", "None"], VALUES)
+_TEXTS = Values(
     ["'item 101'", "'item 104'", "'x'", "''", "'é'", "'%s'"],
     ["Text('item 101')", "mark_safe('x')", "lazystr('item 101')", "1", "None"], VALUES,
 )  # fmt: skip
-_TIMES = mostly(
+_TIMES = Values(
     ["START", "START + timedelta(1)", "START.astimezone(EAST)"],
     ["datetime(2026, 1, 2)", "date(2026, 1, 1)", "'2026-01-01'", "None"], VALUES,
 )  # fmt: skip
-_LISTS = mostly(
+_LISTS = Values(
     ["[101, 105, 101]", "(104,)", "{105, 101}", "frozenset({104})", "[1, 2]", "[11]", "[2**63, 101]"],
     ["['101']", "[101, '104']", "[101, None]", "[]", "[Number.ONE]", "[True]", "[F('id')]", "iter([101])"],
     VALUES,
 )  # fmt: skip
-_BOOLEANS = mostly(["True", "False"], ["0", "1", "None", "'x'"], VALUES)
-_TEXT_LISTS = mostly(
+_BOOLEANS = Values(["True", "False"], ["0", "1", "None", "'x'"], VALUES)
+_TEXT_LISTS = Values(
     ["['item 101', 'item 105']", "('x',)", "{'item 104'}"],
     ["[Text('item 101')]", "['x', None]", "['x', 1]", "[lazystr('x')]", "[]"], VALUES,
 )  # fmt: skip
-_AGENTS = mostly(
+_AGENTS = Values(
     ["Agent(pk=ONE)", "ONE", "Agent(pk=TWO)", "Agent.objects.get(pk=ONE)", "TWO"],
     ["Agent()", "None", "'1'", "Item(pk=1)", "SimpleLazyObject(lambda: Agent(pk=ONE))", "[Agent(pk=ONE)]"],
     VALUES,
 )  # fmt: skip
-_SHELVES = mostly(
+_SHELVES = Values(
     ["11", "Shelf(pk=11, owner_id=ONE)", "Shelf.objects.get(owner_id=ONE, pk=11)", "12", "None"],
     ["Shelf(pk=11, owner_id=TWO)", "Shelf()", "Shelf(pk=11)", "Agent(pk=ONE)", "'11'"], VALUES,
 )  # fmt: skip
-#: The values for each name of a condition, and for each other place.
-PLACES: dict[str, list[str]] = {
+#: The values for each name of a condition.
+CONDITIONS: dict[str, Values] = {
     **dict.fromkeys(("pk", "id", "stars", "shelf_id", "buyer_id", "city_id", "parent_id"), _NUMBERS),
     **dict.fromkeys(("stars__gt", "pk__lt", "id__gte", "stars__lte", "shelf__id"), _NUMBERS),
     **dict.fromkeys(("owner_id", "owner_id__gt", "owner__exact"), _KEYS),
@@ -92,33 +92,36 @@ PLACES: dict[str, list[str]] = {
     **dict.fromkeys(("owner__in", "city__in", "pk__range"), _LISTS),
     **dict.fromkeys(("pk__isnull", "shelf__isnull", "posted_at__isnull", "owner__isnull", "city__isnull"), _BOOLEANS),
     "name__in": _TEXT_LISTS,
-    "posted_at__in": mostly(["[START]", "(START,)"], ["[datetime(2026, 1, 2)]"], VALUES),
+    "posted_at__in": Values(["[START]", "(START,)"], ["[datetime(2026, 1, 2)]"], VALUES),
     **dict.fromkeys(("owner", "buyer", "seller"), _AGENTS),
     **dict.fromkeys(("shelf", "parent"), _SHELVES),
-    **dict.fromkeys(("nothing", "owner__x", "_connector"), VALUES),
-    # Values of conditions in trees, most of which Django accepts, because many trees have several.
-    "tree_number": ["0", "1", "2", "101", "104", "2**63", "Number.ONE", "'1'", "None"],
-    "tree_list": ["[101]", "[101, 104]", "(104,)", "{'101'}", "[]", "[None]"],
-    "tree_text": ["'item 101'", "'x'", "None", "Text('x')", "1"],
-    "tree_boolean": ["True", "False", "True", "False", "1"],
-    "tree_time": ["START", "START + timedelta(1)", "START.astimezone(EAST)", "datetime(2026, 1, 2)"],
-    "tree_shelf": ["11", "None", "Shelf(pk=11, owner_id=ONE)", "Shelf(pk=11, owner_id=TWO)"],
-    "key": ["ONE", "ONE", "ONE", "TWO", "TWO", "UNPLACED", "'1'", "Number.ONE"],
-    "agent": ["Agent(pk=ONE)", "Agent(pk=ONE)", "Agent(pk=TWO)", "ONE", "Agent.objects.get(pk=ONE)", "Agent()"],
-    "pks": ["101", "104", "105", "999", "2**63", "'101'"],
-    "slice": [
-        *["0:2", "1:3", ":1", "1:", "0:1", "2:4"] * 4, "2:2", "0:0", "3:1", ":", "0:4:2", "-1:", "'a':", "True:2", "2:2**63",
-    ],
-    "alias": [
-        "SHARD[ONE]", "SHARD[ONE]", "SHARD[ONE]", "SHARD[TWO]", "SHARD[TWO]", "'photos'", "'default'", "'nowhere'", "None", "1",
-    ],
+    **dict.fromkeys(("nothing", "owner__x", "_connector"), Values(VALUES)),
 }  # fmt: skip
-#: Conditions outside trees; twice those that Django takes in most places.
-NAMES = [
-    *[name for name in PLACES if not name.startswith(("tree_", "_")) and name not in ("key", "agent", "pks", "slice", "alias")],
-    *["pk", "stars", "name", "shelf", "buyer", "stars__gt", "pk__in", "posted_at__lt", "shelf__isnull", "owner_id"] * 2,
-    "_connector",
+#: The values for these and other places.
+PLACES: dict[str, Values] = CONDITIONS | {
+    # Of conditions in trees, most of which Django accepts, because many trees have several.
+    "tree_number": Values(["1", "0", "2", "101", "104"], ["2**63", "Number.ONE", "'1'", "None", "True"]),
+    "tree_list": Values(["[101]", "[101, 104]", "(104,)"], ["{'101'}", "[]", "[None]", "[F('id')]"]),
+    "tree_text": Values(["'item 101'", "'x'"], ["None", "Text('x')", "1"]),
+    "tree_boolean": Values(["True", "False"], ["1"]),
+    "tree_time": Values(["START", "START + timedelta(1)", "START.astimezone(EAST)"], ["datetime(2026, 1, 2)"]),
+    "tree_shelf": Values(["11", "Shelf(pk=11, owner_id=ONE)"], ["None", "Shelf(pk=11, owner_id=TWO)", "Shelf()"]),
+    "key": Values(["ONE", "ONE", "TWO"], ["UNPLACED", "'1'", "Number.ONE", "True", "None", "2**63"]),
+    "agent": Values(["Agent(pk=ONE)", "Agent(pk=TWO)", "Agent.objects.get(pk=ONE)", "ONE"], ["Agent()", "None"]),
+    "pks": Values(["101", "104", "105", "999"], ["2**63", "'101'", "Number.ONE"]),
+    "slice": Values(
+        ["0:2", "1:3", ":1", "1:", "0:1", "2:4"],
+        ["2:2", "0:0", "3:1", ":", "0:4:2", "-1:", "'a':", "True:2", "2:2**63"],
+    ),
+    "alias": Values(["SHARD[ONE]", "SHARD[TWO]"], ["None", "'photos'", "'default'", "'nowhere'", "1"]),
+}  # fmt: skip
+#: Conditions that most plans are about; those of lists and texts have more kinds of values.
+_PLANNED = [
+    "pk", "stars", "name", "name", "shelf", "buyer", "stars__gt", "pk__in", "pk__in", "stars__in", "name__in",
+    "posted_at__lt", "shelf__isnull", "owner_id",
 ]  # fmt: skip
+#: Conditions outside trees.
+NAMES = [*_PLANNED * 12, *CONDITIONS]
 
 # -- Trees
 
@@ -147,21 +150,20 @@ def _joined(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
 
 
 _leaves = weighted(
-    (4, st.sampled_from(LEAVES)), (1, keywords([n for n in NAMES if n != "_connector"]).map("Q({})".format))
+    (4, st.sampled_from(LEAVES)), (1, keywords(_PLANNED).map("Q({})".format))
 )  # fmt: skip
 trees = st.recursive(_leaves, _joined, max_leaves=4)
 
 # -- Steps
 
 STARTS = [
-    *["Item.objects"] * 5, *["Item.objects.all()"] * 3, "Item._base_manager", "<agent>.items",
+    *["Item.objects"] * 5, *["Item.objects.all()"] * 3, "Item._base_manager", "Agent(pk=<key>).items",
     "Item(pk=101, owner_id=ONE).children", "Item.objects.using(<alias>)",
 ]  # fmt: skip
 KEYS = [
-    *[".filter(owner_id=<key>)"] * 6,
+    *[".filter(owner_id=<key>)"] * 8,
     ".filter(owner=<agent>)",
     ".filter(Q(owner_id=<key>))",
-    "",
     "",
 ]
 FIELDS = [
@@ -189,12 +191,12 @@ steps = weighted(
     (4, st.builds(lambda how, what: how.format(what).replace("(, ", "("), st.sampled_from(SELECTIONS), st.sampled_from(FIELDS))),
     (4, st.sampled_from(ORDERS).map(".order_by({})".format)),
     (4, st.sampled_from(PREFETCHES).map(".prefetch_related({})".format)),
-    (4, st.just(".using(<alias>)")),
+    (2, st.just(".using(<alias>)")),
     (2, st.just(".all()")),
 )  # fmt: skip
 #: Reads that Django does of a slice, too.
 ENDS_OF_PAGES = [
-    *["list({})"] * 9, *["{}.exists()", "{}.count()"] * 4, "len({})", "bool({})", "repr({})", "{}.get()", "{}.ordered",
+    *["list({})"] * 14, *["{}.exists()", "{}.count()"] * 7, "len({})", "bool({})", "repr({})", "{}.get()", "{}.ordered",
     "[(row, row._prefetched_objects_cache, row._state.fields_cache) for row in {}]", "list({}.values('pk'))",
     "(lambda rows: [rows.exists(), list(rows), rows.count()])({})", "list({}.iterator())", "str({}.query)",
     "list({}.select_related('shelf'))", "list({}.only('name'))", "list({}.prefetch_related('children'))",
@@ -204,7 +206,7 @@ ENDS_OF_PAGES = [
     "{}[-1]", "{}['a']",
 ]  # fmt: skip
 ENDS = [
-    *["{}.first()"] * 6, "{}.last()", "list({}.reverse())", "(lambda rows: [rows.exists(), list(rows), rows.first()])({})",
+    *["{}.first()"] * 9, *["{}[<slice>].exists()"] * 9, *["{}[<slice>].count()"] * 3, "{}.last()", "list({}.reverse())", "(lambda rows: [rows.exists(), list(rows), rows.first()])({})",
     "(lambda rows: list(rows | rows))({})", "(lambda rows: list(rows.union(rows)))({})", "list({}.distinct())",
     "{}.in_bulk()", "list({}.scatter().order_by('pk'))", "list({}.exclude(stars=2))", "list({}.complex_filter(dict()))",
     "list({}.complex_filter(dict(stars=1)))", "list({}.filter())", "list({}.exclude())",
@@ -224,7 +226,7 @@ _ends = weighted(
 
 @st.composite
 def _forms(draw: st.DrawFn) -> str:
-    parts = draw(st.lists(steps, max_size=3))
+    parts = draw(st.lists(steps, max_size=draw(st.sampled_from([1, 2, 2, 3]))))
     parts.insert(draw(st.integers(0, len(parts))), draw(st.sampled_from(KEYS)))
     # A manager is no queryset.
     calls = "".join(parts) or ".all()"

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.django_db(databases=DATABASES), pytest.mark.every_back
 def test_random_chains(items: World, pytestconfig: pytest.Config) -> None:
     compare = Comparison()
 
-    @as_many(80, pytestconfig)
+    @as_many(75, pytestconfig)
     @given(chains_of_items())
     def same(chains: list[Chain]) -> None:
         compare(chains, count_of_uses)
