@@ -223,6 +223,7 @@ VALUES: dict[str, list[Any]] = {
     "posted_at__isnull": [True, False],
     "price": [1, "1.5"],
 }
+ALIASES = [SHARD[ONE], SHARD[ONE], SHARD[TWO], "photos", "default", "nowhere", None]
 ENDS: list[Callable[[Any], Any]] = [
     list, list, list, lambda rows: rows.count(), lambda rows: rows.exists(), lambda rows: rows.first(),
     lambda rows: rows.get(), lambda rows: list(rows.values_list("pk", flat=True)), lambda rows: list(rows.uncached()),
@@ -239,6 +240,8 @@ def chain(seed: int, pks: list[int]) -> Any:
     if dice.random() < 0.9:
         rows = rows.filter(user_id=ONE)
     for _ in range(dice.randrange(3)):
+        if dice.random() < 0.15:
+            rows = rows.using(dice.choice(ALIASES))
         names = dice.sample(list(VALUES), dice.randrange(1, 3))
         conditions = {name: dice.choice([*VALUES[name]]) for name in names}
         if "pk" in conditions and dice.random() < 0.7:
@@ -252,6 +255,8 @@ def chain(seed: int, pks: list[int]) -> Any:
         return rows.get(**dice.choice([{"pk": dice.choice(pks)}, {"stars": dice.randrange(5)}]))
     if dice.random() < 0.5:
         rows = rows.order_by(dice.choice(["pk", "-stars", "title", "album__title"]), "-pk")
+    if dice.random() < 0.1:
+        rows = rows.using(dice.choice(ALIASES))
     if dice.random() < 0.3:
         start = dice.randrange(3)
         rows = rows.all()[start : start + dice.randrange(1, 4)]
