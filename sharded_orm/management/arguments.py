@@ -43,6 +43,17 @@ def seconds(text: str) -> float:
     return number
 
 
+def positive_seconds(text: str) -> float:
+    """Return ``text``, a number of seconds such as ``0.5``, as a float. It must be more than 0.
+
+    :raises ArgumentTypeError: ``text`` is anything else, or more than a wait can last.
+    """
+    number = seconds(text)
+    if not number:
+        raise ArgumentTypeError(f"{text!r} is no positive number of seconds")
+    return number
+
+
 def share(text: str) -> float:
     """Return ``text`` as a float. It must be more than 0, and 1 at most.
 

@@ -12,6 +12,7 @@ from django.core.management import BaseCommand, CommandError
 
 from sharded_orm import runtime
 from sharded_orm.management.actions import line_writer
+from sharded_orm.management.arguments import seconds
 from sharded_orm.management.progress import ShardProgress
 from sharded_orm.management.stop_signals import stop_signals
 from sharded_orm.operations.exceptions import (
@@ -68,7 +69,7 @@ def add_rolling(parser: ArgumentParser) -> None:
     )
     group.add_argument(
         "--timeout",
-        type=float,
+        type=seconds,
         default=rolling_upgrade.TIMEOUT,
         metavar="SECONDS",
         help="With --rolling: the time in which a side must execute what it lacks. Default:"

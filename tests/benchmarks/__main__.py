@@ -39,6 +39,7 @@ def subjects() -> dict[str, Subject]:
         rolling,
         scatter,
         session_recycling,
+        shapes,
         shard_moves,
         side_switches,
         signals,
@@ -55,6 +56,7 @@ def subjects() -> dict[str, Subject]:
         "alternating": reads.get_alternating,
         "filter": reads.filter_page,
         "plans": plans.reads_by_plan,
+        "shapes": shapes.first_uses,
         "bulk_create": writes.bulk_create,
         "lookups": lookups.reads_and_inserts,
         "scatter": scatter.top_rows,
@@ -85,7 +87,7 @@ def subjects() -> dict[str, Subject]:
 
 
 NAMES = (
-    "get", "alternating", "filter", "plans", "bulk_create", "lookups", "scatter", "update", "save", "signals", "connections",
+    "get", "alternating", "filter", "plans", "shapes", "bulk_create", "lookups", "scatter", "update", "save", "signals", "connections",
     "tickets", "cache", "demo", "migrations", "topology", "moves", "beside_moves", "shard_moves", "side_switches", "rolling",
     "pairs",
     "balance", "recycling",
@@ -97,7 +99,7 @@ NAMES = (
 )  # fmt: skip
 #: Subjects that are measured on PostgreSQL; "recycling" starts a server of PostgreSQL in any case.
 ON_POSTGRESQL = (
-    "get", "alternating", "filter", "plans", "bulk_create", "scatter", "update", "save", "signals", "migrations",
+    "get", "alternating", "filter", "plans", "shapes", "bulk_create", "scatter", "update", "save", "signals", "migrations",
     "recycling",
     "made_ids",
 )  # fmt: skip

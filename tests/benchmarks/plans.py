@@ -72,10 +72,22 @@ def reads_by_plan(site: Site, rounds: Rounds) -> Iterator[Line]:
                 number=CALLS,
             )
             yield at_most(limit, what + kind, "the same of Django", measured, of_cpu=True)
+    yield _of_alias(rounds, user, pk, stock)
     yield from _falls_back(rounds, user, stock)
     if site.database.name == "mariadb":
         yield from _by_hand(rounds, user, pk, stock)
     yield _driver(rounds, user, pk, alias, stock)
+
+
+def _of_alias(rounds: Rounds, user: int, pk: int, stock: Any) -> Line:
+    rows = Photo.objects.using("photos_00007")
+    measured = compare(
+        lambda: rows.get(user_id=user, pk=pk),
+        lambda: stock.get(user_id=user, pk=pk),
+        rounds,
+        number=CALLS,
+    )
+    return at_most(0.4, "get() after using()", "the same of Django", measured, of_cpu=True)
 
 
 def _falls_back(rounds: Rounds, user: int, stock: Any) -> Iterator[Line]:

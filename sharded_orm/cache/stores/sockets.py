@@ -8,6 +8,7 @@ read when the connection is used the next time.
 
 from __future__ import annotations
 
+import os
 import socket
 import ssl
 import time
@@ -76,7 +77,7 @@ class OwedAnswer(NamedTuple):
 class Connection:
     """One connection to a cache server. Used by one thread at a time."""
 
-    __slots__ = ("_owed", "_socket", "_timeout", "incarnation")
+    __slots__ = ("_is_plain", "_owed", "_socket", "_timeout", "incarnation")
 
     def __init__(self, connected: socket.socket, timeout: float, incarnation: bytes = b"") -> None:
         """:param connected: a socket that is connected to the server.
@@ -89,6 +90,10 @@ class Connection:
         self._socket = connected
         self._timeout = timeout
         self._owed: OwedAnswer | None = None
+        # Whether the bytes are sent as they are. A TLS socket encrypts them first, and any other
+        # class of sockets may change them, too.
+        self._is_plain = type(connected) is socket.socket
+        # With a timeout, Python makes the socket non-blocking. _send_at_once() relies on this.
         connected.settimeout(timeout)
 
     def ask(self, packet: bytes, end: bytes, parse: Parser[Answer], deadline: float) -> Answer:
@@ -105,10 +110,10 @@ class Connection:
         """
         if self._owed is not None:
             self._settle(deadline)
-        # First try one send() and one recv(), which are enough for most exchanges. Do not set the
-        # timeout of the socket before: it is that of the connection already. Usually, only recv()
-        # waits, because a short packet fits into the send buffer, which is empty now.
-        sent = self._socket.send(packet)
+        # First try to send once and to receive once, which is enough for most exchanges. Do not set
+        # the timeout of the socket before: it is that of the connection already. Usually, only
+        # recv() waits, because a short packet fits into the send buffer, which is empty now.
+        sent = self._send_at_once(packet)
         if sent < len(packet):
             self._send(memoryview(packet)[sent:], deadline)
             answer = b""
@@ -131,9 +136,8 @@ class Connection:
         """
         if self._owed is not None:
             self._settle(deadline)
-        # Call send() with the timeout that the socket has already, as in ask(). Usually this single
-        # call is enough.
-        sent = self._socket.send(packet)
+        # Usually this single attempt is enough, as in ask().
+        sent = self._send_at_once(packet)
         if sent < len(packet):
             self._send(memoryview(packet)[sent:], deadline)
             self.limit()
@@ -156,6 +160,20 @@ class Connection:
         finally:
             if not is_confirmed:
                 owed.lost()
+
+    def _send_at_once(self, packet: bytes) -> int:
+        """Send the beginning of ``packet``: as much as the send buffer takes. Return its length.
+
+        Waits only if the socket is not a plain one, and at most for the connection's timeout.
+        """
+        if not self._is_plain:
+            return self._socket.send(packet)
+        # The method send() of a socket with a timeout waits by poll() first, even if there is
+        # nothing to wait for. This system call would take longer than all other work of this class.
+        try:
+            return os.write(self._socket.fileno(), packet)
+        except BlockingIOError:
+            return 0  # The buffer is full.
 
     def _send(self, rest: memoryview, deadline: float) -> None:
         while rest:

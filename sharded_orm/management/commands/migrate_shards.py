@@ -15,6 +15,7 @@ from django.db import Error
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import OperationHeld, ShardedOrmError
+from sharded_orm.management.arguments import seconds
 from sharded_orm.management.changed_models import apps_without_migration
 from sharded_orm.management.error_text import error_text
 from sharded_orm.management.progress import ShardProgress, failure_line
@@ -94,7 +95,7 @@ class Command(BaseCommand):
         )
         waves.add_argument(
             "--pause",
-            type=float,
+            type=seconds,
             metavar="SECONDS",
             default=default.pause,
             help="The time between two waves. Default: %(default)s",

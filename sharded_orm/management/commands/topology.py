@@ -22,6 +22,7 @@ from sharded_orm import runtime
 from sharded_orm.backends.features import features_of
 from sharded_orm.exceptions import TopologyError, TopologyUnavailable
 from sharded_orm.management.actions import Action, CommandOfActions, problems_error
+from sharded_orm.management.arguments import seconds
 from sharded_orm.management.tables import write_table
 from sharded_orm.operations import topology
 from sharded_orm.topology.document import Document
@@ -301,7 +302,7 @@ def _add_publication_options(parser: CommandParser) -> None:
     parser.add_argument("--comment", default="", metavar="TEXT", help="A text for the history.")
     parser.add_argument(
         "--wait",
-        type=_seconds,
+        type=seconds,
         default=10.0,
         metavar="SECONDS",
         help="How long to wait for all connected processes; 0 for no wait. Default: 10.",
@@ -312,17 +313,6 @@ def _limit(text: str) -> int:
     if not (text.isascii() and text.isdigit() and 0 < len(text) < 10 and int(text)):
         raise ArgumentTypeError(f"{text!r} is no number of versions")
     return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    # This also refuses "nan" and "inf", with which the wait would never end.
-    if not 0 <= seconds < float("inf"):
-        raise ArgumentTypeError(f"{text!r} is no number of seconds, 0 or more")
-    return seconds
 
 
 def _read(path: Path) -> Document:

@@ -10,6 +10,7 @@ from django.core.management import BaseCommand, CommandError
 from django.core.management.base import CommandParser
 
 from sharded_orm.management.actions import Action, line_writer, problems_error
+from sharded_orm.management.arguments import seconds
 from sharded_orm.operations.exceptions import PairRefused
 from sharded_orm.operations.pairs import rejoin, replication_check, replication_setup, upgrade_state
 from sharded_orm.operations.pairs.pair_servers import all_pairs
@@ -29,7 +30,7 @@ class _PairAction(Action):
 def _add_timeout(parser: CommandParser) -> None:
     parser.add_argument(
         "--timeout",
-        type=float,
+        type=seconds,
         default=replication_setup.TIMEOUT,
         metavar="SECONDS",
         help="The time in which each server must execute what it lacks. Default: %(default)g",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from argparse import ArgumentTypeError
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ from django.core.management import BaseCommand, CommandError
 from django.core.management.base import CommandParser
 
 from sharded_orm.management.actions import Action, problems_error
-from sharded_orm.management.arguments import positive
+from sharded_orm.management.arguments import positive, positive_seconds
 from sharded_orm.management.progress import ShardProgress
 from sharded_orm.management.stop_signals import stop_signals
 from sharded_orm.management.tables import write_table
@@ -84,7 +83,7 @@ class Import(Action):
         )
         parser.add_argument(
             "--patience",
-            type=_seconds,
+            type=positive_seconds,
             default=source_follower.PATIENCE,
             metavar="SECONDS",
             help="With --switch: how long to wait for open transactions on the source."
@@ -255,16 +254,6 @@ class Import(Action):
     def _show_tables(self, command: BaseCommand, tables: Sequence[tuple[str, int]]) -> None:
         rows = [(label, f"{count:,}") for label, count in tables]
         write_table(command, ("table", ">rows"), rows)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise ArgumentTypeError(f"{text!r} is no positive number of seconds")
-    return seconds
 
 
 ACTIONS: tuple[type[Action], ...] = (Import,)

@@ -11,6 +11,7 @@ from django.db import Error
 
 from sharded_orm.exceptions import LeaseLost, OperationHeld, TopologyError
 from sharded_orm.management.actions import Action, line_writer
+from sharded_orm.management.arguments import seconds
 from sharded_orm.management.confirmation import confirms_loss_of
 from sharded_orm.operations import promotion
 from sharded_orm.operations.exceptions import JournalMissing, PromotionFailed, PromotionRefused
@@ -32,7 +33,7 @@ class Promote(Action):
         )
         parser.add_argument(
             "--timeout",
-            type=float,
+            type=seconds,
             default=promotion.PromotionOptions().timeout,
             metavar="SECONDS",
             help="The time in which the replica must catch up; writers may wait as long. Default:"

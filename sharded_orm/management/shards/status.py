@@ -14,6 +14,7 @@ from django.db import Error
 from django.template.defaultfilters import filesizeformat
 
 from sharded_orm.management.actions import Action, problems_error
+from sharded_orm.management.arguments import positive_seconds
 from sharded_orm.management.selection import add_selection, selection_of
 from sharded_orm.management.tables import write_table
 from sharded_orm.operations.pairs.status import PairStatus, pair_states
@@ -102,7 +103,7 @@ def _add_options(parser: CommandParser) -> None:
     parser.add_argument("--each", action="store_true", help="List each shard.")
     parser.add_argument(
         "--timeout",
-        type=_seconds,
+        type=positive_seconds,
         default=PATIENCE,
         metavar="SECONDS",
         help="The time for the first answer of a node. Default: %(default)g",
@@ -138,16 +139,6 @@ def _interrupted(shards: list[Shard] | None) -> list[str]:
         return [
             f"The journal of operations in the global database cannot be read: {error_line(exc)}."
         ]
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0
-    if not 0 < seconds < float("inf"):
-        raise ArgumentTypeError(f"{text!r} is no positive number of seconds")
-    return seconds
 
 
 def _count(text: str) -> int:

@@ -103,4 +103,5 @@ def connection_use(plan: LookupPlan, connection: Any) -> ConnectionUse | None:
     fill = None if state is None else state.may_fill()
     if state is None or fill is None:
         return None
-    return ConnectionUse(connection.alias, state, state.factory(plan), fill)
+    # tuple.__new__() makes a ConnectionUse in half the time of its constructor.
+    return tuple.__new__(ConnectionUse, (connection.alias, state, state.factory(plan), fill))

@@ -13,6 +13,7 @@ share the entries.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from sharded_orm.cache import request_cache
@@ -76,7 +77,7 @@ class RequestPlan:
     :raises LeftToDjango: it is unclear how the names of entries depend on the values.
     """
 
-    __slots__ = ("_isolate_at", "_key_at", "_kind", "_pk_at", "_places", "_plan", "_text")
+    __slots__ = ("_isolate_at", "_key_at", "_kind", "_pk_value", "_places", "_plan", "_text")
 
     def __init__(
         self,
@@ -98,9 +99,11 @@ class RequestPlan:
         self._kind = kind
         self._key_at = None if plan.key_column is None else positions[plan.key_column]
         self._isolate_at = positions.get(plan.isolate_column)
-        self._pk_at: list[int] | None = None
+        # Returns the primary key in the values of the conditions: a tuple if the key is composite.
+        # None if the queries are not by primary key.
+        self._pk_value: Callable[[Sequence[Any]], Any] | None = None
         if kind is ROWS and fingerprint.only_equal and equal.keys() == plan.object_columns:
-            self._pk_at = [positions[column] for column in plan.pk_columns]
+            self._pk_value = itemgetter(*[positions[column] for column in plan.pk_columns])
         self._text, self._places = _format_of(fingerprint, recording)
 
     def is_current(self) -> bool:
@@ -119,8 +122,9 @@ class RequestPlan:
         reader = current_reader()
         if reader is None:
             return kinds.UNREAD
-        if self._pk_at is not None and not (limits and limits[0]):
-            return self._read_object(queryset, values, connection, query_database, reader)
+        if self._pk_value is not None and not (limits and limits[0]):
+            pk = self._plan.cached.pk_token(self._pk_value(values))
+            return self._read_object(queryset, values, pk, connection, query_database, reader)
         read = self.prepare(queryset, values, limits, connection, query_database)
         if read is None:
             return kinds.UNREAD
@@ -133,6 +137,7 @@ class RequestPlan:
         self,
         queryset: Any,
         values: Sequence[Any],
+        pk: str | None,
         connection: Any,
         query_database: Callable[[], Any],
         reader: Reader,
@@ -141,9 +146,11 @@ class RequestPlan:
 
         If the process has read the row before and remembers it, this takes less time than
         :meth:`prepare`.
+
+        :param pk: the token of the primary key in ``values``, its form in names of entries; None if
+            it has no token.
         """
-        scope_and_use = self._scope_of(queryset, values, connection)
-        pk = None if scope_and_use is None else self._pk_of(values)
+        scope_and_use = None if pk is None else self._scope_of(queryset, values, connection)
         if scope_and_use is None or pk is None:
             return kinds.UNREAD
         scope, use = scope_and_use
@@ -180,14 +187,6 @@ class RequestPlan:
         use = connection_use(plan, connection)
         return None if use is None else (cached.scope(cached.place(use.alias), key), use)
 
-    def _pk_of(self, values: Sequence[Any]) -> str | None:
-        """Return the token (the form in names of entries) of the primary key in ``values``."""
-        positions = self._pk_at
-        assert positions is not None
-        if len(positions) == 1:
-            return self._plan.cached.pk_token(values[positions[0]])
-        return self._plan.cached.pk_token(tuple([values[position] for position in positions]))
-
     def prepare(
         self,
         queryset: Any,
@@ -203,8 +202,8 @@ class RequestPlan:
             return None
         scope, use = scope_and_use
         request: ObjectRequest | ListRequest
-        if self._pk_at is not None and not (limits and limits[0]):
-            pk = self._pk_of(values)
+        if self._pk_value is not None and not (limits and limits[0]):
+            pk = plan.cached.pk_token(self._pk_value(values))
             if pk is None:
                 return None
             request = ObjectRequest(scope, use.factory, use.state, pk)

@@ -79,7 +79,11 @@ class PlannedQuerySet(CallRecorder[M], BoundKeyQuerySet[M]):
         return using is None and not hints and (last_binding() is None or not is_any_bound())
 
     def _may_read_by_plan(self) -> bool:
-        return self._db is None and (last_binding() is None or not is_any_bound())
+        if last_binding() is not None and is_any_bound():
+            return False
+        # A related manager or db_manager() can set an alias, too. Then the checks of
+        # _destination() are needed, so Django must do the read.
+        return self._db is None or self._is_using_called
 
     def get(self, *args: Any, **kwargs: Any) -> M:
         recording = None
@@ -126,6 +130,8 @@ class PlannedQuerySet(CallRecorder[M], BoundKeyQuerySet[M]):
         if recording is None:
             return replace(super().explain_routing(), plan="Django compiles this query")
         route: Route = self._by_django(recording, "explain_routing")
+        if route.outside is not None:
+            return replace(route, plan="Django compiles queries of other databases")
         return replace(route, plan=_plan_phrase(recording.shape))
 
     def _read(
@@ -153,6 +159,7 @@ class PlannedQuerySet(CallRecorder[M], BoundKeyQuerySet[M]):
             group = shape.options.group
             if (
                 plan is not UNREAD
+                and self._db is None
                 and not recording.instances
                 and not (strategy := runtime.strategy(group)).moves_keys
                 and (shard := runtime.located(group, strategy, key)) is not None
@@ -164,10 +171,12 @@ class PlannedQuerySet(CallRecorder[M], BoundKeyQuerySet[M]):
                     result = plan.read(kind, self, recording.values, limits, connection)
                     return read_by_django() if result is UNREAD else result
         planned = _PlanRead(self, kind, recording, limits)
-        if shape.shard_at is None:
+        if self._is_pinned():
+            result = confirmed(shape.options.group, planned.at_alias)
+        elif shape.shard_at is None:
             result = self._read_by_values(planned)
         else:
-            result = confirmed(group, planned.at_key)
+            result = confirmed(shape.options.group, planned.at_key)
         if result is UNREAD:
             if planned.known_keys is None:
                 result = read_by_django()
@@ -184,7 +193,7 @@ class PlannedQuerySet(CallRecorder[M], BoundKeyQuerySet[M]):
         planned = None if recording is None else self._planned_by_key(recording)
         if planned is None:
             return super()._prepared()
-        read = planned.at_key(prepares=True)
+        read = (planned.at_alias if self._is_pinned() else planned.at_key)(prepares=True)
         if read is UNREAD:
             read = super()._prepared()
             planned.learn()
@@ -281,6 +290,20 @@ class _PlanRead:
         shard = runtime.locate(shape.options.group, values[shape.shard_at])
         return UNREAD if shard is None else self._on(shard, prepares=prepares)
 
+    def at_alias(self, *, prepares: bool = False) -> Any:
+        """Do the read on the shard that ``using()`` names, even if the key is on another one.
+
+        Return UNREAD if Django must do the read, because the plan is not made yet, or because
+        ``using()`` does not name a shard of the model's group. The caller must check that the key
+        has not moved during the call, because a cached read looks up the shard of the key.
+
+        :param prepares: as in :meth:`at_key`.
+        """
+        shard = runtime.topology().resolve(str(self._queryset._db))
+        if shard is None or shard.group != self.recording.shape.options.group:
+            return UNREAD
+        return self._on(shard, prepares=prepares)
+
     def at_shard(self, find: Callable[[], Shard | None]) -> Any:
         """Do the read on the shard that ``find()`` returns; return UNREAD if Django must do it."""
 
@@ -330,7 +353,21 @@ class _PlanRead:
         for instance in recording.instances:
             if colocated_alias(shape.options, instance) != shard.alias:
                 return UNREAD
-        values = recording.values
+        queryset, values = self._queryset, recording.values
+        if plan.cache is not None and queryset._is_pinned() and not self._is_cached_on(shard):
+            queryset = queryset.uncached()
         if prepares:
-            return plan.prepare(self._queryset, values, self._limits, connection)
-        return plan.read(kind, self._queryset, values, self._limits, connection)
+            return plan.prepare(queryset, values, self._limits, connection)
+        return plan.read(kind, queryset, values, self._limits, connection)
+
+    def _is_cached_on(self, shard: Shard) -> bool:
+        """Return whether a read on ``shard``, which ``using()`` names, may use the cache.
+
+        Only rows on the shard of their key are cached. The key is not looked up for a read that
+        does not use the cache, because then the directory need not answer.
+        """
+        shape = self.recording.shape
+        if shape.shard_at is None or self._queryset._is_uncached():
+            return False
+        home = runtime.locate(shape.options.group, self.recording.values[shape.shard_at])
+        return home is not None and home.alias == shard.alias

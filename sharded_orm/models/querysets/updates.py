@@ -74,6 +74,7 @@ class PlannedUpdateQuerySet(PlannedQuerySet[M]):
             or recording.shape.ordering is not None
             or recording.shape.selection is not EVERYTHING
             or recording.shape.shard_at is None
+            or self._db is not None
             # A plan does not check on which shard an instance is. So do not use a plan if a
             # condition compares with an instance.
             or recording.instances

@@ -1,6 +1,7 @@
 """Leases, by which a worker keeps other workers from doing the same work.
 
-They only avoid useless work, because two workers that do the same work do no harm.
+A worker can lose its lease, for example if its process stands still for longer than the lease lasts.
+So the work itself must be safe if another worker begins it meanwhile.
 """
 
 from __future__ import annotations

@@ -50,6 +50,7 @@ from sharded_orm.cache.stores.redis.protocol import (
     pack,
     parse_replies,
 )
+from sharded_orm.cache.stores.redis.read_packets import is_answer, read_packet
 from sharded_orm.cache.stores.redis.scripts import (
     APPEND,
     COMPARE_AND_DELETE,
@@ -73,8 +74,6 @@ from sharded_orm.cache.stores.sockets import (
 
 _PLACEHOLDER = b"\0lease:"
 _READ_OWNER = (b"GET", OWNER)
-# The name of the entry OWNER in the notation of the protocol. Each MGET reads this entry last.
-_OWNER_PART = f"${len(OWNER)}\r\n{OWNER.decode()}\r\n"
 _NUMBERS = frozenset({int})
 
 
@@ -223,23 +222,15 @@ class RedisServer(RemoteServer):
         :param expected: if given, the values that the caller expects, one for each name. If the
             reply has exactly these values, return :data:`UNCHANGED` without parsing the reply.
         """
-        count = len(names) + 1
         owner = b""
 
         def packet(connection: Connection) -> bytes:
             nonlocal owner
             owner = connection.incarnation
-            prefix = f"{owner[-LENGTH:].decode()}:"
-            length = len(prefix)
-            # hiredis would take twice as long to build this packet. All names are ASCII.
-            parts = [f"${length + len(name)}\r\n{prefix}{name}\r\n" for name in names]
-            return f"*{count + 1}\r\n$4\r\nMGET\r\n{''.join(parts)}{_OWNER_PART}".encode("ascii")
+            return read_packet(names, owner)
 
         def parse(answer: bytes) -> list[bytes | None] | Unchanged | None:
-            if expected and answer == b"*%d\r\n%b" % (
-                count,
-                b"".join([b"$%d\r\n%b\r\n" % (len(known), known) for known in (*expected, owner)]),
-            ):
+            if expected and is_answer(answer, expected, owner):
                 return UNCHANGED
             replies = parse_replies(answer, 1)
             if replies is None:
@@ -247,7 +238,7 @@ class RedisServer(RemoteServer):
             (values,) = replies
             if isinstance(values, Refusal):
                 raise ProtocolError(f"refused: {values.code}")
-            if not isinstance(values, list) or len(values) != count:
+            if not isinstance(values, list) or len(values) != len(names) + 1:
                 raise ProtocolError("unexpected reply to MGET")
             if values.pop() != owner:
                 raise Outdated("the data are of another incarnation")

@@ -8,6 +8,7 @@ import pytest
 
 from sharded_orm.cache.stores.redis.login import OWNER
 from sharded_orm.cache.stores.redis.protocol import by_source, pack
+from sharded_orm.cache.stores.redis.read_packets import is_answer, read_packet
 from sharded_orm.cache.stores.redis.scripts import APPEND
 from sharded_orm.cache.stores.redis.write_packets import (
     are_numbers,
@@ -25,6 +26,38 @@ _RECORDS = [[], [("a", b"+x\n")], [("a", b""), ("b" * 200, b"+x\r\n" * 300), ("c
 
 def _packed(*commands: tuple[Any, ...]) -> bytes:
     return pack([*commands, _GET_OWNER], f"{_INCARNATION}:")
+
+
+_NAMES = ["a", "b" * 200, "c%N", "d", ""]
+_VALUES = [b"=h\n", b"", b"\r\n$3\r\n" * 300, b"+x\n", b"$"]
+
+
+@pytest.mark.parametrize("count", range(1, 6))
+def test_read_packet(count: int) -> None:
+    names = _NAMES[:count]
+    prefixed = [f"{_INCARNATION}:{name}".encode() for name in names]
+    assert read_packet(names, _OWNED) == pack([(b"MGET", *prefixed, OWNER)])
+
+
+def _answer(values: list[bytes]) -> bytes:
+    return b"*%d\r\n" % len(values) + b"".join(b"$%d\r\n%b\r\n" % (len(v), v) for v in values)
+
+
+@pytest.mark.parametrize("count", range(1, 6))
+def test_only_an_answer_with_the_same_values_and_incarnation_is_expected(count: int) -> None:
+    values = _VALUES[:count]
+    answer = _answer([*values, _OWNED])
+    assert is_answer(answer, values, _OWNED)
+    assert not any(is_answer(answer[:size], values, _OWNED) for size in range(len(answer)))
+    assert not is_answer(answer + b"\r\n", values, _OWNED)
+    assert not is_answer(answer, values, b"f00d:0123456789ac")
+    assert not is_answer(_answer([*values, b"f00e:0123456789ab"]), values, _OWNED)
+    for position, value in enumerate(values):
+        for other in (value + b"\n", value[:-1] if value else b"-", b"-" + value[1:]):
+            changed = [*values[:position], other, *values[position + 1 :]]
+            assert not is_answer(_answer([*changed, _OWNED]), values, _OWNED)
+            assert not is_answer(answer, changed, _OWNED)
+    assert not is_answer(_answer(values[1:]), values, _OWNED)
 
 
 @pytest.mark.parametrize("records", _RECORDS)

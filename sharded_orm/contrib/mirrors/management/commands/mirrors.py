@@ -17,6 +17,7 @@ from sharded_orm.contrib.mirrors.backlog import backlog
 from sharded_orm.contrib.mirrors.companions import Companion, companions, find_companion
 from sharded_orm.contrib.mirrors.differences import ComparisonReport
 from sharded_orm.management.actions import Action, CommandOfActions, problems_error
+from sharded_orm.management.arguments import seconds
 from sharded_orm.management.connections import leave_broken_connections
 from sharded_orm.management.stop_signals import stop_signals
 
@@ -36,7 +37,7 @@ class RelayMirrors(Action):
         )
         parser.add_argument(
             "--interval",
-            type=float,
+            type=seconds,
             default=1.0,
             metavar="SECONDS",
             help="Pause between two rounds.",
