@@ -133,7 +133,8 @@ def without_bound_keys(patch: pytest.MonkeyPatch) -> None:
 
 
 def without_aliases(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(PlannedQuerySet, "_may_read_by_plan", lambda self: True)
+    """Read where the key is, whatever ``using()`` names."""
+    patch.setattr(plans._PlanRead, "at_alias", plans._PlanRead.at_key)
 
 
 def without_settings(patch: pytest.MonkeyPatch) -> None:
