@@ -9,7 +9,8 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
-from typing import Any, NamedTuple
+from random import Random
+from typing import Any, NamedTuple, TypeAlias
 
 import pytest
 from django.db import connections, reset_queries
@@ -27,6 +28,12 @@ _HOLE = re.compile(r"<(\w+)>")
 #: Long runs have as many times more chains.
 _LONG = 30
 
+# All choices are made by this generator. Hypothesis repeats parts that it has drawn from strategies with
+# others, and would make a few chains many times.
+RANDOMS = st.randoms(use_true_random=False)
+
+#: Makes an expression with places for values, by random choices. The first of all choices is the simplest.
+Form: TypeAlias = Callable[[Random], str]
 Outcome = tuple[Any, ...]
 
 
@@ -50,41 +57,82 @@ class Chain:
 
 
 def chains(
-    forms: st.SearchStrategy[str], values: Mapping[str, Values], names: Mapping[str, Any]
+    form: Form, values: Mapping[str, Values], names: Mapping[str, Any]
 ) -> st.SearchStrategy[list[Chain]]:
     """Up to four chains that differ only in values, so that one might get the plan of another.
 
-    :param forms: expressions with places for values, such as ``Item.objects.get(pk=<pk>)``.
+    :param form: makes expressions with places for values, such as ``Item.objects.get(pk=<pk>)``.
     :param values: what may stand at each of these places.
     :param names: what the names in these expressions mean.
     """
 
-    # Without arguments, because Hypothesis prints them and warns that they are large.
-    @st.composite
-    def alike(draw: st.DrawFn) -> list[Chain]:
-        parts = _HOLE.split(draw(forms))
-        # Every second part is the name of a hole.
-        holes = [values[name] for name in parts[1::2]]
-        first = [draw(hole.first()) for hole in holes]
-        fillings = [first]
-        for _ in range(draw(st.integers(0, 3)) if holes else 0):
-            fillings.append([
-                draw(st.one_of(st.just(value), hole.alternative()))
-                for hole, value in zip(holes, first, strict=True)
-            ])  # fmt: skip
-        found = []
-        for filling in fillings:
-            parts[1::2] = filling
-            found.append(Chain("".join(parts), names))
-        return found
+    def alike(pick: Random) -> list[Chain]:
+        first = filled(form(pick), values, pick)
+        found = [first]
+        holes = [values[name] for name in first.holes]
+        for _ in range(pick.randrange(4) if holes else 0):
+            filling = [
+                hole.alternative(pick) if pick.randrange(2) else value
+                for hole, value in zip(holes, first.values, strict=True)
+            ]
+            found.append(first._replace(values=filling))
+        return [Chain(str(one), names) for one in found]
 
-    return alike()
+    return RANDOMS.map(alike)
 
 
-def weighted(*choices: tuple[int, st.SearchStrategy[str]]) -> st.SearchStrategy[str]:
-    """One of the strategies, each as often as its number says."""
-    several = [strategy for number, strategy in choices for _ in range(number)]
-    return st.sampled_from(several).flatmap(lambda strategy: strategy)
+class FilledForm(NamedTuple):
+    """A form, and the values at its places."""
+
+    form: str
+    values: list[str]
+
+    @property
+    def holes(self) -> list[str]:
+        return _HOLE.findall(self.form)
+
+    def __str__(self) -> str:
+        parts = _HOLE.split(self.form)
+        parts[1::2] = self.values
+        return "".join(parts)
+
+
+def filled(form: str, values: Mapping[str, Values], pick: Random) -> FilledForm:
+    """Put values, most of which fit, in the places of a form."""
+    return FilledForm(form, [values[name].first(pick) for name in _HOLE.findall(form)])
+
+
+# -- Forms
+
+
+def one_of(*forms: str) -> Form:
+    return lambda pick: pick.choice(forms)
+
+
+def weighted(*choices: tuple[int, Form]) -> Form:
+    """One of the forms, each as often as its number says."""
+    several = [form for number, form in choices for _ in range(number)]
+    return lambda pick: pick.choice(several)(pick)
+
+
+def formatted(template: Form | str, *forms: Form) -> Form:
+    """A template such as ``({} | {})`` with forms at its places."""
+
+    def text(pick: Random) -> str:
+        known = template if isinstance(template, str) else template(pick)
+        return known.format(*(form(pick) for form in forms))
+
+    return text
+
+
+def keywords(names: Sequence[str], count: int = 2) -> Form:
+    """Up to ``count`` keyword arguments, with places for their values."""
+
+    def text(pick: Random) -> str:
+        some = dict.fromkeys(pick.choice(names) for _ in range(1 + pick.randrange(count)))
+        return ", ".join(f"{name}=<{name}>" for name in some)
+
+    return text
 
 
 class Values(NamedTuple):
@@ -99,22 +147,20 @@ class Values(NamedTuple):
     similar: Sequence[str] = ()
     others: Sequence[str] = ()
 
-    def first(self) -> st.SearchStrategy[str]:
-        return self._drawn(8, 1, 1)
+    def first(self, pick: Random) -> str:
+        return self._drawn(pick, 8, 1, 1)
 
-    def alternative(self) -> st.SearchStrategy[str]:
+    def alternative(self, pick: Random) -> str:
         """A value that might get the plan of another one."""
-        return self._drawn(1, 5, 1)
+        return self._drawn(pick, 1, 5, 1)
 
-    def _drawn(self, *weights: int) -> st.SearchStrategy[str]:
-        known = [(n, st.sampled_from(some)) for n, some in zip(weights, self, strict=True) if some]
-        return weighted(*known)
+    def alternatives(self, pick: Random, count: int) -> list[str]:
+        """Up to ``count`` different ones."""
+        return list(dict.fromkeys(self.alternative(pick) for _ in range(count)))
 
-
-def keywords(names: Sequence[str], count: int = 2) -> st.SearchStrategy[str]:
-    """Up to ``count`` keyword arguments, with places for their values."""
-    some = st.lists(st.sampled_from(names), min_size=1, max_size=count, unique=True)
-    return some.map(lambda some: ", ".join(f"{name}=<{name}>" for name in some))
+    def _drawn(self, pick: Random, *weights: int) -> str:
+        known = [some for n, some in zip(weights, self, strict=True) if some for _ in range(n)]
+        return pick.choice(pick.choice(known))
 
 
 def as_many(examples: int, config: pytest.Config) -> settings:
@@ -159,7 +205,7 @@ def shown_outcome(call: Callable[[], Any]) -> tuple[Any, list[str]]:
 
 
 class Comparison:
-    """Runs chains once without plans and then four times with them, and expects the same outcomes."""
+    """Runs chains once without plans and then again and again with them, and expects the same outcomes."""
 
     def __init__(self, outcome: Callable[[Chain], Outcome] = shown_outcome) -> None:
         self._outcome = outcome
@@ -178,9 +224,10 @@ class Comparison:
             part.forget()
         with without_plans():
             expected = [self._outcome(chain) for chain in chains]
-        for chain, known in zip(chains, expected, strict=True):
+        for number, (chain, known) in enumerate(zip(chains, expected, strict=True)):
             before = uses()
-            for run in range(4):
+            # The second run makes a plan of its own, the third one uses it.
+            for run in range(3 if number else 4):
                 found = self._outcome(chain)
                 assert found == known, f"run {run} of {chain}: {found}, without plans: {known}"
             self._count("chains")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from enum import IntEnum
+from random import Random
 from typing import Any
 from uuid import UUID
 
@@ -14,8 +15,9 @@ from django.utils.functional import SimpleLazyObject, lazystr
 from django.utils.safestring import mark_safe
 from hypothesis import strategies as st
 
-from tests.queries.chains import Chain, Values, chains, keywords, weighted
+from tests.queries.chains import Chain, Form, Values, chains, formatted, keywords, one_of, weighted
 from tests.queries.conftest import NEAR, ONE, SHARD, START, TWO
+from tests.queries.small_chains import Frame, frame_of_reads, small_chains
 from tests.relatives.sharded.models import Agent, Item, Memo
 from tests.samples.models import Sample
 
@@ -103,7 +105,7 @@ PLACES: dict[str, Values] = {
     **{column + lookup: values_of(column, lookup) for column in _COLUMNS for lookup in LOOKUPS},
     "key": Values(["ONE", "ONE", "NEAR", "TWO"], ["'1'", "True", "Number.ONE", "None"]),
     "alias": Values(["SHARD[ONE]", "'default'", "SHARD[TWO]"], ["None", "'photos'", "'nowhere'"]),
-    "slice": Values(["0:2", "1:3", ":1", "1:", "2:4"], ["2:2", "3:1", ":", "0:4:2", "-1:"]),
+    "slice": Values(["1:3", "0:2", "2:4", "1:2", ":1", "1:"], ["2:2", "3:1", ":", "0:4:2", "-1:"]),
 }  # fmt: skip
 _MEMOS = PLACES | {"owner" + lookup: values_of("agent", lookup) for lookup in ("", "__exact")}
 MEANINGS: dict[str, Any] = {
@@ -128,41 +130,63 @@ def value_of(source: str) -> Chain:
     return Chain(source, MEANINGS)
 
 
+_STARTS = [
+    *["Sample.objects.filter(owner=<key>)"] * 6,
+    "Sample.objects.using(<alias>).filter(owner=<key>)",
+]
+_STARTS_OF_MEMOS = [
+    *["Memo.objects.all()"] * 4,
+    "Memo.objects.using(<alias>)",
+    "Agent(pk=ONE).memos.all()",
+]
+
+
 def chains_of_samples() -> st.SearchStrategy[list[Chain]]:
     """Reads of :class:`Sample` that differ only in values."""
-    starts = [
-        *["Sample.objects.filter(owner=<key>)"] * 6,
-        "Sample.objects.using(<alias>).filter(owner=<key>)",
-    ]
-    return chains(_forms(starts, COLUMNS), PLACES, MEANINGS)  # fmt: skip
+    return chains(_large(_STARTS, COLUMNS), PLACES, MEANINGS)
 
 
 def chains_of_memos() -> st.SearchStrategy[list[Chain]]:
     """Reads of :class:`Memo`, a global model, that differ only in values."""
-    starts = [
-        *["Memo.objects.all()"] * 4,
-        "Memo.objects.using(<alias>)",
-        "Agent(pk=ONE).memos.all()",
-    ]
-    return chains(_forms(starts, COLUMNS_OF_MEMOS), _MEMOS, MEANINGS)  # fmt: skip
+    return chains(_large(_STARTS_OF_MEMOS, COLUMNS_OF_MEMOS), _MEMOS, MEANINGS)
 
 
-@st.composite
-def _forms(draw: st.DrawFn, starts: Sequence[str], columns: Sequence[str]) -> str:
+def small_chains_of_samples() -> st.SearchStrategy[list[Chain]]:
+    """Small reads of :class:`Sample` that differ in one value or in one part."""
+    return small_chains(_small(_STARTS, COLUMNS), PLACES, MEANINGS)
+
+
+def small_chains_of_memos() -> st.SearchStrategy[list[Chain]]:
+    """Small reads of :class:`Memo` that differ in one value or in one part."""
+    return small_chains(_small(_STARTS_OF_MEMOS, COLUMNS_OF_MEMOS), _MEMOS, MEANINGS)
+
+
+def _small(starts: Sequence[str], columns: Sequence[str]) -> Frame:
+    lookups = ["", "", "", "__in", "__isnull", "__gt"]
+    fields = [f"'{column}', 'pk'" for column in columns]
+    return frame_of_reads(
+        starts, [column + lookup for column in columns for lookup in lookups], fields
+    )
+
+
+def _large(starts: Sequence[str], columns: Sequence[str]) -> Form:
     names = [column + lookup for column in columns for lookup in LOOKUPS]
-    some = st.lists(st.sampled_from(columns), max_size=3, unique=True)
-    # Without fields, a flat list takes no other argument.
-    selections = st.builds(
-        lambda how, names: how.format(", ".join(map(repr, names))).replace("(, ", "("),
-        st.sampled_from(_SELECTIONS),
-        some,
-    )
-    methods = st.sampled_from(["filter", "filter", "exclude"])
+
+    def selections(pick: Random) -> str:
+        # Without fields, a flat list takes no other argument.
+        some = dict.fromkeys(pick.choice(columns) for _ in range(pick.randrange(4)))
+        fields = ", ".join(map(repr, some))
+        return pick.choice(_SELECTIONS).format(fields).replace("(, ", "(")
+
     step = weighted(
-        (8, st.builds(".{}({})".format, methods, keywords(names))),
+        (8, formatted(".{}({})", one_of("filter", "filter", "exclude"), keywords(names))),
         (2, selections),
-        (1, st.just(".using(<alias>)")),
-        (1, st.sampled_from(columns).map(".order_by('{}')".format)),
+        (1, one_of(".using(<alias>)")),
+        (1, formatted(".order_by('{}')", one_of(*columns))),
     )
-    calls = "".join(draw(st.lists(step, max_size=3)))
-    return draw(st.sampled_from(_ENDS)).format(draw(st.sampled_from(starts)) + calls)
+
+    def form(pick: Random) -> str:
+        calls = "".join(step(pick) for _ in range(pick.randrange(4)))
+        return pick.choice(_ENDS).format(pick.choice(starts) + calls)
+
+    return form

@@ -7,6 +7,7 @@ import pickle
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from enum import IntEnum
+from random import Random
 from typing import Any
 from uuid import UUID
 
@@ -15,8 +16,19 @@ from django.utils.functional import SimpleLazyObject, lazystr
 from django.utils.safestring import mark_safe
 from hypothesis import strategies as st
 
-from tests.queries.chains import Chain, Values, chains, keywords, weighted
+from tests.queries.chains import (
+    Chain,
+    Form,
+    Values,
+    chains,
+    formatted,
+    keywords,
+    one_of,
+    weighted,
+)
 from tests.queries.conftest import ONE, SHARD, START, TWO, UNPLACED
+from tests.queries.small_chains import ENDS as SMALL_ENDS
+from tests.queries.small_chains import frame_of_reads, small_chains
 from tests.relatives.sharded.models import Agent, Item, Label, Shelf
 
 
@@ -48,15 +60,22 @@ VALUES = [
     "SimpleLazyObject(lambda: Agent.objects.get(pk=ONE))", "Shelf.objects.get(owner_id=ONE, pk=11)",
     "Shelf(pk=11, owner_id=TWO)", "Item.objects.filter(owner_id=ONE)", "Q(stars=1)", "{'a': 1}",
 ]  # fmt: skip
-_LIKE_NUMBERS = ["'101'", "Number.ONE", "101.0", "Decimal(101)", "True", "None", "lazystr('1')"]
+_LIKE_NUMBERS = [
+    "'101'", "Number.ONE", "101.0", "Decimal(101)", "True", "None", "lazystr('1')", "F('stars')", "2**63", "[101]",
+    "Item(pk=101)",
+]  # fmt: skip
 _NUMBERS = Values(
     ["101", "ONE", "104", "0", "2", "11", "-1", "2**31", "2**63", "-(2**63) - 1", "10**30"],
     _LIKE_NUMBERS, VALUES,
 )  # fmt: skip
-_KEYS = Values(["ONE", "ONE", "TWO", "UNPLACED"], ["'1'", "1.0", "True", "None"], VALUES)
+_KEYS = Values(
+    ["ONE", "ONE", "TWO", "UNPLACED"],
+    ["'1'", "1.0", "True", "None", "Number.ONE", "F('stars')", "2**63"],
+    VALUES,
+)
 _TEXTS = Values(
     ["'item 101'", "'item 104'", "'x'", "''", "'é'", "'%s'"],
-    ["Text('item 101')", "mark_safe('x')", "lazystr('item 101')", "1", "None"], VALUES,
+    ["Text('item 101')", "mark_safe('x')", "lazystr('item 101')", "1", "None", "F('name')", "['x']"], VALUES,
 )  # fmt: skip
 _TIMES = Values(
     ["START", "START + timedelta(1)", "START.astimezone(EAST)"],
@@ -64,8 +83,10 @@ _TIMES = Values(
 )  # fmt: skip
 _LISTS = Values(
     ["[101, 105, 101]", "(104,)", "{105, 101}", "frozenset({104})", "[1, 2]", "[11]", "[2**63, 101]"],
-    ["['101']", "[101, '104']", "[101, None]", "[]", "[Number.ONE]", "[True]", "[F('id')]", "iter([101])"],
-    VALUES,
+    [
+        "['101']", "[101, '104']", "[101, None]", "[None]", "[]", "()", "[Number.ONE]", "[True]", "[1.0]", "[F('id')]",
+        "iter([101])", "[2**63]", "[[101]]", "[Shelf(pk=11, owner_id=ONE)]", "101", "None",
+    ], VALUES,
 )  # fmt: skip
 _BOOLEANS = Values(["True", "False"], ["0", "1", "None", "'x'"], VALUES)
 _TEXT_LISTS = Values(
@@ -110,7 +131,7 @@ PLACES: dict[str, Values] = CONDITIONS | {
     "agent": Values(["Agent(pk=ONE)", "Agent(pk=TWO)", "Agent.objects.get(pk=ONE)", "ONE"], ["Agent()", "None"]),
     "pks": Values(["101", "104", "105", "999"], ["2**63", "'101'", "Number.ONE"]),
     "slice": Values(
-        ["0:2", "1:3", ":1", "1:", "0:1", "2:4"],
+        ["1:3", "0:2", "2:4", "1:2", ":1", "1:"],
         ["2:2", "0:0", "3:1", ":", "0:4:2", "-1:", "'a':", "True:2", "2:2**63"],
     ),
     "alias": Values(["SHARD[ONE]", "SHARD[TWO]"], ["None", "'photos'", "'default'", "'nowhere'", "1"]),
@@ -140,19 +161,20 @@ PARTS = [
 ]  # fmt: skip
 
 
-def _joined(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+_leaves = weighted((4, one_of(*LEAVES)), (1, formatted("Q({})", keywords(_PLANNED))))
+
+
+def _trees(inner: Form) -> Form:
     return weighted(
-        (4, st.builds("({} | {})".format, inner, inner)),
-        (3, st.builds("({} & {})".format, inner, inner)),
-        (3, st.builds("~{}".format, inner)),
-        (2, st.builds(str.format, st.sampled_from(PARTS), inner, inner)),
+        (6, _leaves),
+        (4, formatted("({} | {})", inner, inner)),
+        (3, formatted("({} & {})", inner, inner)),
+        (3, formatted("~{}", inner)),
+        (2, formatted(one_of(*PARTS), inner, inner)),
     )
 
 
-_leaves = weighted(
-    (4, st.sampled_from(LEAVES)), (1, keywords(_PLANNED).map("Q({})".format))
-)  # fmt: skip
-trees = st.recursive(_leaves, _joined, max_leaves=4)
+trees = _trees(_trees(_leaves))
 
 # -- Steps
 
@@ -183,17 +205,23 @@ ORDERS = [
     *["'pk'", "'-stars', 'id'", "", "'name'", "'owner_id'", "'-posted_at', 'pk'"] * 2, "'shelf__name'", "'nothing'",
     "F('stars').desc()", "1",
 ]  # fmt: skip
-_methods = st.sampled_from(["filter", "filter", "exclude"])
+_methods = one_of("filter", "filter", "exclude")
+
+
+def _selections(pick: Random) -> str:
+    return formatted(one_of(*SELECTIONS), one_of(*FIELDS))(pick).replace("(, ", "(")
+
+
 steps = weighted(
-    (16, st.builds(".{}({})".format, _methods, keywords(NAMES))),
-    (8, st.builds(".{}({})".format, _methods, trees)),
-    (1, st.builds(".{}({}, {}, stars__gte=0)".format, _methods, trees, trees)),
-    (4, st.builds(lambda how, what: how.format(what).replace("(, ", "("), st.sampled_from(SELECTIONS), st.sampled_from(FIELDS))),
-    (4, st.sampled_from(ORDERS).map(".order_by({})".format)),
-    (4, st.sampled_from(PREFETCHES).map(".prefetch_related({})".format)),
-    (2, st.just(".using(<alias>)")),
-    (2, st.just(".all()")),
-)  # fmt: skip
+    (16, formatted(".{}({})", _methods, keywords(NAMES))),
+    (8, formatted(".{}({})", _methods, trees)),
+    (1, formatted(".{}({}, {}, stars__gte=0)", _methods, trees, trees)),
+    (4, _selections),
+    (4, formatted(".order_by({})", one_of(*ORDERS))),
+    (4, formatted(".prefetch_related({})", one_of(*PREFETCHES))),
+    (2, one_of(".using(<alias>)")),
+    (2, one_of(".all()")),
+)
 #: Reads that Django does of a slice, too.
 ENDS_OF_PAGES = [
     *["list({})"] * 14, *["{}.exists()", "{}.count()"] * 7, "len({})", "bool({})", "repr({})", "{}.get()", "{}.ordered",
@@ -212,31 +240,51 @@ ENDS = [
     "list({}.complex_filter(dict(stars=1)))", "list({}.filter())", "list({}.exclude())",
     "list({}.complex_filter(Q(stars=1)))", "list(Item.objects.filter(owner_id=ONE, pk__in={}.filter(owner_id=ONE)))",
 ]  # fmt: skip
-_pages = st.sampled_from([*["{}"] * 3, *["{}[<slice>]"] * 3, "{}[<slice>][<slice>]"])
+_pages = one_of(*["{}"] * 3, *["{}[<slice>]"] * 3, "{}[<slice>][<slice>]")
 _ends = weighted(
-    (10, st.sampled_from(ENDS_OF_PAGES)),
-    (10, st.builds(str.format, st.sampled_from(ENDS_OF_PAGES), _pages)),
-    (5, st.sampled_from(ENDS)),
-    (3, keywords(NAMES, 1).map("{{}}.get({})".format)),
-    (3, st.just("{}.get(pk=<pks>)")),
-    (2, trees.map("{{}}.get({})".format)),
-    (1, st.builds(str.format, st.sampled_from(ENDS), _pages)),
+    (10, one_of(*ENDS_OF_PAGES)),
+    (10, formatted(one_of(*ENDS_OF_PAGES), _pages)),
+    (5, one_of(*ENDS)),
+    (3, formatted("{{}}.get({})", keywords(NAMES, 1))),
+    (3, one_of("{}.get(pk=<pks>)")),
+    (2, formatted("{{}}.get({})", trees)),
+    (1, formatted(one_of(*ENDS), _pages)),
 )
 
 
-@st.composite
-def _forms(draw: st.DrawFn) -> str:
-    parts = draw(st.lists(steps, max_size=draw(st.sampled_from([1, 2, 2, 3]))))
-    parts.insert(draw(st.integers(0, len(parts))), draw(st.sampled_from(KEYS)))
+def _large(pick: Random) -> str:
+    parts = [steps(pick) for _ in range(pick.randrange(4))]
+    parts.insert(pick.randrange(len(parts) + 1), pick.choice(KEYS))
     # A manager is no queryset.
     calls = "".join(parts) or ".all()"
-    return draw(_ends).format(draw(st.sampled_from(STARTS)) + calls)
+    return _ends(pick).format(pick.choice(STARTS) + calls)
 
 
+# -- Small chains
+
+
+def changed_items(agent: Agent, key: Any) -> Any:
+    """Return the items of an agent that gets another key before they are read."""
+    items = agent.items.all()
+    agent.pk = key
+    return items
+
+
+_SMALL_NAMES = [
+    *["name", "stars"] * 4, *["pk", "shelf", "buyer", "pk__in", "name__in", "stars__in"] * 2, "stars__gt", "posted_at__lt", "shelf_id",
+    "shelf__in", "shelf__isnull", "city_id", "owner_id",
+]  # fmt: skip
+_SMALL_STARTS = [
+    *["Item.objects.filter(owner_id=<key>)"] * 20, "Item.objects.filter(owner=<agent>)", "Agent(pk=<key>).items.all()",
+    "Item.objects.using(<alias>).filter(owner_id=<key>)", "Item.objects.all()", "changed_items(Agent(pk=<key>), <key>)",
+]  # fmt: skip
+_SMALL_FIELDS = ["'pk'", "'name', 'pk'", "'owner_id', 'stars', 'id'", "'-pk'", ""]
+_SMALL_ENDS = [*SMALL_ENDS, "list({}.select_related('shelf'))", "{}.get(pk=<pks>)"]
+_small = frame_of_reads(_SMALL_STARTS, _SMALL_NAMES, _SMALL_FIELDS, _SMALL_ENDS)
 _MEANINGS: dict[str, Any] = {
     thing.__name__: thing
     for thing in (
-        Agent, Decimal, Exists, F, Item, Label, Marked, Number, Prefetch, Q, Shelf, SimpleLazyObject, Sum, Text,
+        Agent, changed_items, Decimal, Exists, F, Item, Label, Marked, Number, Prefetch, Q, Shelf, SimpleLazyObject, Sum, Text,
         UUID, copy, date, datetime, lazystr, mark_safe, pickle, time, timedelta,
     )
 } | {"EAST": EAST, "ONE": ONE, "SHARD": SHARD, "START": START, "TWO": TWO, "UNPLACED": UNPLACED, "UTC": UTC}  # fmt: skip
@@ -244,4 +292,9 @@ _MEANINGS: dict[str, Any] = {
 
 def chains_of_items() -> st.SearchStrategy[list[Chain]]:
     """Reads of :class:`Item` that differ only in values."""
-    return chains(_forms(), PLACES, _MEANINGS)
+    return chains(_large, PLACES, _MEANINGS)
+
+
+def small_chains_of_items() -> st.SearchStrategy[list[Chain]]:
+    """Small reads of :class:`Item` that differ in values or in one part."""
+    return small_chains(_small, PLACES, _MEANINGS)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from random import Random
 from typing import Any
 
 import pytest
@@ -11,9 +12,10 @@ from django.db.models.functions import Lower
 from django.db.models.signals import post_save, pre_save
 from hypothesis import strategies as st
 
-from tests.queries.chains import Chain, Values, chains, keywords, weighted
+from tests.queries.chains import Chain, Values, chains, formatted, keywords, one_of, weighted
 from tests.queries.chains_of_columns import COLUMNS, MEANINGS, PLACES, values_of
 from tests.queries.conftest import START
+from tests.queries.small_chains import Frame, small_chains
 from tests.queries.twins import comparable_value
 from tests.samples.models import Sample
 
@@ -72,6 +74,11 @@ def saved(row: Any, **kwargs: Any) -> Any:
     return comparable_value(row), state.db, state.adding, sorted(vars(state))
 
 
+def saved_alone(row: Any, **values: Any) -> Any:
+    """Save these values alone."""
+    return saved(changed(row, **values), update_fields=[*values])
+
+
 def heard(write: Callable[[], Any], *names: str, **values: Any) -> Any:
     """Write with receivers of signals, the first of which changes values of the row."""
     calls: list[Any] = []
@@ -114,11 +121,11 @@ _OTHER_CALLS = [
     ".exclude(name=<name>)", ".exclude(owner=<key>)", ".using(<alias>)", ".order_by('id')", "[:2]", ".values('id')",
     ".all()",
 ]  # fmt: skip
-_updates = st.builds(
-    "Sample.objects{}{}{}.update({})".format,
-    st.sampled_from([*[""] * 7, ".using(<alias>)"]),
-    st.sampled_from(_FILTERS),
-    st.sampled_from(_OTHER_CALLS),
+_updates = formatted(
+    "Sample.objects{}{}{}.update({})",
+    one_of(*[""] * 7, ".using(<alias>)"),
+    one_of(*_FILTERS),
+    one_of(*_OTHER_CALLS),
     _fields,
 )
 _ROWS = [
@@ -147,23 +154,75 @@ _SURROUNDINGS = [
 ]  # fmt: skip
 
 
-@st.composite
-def _saves(draw: st.DrawFn) -> str:
-    fields = draw(_fields)
-    row = draw(st.sampled_from(_ROWS)).format(row=draw(st.sampled_from(_READS)), fields=fields)
+def _saves(pick: Random) -> str:
+    fields = _fields(pick)
+    row = pick.choice(_ROWS).format(row=pick.choice(_READS), fields=fields)
     names = [field.split("=")[0] for field in fields.split(", ")]
-    save = draw(st.sampled_from(_SAVES)).format(row=row, names=names)
-    return draw(st.sampled_from(_SURROUNDINGS)).format(save)
+    save = pick.choice(_SAVES).format(row=row, names=names)
+    return pick.choice(_SURROUNDINGS).format(save)
 
 
-@st.composite
-def _inserts(draw: st.DrawFn) -> str:
-    insert = draw(st.sampled_from(_INSERTS)).format(fields=draw(_fields))
-    return draw(st.sampled_from(_SURROUNDINGS)).format(insert)
+def _inserts(pick: Random) -> str:
+    insert = pick.choice(_INSERTS).format(fields=_fields(pick))
+    return pick.choice(_SURROUNDINGS).format(insert)
+
+
+# -- Small chains
+
+_SMALL_WRITES = [
+    *["Sample.objects.filter(owner=<key>, id=<id>)CONDITIONS.update(FIELDS)"] * 2, "Sample.objects.filter(owner=<key>)CONDITIONS.update(FIELDS)",
+    *["saved(changed(Sample.objects.get(owner=ONE, id=1), FIELDS))"] * 2,
+    *["saved_alone(Sample.objects.get(owner=ONE, id=1), FIELDS)"] * 2,
+    *["saved(Sample(id=<new_id>, owner=<key>, FIELDS), force_insert=True)"] * 2,
+    "Sample.objects.bulk_create([Sample(id=<new_id>, owner=<key>, FIELDS)])",
+]  # fmt: skip
+_COMPARED = [
+    "number__gt",
+    "number__lt",
+    "day__lt",
+    "flag__isnull",
+    "number__in",
+    "name__in",
+    "code__in",
+    "at__gt",
+]
+_small_conditions = weighted(
+    (2, one_of("")),
+    (1, formatted(".filter({})", keywords(_COMPARED, 1))),
+    (1, formatted(".exclude({})", keywords(_COMPARED, 1))),
+)
+
+
+def _small_parts(pick: Random) -> list[str]:
+    return [pick.choice(_SMALL_WRITES), _small_conditions(pick), _fields(pick)]
+
+
+def _joined(parts: Sequence[str]) -> str:
+    write, conditions, fields = parts
+    return write.replace("CONDITIONS", conditions).replace("FIELDS", fields)
+
+
+_MEANINGS = MEANINGS | {
+    thing.__name__: thing
+    for thing in (
+        changed,
+        adding,
+        deleted,
+        saved,
+        saved_alone,
+        heard,
+        with_auto_now,
+        JSONField,
+        Lower,
+    )
+}
 
 
 def chains_of_writes() -> st.SearchStrategy[list[Chain]]:
     """Writes of :class:`Sample` that differ only in values."""
-    functions = (changed, adding, deleted, saved, heard, with_auto_now)
-    meanings = MEANINGS | {thing.__name__: thing for thing in (*functions, JSONField, Lower)}
-    return chains(weighted((4, _saves()), (3, _updates), (3, _inserts())), _PLACES, meanings)
+    return chains(weighted((4, _saves), (3, _updates), (3, _inserts)), _PLACES, _MEANINGS)
+
+
+def small_chains_of_writes() -> st.SearchStrategy[list[Chain]]:
+    """Small writes of :class:`Sample` that differ in one value or in one part."""
+    return small_chains(Frame(_small_parts, _joined, compared=(1, 2)), _PLACES, _MEANINGS)

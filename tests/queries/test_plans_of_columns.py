@@ -22,6 +22,8 @@ from tests.queries.chains_of_columns import (
     NAIVE,
     chains_of_memos,
     chains_of_samples,
+    small_chains_of_memos,
+    small_chains_of_samples,
     value_of,
     values_of,
 )
@@ -47,18 +49,25 @@ def samples(placed: None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("chains", "rows"), [(chains_of_samples, "samples"), (chains_of_memos, "items")]
+    ("chains", "rows", "examples"),
+    [
+        (small_chains_of_samples, "samples", 18),
+        (chains_of_samples, "samples", 12),
+        (small_chains_of_memos, "items", 10),
+        (chains_of_memos, "items", 10),
+    ],
 )
 def test_random_chains(
     chains: Callable[[], SearchStrategy[list[Chain]]],
     rows: str,
+    examples: int,
     request: pytest.FixtureRequest,
     pytestconfig: pytest.Config,
 ) -> None:
     request.getfixturevalue(rows)
     compare = Comparison()
 
-    @as_many(30, pytestconfig)
+    @as_many(examples, pytestconfig)
     @given(chains())
     def same(chains: list[Chain]) -> None:
         compare(chains, count_of_uses)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,9 +11,10 @@ from django.db import connections, transaction
 from django.db.models.sql.compiler import SQLInsertCompiler, SQLUpdateCompiler
 from django.test.utils import CaptureQueriesContext
 from hypothesis import given
+from hypothesis.strategies import SearchStrategy
 
 from tests.queries.chains import Chain, Comparison, as_many
-from tests.queries.chains_of_writes import chains_of_writes
+from tests.queries.chains_of_writes import chains_of_writes, small_chains_of_writes
 from tests.queries.conftest import DATABASES, ONE, SHARD, TWO
 from tests.queries.test_write_plans import samples as samples  # a fixture
 from tests.queries.twins import GROUP, comparable_value, rolled_back
@@ -66,14 +68,21 @@ def _without_addresses(text: str) -> str:
 
 
 @pytest.mark.filterwarnings("ignore:DateTimeField")
+@pytest.mark.parametrize(
+    ("chains", "examples"), [(small_chains_of_writes, 30), (chains_of_writes, 20)]
+)
 def test_random_writes(
-    samples: None, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
+    chains: Callable[[], SearchStrategy[list[Chain]]],
+    examples: int,
+    samples: None,
+    pytestconfig: pytest.Config,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     writes = Writes(monkeypatch)
     compare = Comparison(writes.outcome)
 
-    @as_many(45, pytestconfig)
-    @given(chains_of_writes())
+    @as_many(examples, pytestconfig)
+    @given(chains())
     def same(chains: list[Chain]) -> None:
         compare(chains, writes.planned)
 
