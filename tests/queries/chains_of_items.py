@@ -271,8 +271,8 @@ def changed_items(agent: Agent, key: Any) -> Any:
 
 
 _SMALL_NAMES = [
-    *["name", "stars"] * 4, *["pk", "shelf", "buyer", "pk__in", "name__in", "stars__in"] * 2, "stars__gt", "posted_at__lt", "shelf_id",
-    "shelf__in", "shelf__isnull", "city_id", "owner_id",
+    *["name", "stars"] * 4, *["pk__in", "name__in", "stars__in"] * 3, *["pk", "shelf", "buyer"] * 2, "stars__gt", "posted_at__lt",
+    "shelf_id", "shelf__in", "shelf__isnull", "city_id", "owner_id", "owner_id",
 ]  # fmt: skip
 _SMALL_STARTS = [
     *["Item.objects.filter(owner_id=<key>)"] * 20, "Item.objects.filter(owner=<agent>)", "Agent(pk=<key>).items.all()",

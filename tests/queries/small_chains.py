@@ -67,7 +67,8 @@ def small_chains(
                 filling = [*part.values[:hole], value, *part.values[hole + 1 :]]
                 found.append([*first[:number], part._replace(values=filling), *first[number + 1 :]])
         for _ in range(1 + pick.randrange(2)):
-            number = pick.randrange(len(first))
+            # Without a part in this place, the other chain would rather have another shape anyway.
+            number = pick.choice([number for number, part in enumerate(first) if part.form])
             other = filled(frame.parts(pick)[number], known, pick)
             found.append([*first[:number], other, *first[number + 1 :]])
         return [Chain(frame.joined(list(map(str, parts))), names) for parts in found]
@@ -90,7 +91,9 @@ def frame_of_reads(
         found = [pick.choice(starts)]
         for is_called in (pick.randrange(8) > 0, pick.randrange(6) > 4):
             found += [pick.choice(_METHODS), keywords_of_call(pick)] if is_called else ["", ""]
-        return [*found, _STEPS(pick), pick.choice(fields), _PAGES(pick), pick.choice(ends)]
+        step = _STEPS(pick)
+        found += [step, pick.choice(fields) if step else ""]
+        return [*found, _PAGES(pick), pick.choice(ends)]
 
     return Frame(parts, _joined_read, compared=(2, 4))
 
