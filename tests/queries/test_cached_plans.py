@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import random
 import re
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
+from random import Random
 from typing import Any
 
 import pytest
 from django.db import connections, transaction
 from django.db.models import Q
 from django.test.utils import CaptureQueriesContext
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sharded_orm import bound, fetch_together
 from sharded_orm.cache.reader import Reader
@@ -22,6 +24,7 @@ from sharded_orm.models.cached.request_plan import RequestPlan
 from sharded_orm.models.querysets import first_recordings
 from sharded_orm.models.querysets.plans import without_plans
 from tests.cached.models import CachedAlbum, CachedCountry, CachedNote, CachedPhoto, CachedPost
+from tests.queries.chains import as_many
 from tests.queries.conftest import DATABASES, LATER, ONE, SHARD, START, TWO, Clock, cache, queries
 from tests.queries.test_cached_random import condition
 from tests.queries.twins import comparable_value
@@ -223,6 +226,7 @@ VALUES: dict[str, list[Any]] = {
     "posted_at__isnull": [True, False],
     "price": [1, "1.5"],
 }
+ALIASES = [SHARD[ONE], SHARD[ONE], SHARD[TWO], "photos", "default", "nowhere", None]
 ENDS: list[Callable[[Any], Any]] = [
     list, list, list, lambda rows: rows.count(), lambda rows: rows.exists(), lambda rows: rows.first(),
     lambda rows: rows.get(), lambda rows: list(rows.values_list("pk", flat=True)), lambda rows: list(rows.uncached()),
@@ -232,27 +236,31 @@ ENDS: list[Callable[[Any], Any]] = [
 ]  # fmt: skip
 
 
-def chain(seed: int, pks: list[int]) -> Any:
-    """Run a random chain of calls, the same for each run of one seed."""
-    dice = random.Random(seed)
+def chain(dice: Random, state: Any, pks: list[int]) -> Any:
+    """Run a random chain of calls, the same for each run with one state of the dice."""
+    dice.setstate(state)
     rows: Any = CachedPhoto.objects
-    if dice.random() < 0.9:
+    if dice.randrange(100) < 90:
         rows = rows.filter(user_id=ONE)
     for _ in range(dice.randrange(3)):
+        if dice.randrange(100) < 15:
+            rows = rows.using(dice.choice(ALIASES))
         names = dice.sample(list(VALUES), dice.randrange(1, 3))
         conditions = {name: dice.choice([*VALUES[name]]) for name in names}
-        if "pk" in conditions and dice.random() < 0.7:
+        if "pk" in conditions and dice.randrange(100) < 70:
             conditions["pk"] = dice.choice(pks)
         if conditions.get("album") == 1:
             conditions["album"] = CachedAlbum(pk=1, user_id=dice.choice([ONE, ONE, TWO]))
-        rows = (rows.filter if dice.random() < 0.7 else rows.exclude)(**conditions)
-    if dice.random() < 0.1:
+        rows = (rows.filter if dice.randrange(100) < 70 else rows.exclude)(**conditions)
+    if dice.randrange(100) < 10:
         rows = rows.filter(condition(dice))
-    if dice.random() < 0.3:
+    if dice.randrange(100) < 30:
         return rows.get(**dice.choice([{"pk": dice.choice(pks)}, {"stars": dice.randrange(5)}]))
-    if dice.random() < 0.5:
+    if dice.randrange(100) < 50:
         rows = rows.order_by(dice.choice(["pk", "-stars", "title", "album__title"]), "-pk")
-    if dice.random() < 0.3:
+    if dice.randrange(100) < 10:
+        rows = rows.using(dice.choice(ALIASES))
+    if dice.randrange(100) < 30:
         start = dice.randrange(3)
         rows = rows.all()[start : start + dice.randrange(1, 4)]
     return dice.choice(ENDS)(rows.all())
@@ -283,20 +291,26 @@ def outcomes(read: Read, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> list[
     return results
 
 
-@pytest.mark.parametrize(
-    "part", [0, *[pytest.param(n, marks=pytest.mark.long) for n in range(1, 20)]]
-)
 def test_random_chains(
-    part: int, photos: list[CachedPhoto], clock: Clock, monkeypatch: pytest.MonkeyPatch
+    photos: list[CachedPhoto],
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+    pytestconfig: pytest.Config,
 ) -> None:
     pks = [photo.pk for photo in photos]
-    for seed in range(part * 60, (part + 1) * 60):
-        read = partial(chain, seed, pks)
+
+    @as_many(60, pytestconfig)
+    @given(st.randoms(use_true_random=False, note_method_calls=True))
+    def same(dice: Random) -> None:
+        first_recordings.forget()
+        read = partial(chain, dice, dice.getstate(), pks)
         with without_plans():
             outcome(read)  # Makes missing guards. Then their quarantine is over.
             clock.ahead += LATER
             expected = outcomes(read, clock, monkeypatch)
-        assert outcomes(read, clock, monkeypatch) == expected, seed
+        assert outcomes(read, clock, monkeypatch) == expected
+
+    same()
 
 
 # -- Ablations -----------------------------------------------------------------------------

@@ -60,11 +60,11 @@ def one(dice: random.Random) -> Q:
 
 
 def condition(dice: random.Random, depth: int = 0) -> Q:
-    if depth > 2 or dice.random() < 0.5:
+    if depth > 2 or dice.randrange(100) < 50:
         return one(dice)
     left, right = condition(dice, depth + 1), condition(dice, depth + 1)
     found = dice.choice([left & right, left | right, left ^ right])
-    return ~found if dice.random() < 0.3 else found
+    return ~found if dice.randrange(100) < 30 else found
 
 
 def query(dice: random.Random, number: int) -> Any:

@@ -25,7 +25,7 @@ from sharded_orm.models.plans import condition_trees, declarations, instances, p
 from sharded_orm.models.querysets import first_recordings, plans, recorder
 from sharded_orm.models.querysets.plans import PlannedQuerySet, without_plans
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
-from tests.queries import test_plans
+from tests.queries import chains
 from tests.queries.conftest import DATABASES, ONE, SHARD, START, TWO
 from tests.queries.test_plans_of_columns import samples as samples  # a fixture
 from tests.queries.twins import World, rolled_back
@@ -133,7 +133,8 @@ def without_bound_keys(patch: pytest.MonkeyPatch) -> None:
 
 
 def without_aliases(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(PlannedQuerySet, "_may_read_by_plan", lambda self: True)
+    """Read where the key is, whatever ``using()`` names."""
+    patch.setattr(plans._PlanRead, "at_alias", plans._PlanRead.at_key)
 
 
 def without_settings(patch: pytest.MonkeyPatch) -> None:
@@ -306,7 +307,7 @@ if HAS_FETCH_MODES:
 def outcome(read: Read) -> Any:
     with warnings.catch_warnings(record=True) as warned, rolled_back():
         warnings.simplefilter("always")
-        return *test_plans.outcome(read), [str(warning.message) for warning in warned]
+        return *chains.outcome(read), [str(warning.message) for warning in warned]
 
 
 def names_of_parts() -> list[Any]:

@@ -15,8 +15,8 @@ from sharded_orm.backends.group.member import ShardConnectionMixin
 from sharded_orm.models.querysets import first_recordings
 from sharded_orm.models.querysets.plans import without_plans
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
+from tests.queries.chains import outcome
 from tests.queries.conftest import DATABASES, ONE, SHARD, TWO
-from tests.queries.test_plans import outcome
 from tests.queries.twins import World
 from tests.relatives.sharded.models import Agent, Item, Note, Shelf
 from tests.versions import HAS_FETCH_MODES

@@ -16,7 +16,7 @@ from sharded_orm import reads_own_row
 from sharded_orm.models.plans import plan, saves, updates
 from sharded_orm.models.querysets import first_recordings
 from sharded_orm.models.querysets.plans import without_plans
-from tests.queries import test_plans
+from tests.queries import chains
 from tests.queries.conftest import DATABASES, ONE
 from tests.queries.test_plans_of_columns import samples as samples  # a fixture
 from tests.queries.twins import World, rolled_back
@@ -119,7 +119,7 @@ def test_decimal_places_that_change(samples: None, monkeypatch: pytest.MonkeyPat
 
 def outcome(call: Callable[[], Any]) -> Any:
     with rolled_back():
-        return test_plans.outcome(call)
+        return chains.outcome(call)
 
 
 @pytest.mark.parametrize("name", READS)

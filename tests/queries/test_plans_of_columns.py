@@ -2,122 +2,37 @@
 
 from __future__ import annotations
 
-import random
-import re
 from collections.abc import Callable
-from contextlib import nullcontext
-from datetime import UTC, date, datetime, time, timedelta
+from datetime import date, time, timedelta
 from decimal import Decimal
 from functools import partial
+from itertools import chain
 from typing import Any
 from uuid import UUID
 
 import pytest
-from django.db import connections
-from django.db.models import F
-from django.test.utils import CaptureQueriesContext
-from django.utils.functional import lazystr
+from hypothesis import given
+from hypothesis.strategies import SearchStrategy
 
 from sharded_orm.models.querysets.plans import without_plans
-from tests.queries.conftest import DATABASES, NEAR, ONE, SHARD, START, TWO
-from tests.queries.test_plans import SELECTIONS
-from tests.queries.twins import World, comparable_value, rolled_back
+from tests.queries.chains import Chain, Comparison, as_many, count_of_uses, shown_outcome
+from tests.queries.chains_of_columns import (
+    COLUMNS,
+    LOOKUPS,
+    NAIVE,
+    chains_of_memos,
+    chains_of_samples,
+    small_chains_of_memos,
+    small_chains_of_samples,
+    value_of,
+    values_of,
+)
+from tests.queries.conftest import DATABASES, NEAR, ONE, START, TWO
+from tests.queries.twins import World
 from tests.relatives.sharded.models import Agent, Memo
 from tests.samples.models import Sample
 
 pytestmark = [pytest.mark.django_db(databases=DATABASES), pytest.mark.every_backend]
-
-PROGRAMS = 150
-NAIVE = datetime(2026, 1, 2, 3, 4, 5)
-#: Values of each kind, of which some fit the columns.
-VALUES: list[Callable[[], Any]] = [
-    *[lambda value=value: value for value in (0, 1, 2, 7, -1, 2**31, 2**70, True, False, None)],
-    *[lambda value=value: value for value in ("a", "é", "", "1", "2026-01-02", "true", "x" * 99)],
-    *[lambda value=value: value for value in (1.5, float("nan"), Decimal("1.50"), Decimal("NaN"))],
-    *[lambda value=value: value for value in (date(2026, 1, 2), NAIVE, START, time(3, 4), b"ab")],
-    lambda: NAIVE.replace(tzinfo=UTC),
-    lambda: timedelta(days=1),
-    lambda: UUID(int=7),
-    lambda: str(UUID(int=7)),
-    lambda: lazystr("a"),
-    lambda: {"a": 1},
-    lambda: F("number"),
-    *[lambda value=value: list(value) for value in ([], [1, 2], [1, 1], ["a", "b"], [None], [1, "a"])],
-    *[lambda value=value: set(value) for value in ([True], [UUID(int=7)], [date(2026, 1, 2)], [1.5])],
-    lambda: (START, NAIVE),
-]  # fmt: skip
-COLUMNS = [
-    "id", "name", "label", "text", "number", "price", "ratio", "flag", "day", "at", "clock", "took",
-    "code", "data", "blob",
-]  # fmt: skip
-LOOKUPS = [
-    "",
-    "",
-    "",
-    "__exact",
-    "__in",
-    "__in",
-    "__isnull",
-    "__gt",
-    "__lte",
-    "__iexact",
-    "__range",
-]
-ENDS: list[Callable[[Any], Any]] = [
-    list, list, list, lambda rows: rows.count(), lambda rows: rows.exists(), lambda rows: rows.first(),
-    lambda rows: rows.get(), lambda rows: list(rows[1:3]), lambda rows: list(rows.values()),
-    lambda rows: list(rows.order_by("-id").values_list()),
-]  # fmt: skip
-
-
-def value_for(name: str, value: Callable[[], Any]) -> Any:
-    """Return the value. For bytes, a number is their count, and no server takes two gigabytes."""
-    made = value()
-    return 7 if name.startswith("blob") and made == 2**31 else made
-
-
-class ColumnProgram:
-    """A random chain of calls on one model, the same for each run of one seed."""
-
-    def __init__(self, seed: int, start: Callable[[], Any], columns: list[str]) -> None:
-        self._seed, self._start, self._columns = seed, start, columns
-
-    def _name(self, pick: random.Random) -> str:
-        return pick.choice(self._columns) + pick.choice(LOOKUPS)
-
-    def __call__(self) -> Any:
-        pick = random.Random(self._seed)
-        rows = self._start()
-        for _ in range(pick.randrange(1, 4)):
-            choice = pick.random()
-            if choice < 0.3:
-                names = pick.sample(self._columns, pick.randrange(4))
-                rows = pick.choice(SELECTIONS)(rows, tuple(names))
-            else:
-                conditions = {}
-                for _ in range(pick.randrange(1, 3)):
-                    name = self._name(pick)
-                    conditions[name] = value_for(name, pick.choice(VALUES))
-                rows = (rows.filter if choice < 0.7 else rows.exclude)(**conditions)
-        return pick.choice(ENDS)(rows)
-
-
-def outcome(call: Callable[[], Any], alias: str) -> tuple[Any, list[str]]:
-    """Return the result or the error of ``call``, and the statements that it has sent."""
-    value: Any
-    # PostgreSQL runs nothing in a transaction after an error.
-    errors_end = connections["default"].vendor == "postgresql"
-    with (
-        rolled_back() if errors_end else nullcontext(),
-        CaptureQueriesContext(connections[alias]) as sent,
-    ):
-        try:
-            value = repr(comparable_value(call()))
-        except (Exception, Warning) as exc:
-            value = (type(exc), str(exc))
-    # Bytes for a UUID become the text of a memoryview, with its address.
-    statements = [re.sub("(?<=<memory at )0x[0-9a-f]+", "", str(query["sql"])) for query in sent]
-    return value, sorted(text for text in statements if "SAVEPOINT" not in text)
 
 
 @pytest.fixture
@@ -133,30 +48,33 @@ def samples(placed: None) -> None:
         )  # fmt: skip
 
 
-PARTS = [0, *[pytest.param(n, marks=pytest.mark.long) for n in range(1, 20)]]
+@pytest.mark.parametrize(
+    ("chains", "rows", "examples"),
+    [
+        (small_chains_of_samples, "samples", 18),
+        (chains_of_samples, "samples", 12),
+        (small_chains_of_memos, "items", 10),
+        (chains_of_memos, "items", 10),
+    ],
+)
+def test_random_chains(
+    chains: Callable[[], SearchStrategy[list[Chain]]],
+    rows: str,
+    examples: int,
+    request: pytest.FixtureRequest,
+    pytestconfig: pytest.Config,
+) -> None:
+    request.getfixturevalue(rows)
+    compare = Comparison()
 
+    @as_many(examples, pytestconfig)
+    @given(chains())
+    def same(chains: list[Chain]) -> None:
+        compare(chains, count_of_uses)
 
-@pytest.mark.parametrize("part", PARTS)
-def test_random_chains_of_all_columns(part: int, samples: None) -> None:
-    def start() -> Any:
-        return Sample.objects.filter(owner=ONE)
-
-    _compare(part, start, COLUMNS, SHARD[ONE])
-
-
-@pytest.mark.parametrize("part", PARTS)
-def test_random_chains_of_a_global_model(part: int, items: World) -> None:
-    columns = ["pk", "name", "stars", "posted_at", "owner", "owner_id", "content_type", "object_id"]
-    _compare(part, Memo.objects.all, columns, "default")
-
-
-def _compare(part: int, start: Callable[[], Any], columns: list[str], alias: str) -> None:
-    for seed in range(part * PROGRAMS, (part + 1) * PROGRAMS):
-        program = ColumnProgram(seed, start, columns)
-        with without_plans():
-            expected = outcome(program, alias)
-        for _ in range(4):
-            assert outcome(program, alias) == expected, seed
+    same()
+    assert compare.share("planned") > 0.1
+    assert compare.share("results") > 0.2
 
 
 #: The columns that are tried in each run; others in long runs.
@@ -172,18 +90,20 @@ ROUTINE = ("owner", "number", "flag", "at")
 )
 def test_the_plan_of_one_value_is_not_used_for_another(column: str, samples: None) -> None:
     """Values of all kinds take turns with each lookup."""
-    for lookup in sorted(set(LOOKUPS)):
+    for lookup in sorted({*LOOKUPS} - {"__exact"}):  # which is that without a name
         for method in ("filter", "exclude"):
 
-            def read(value: Callable[[], Any]) -> Any:
+            def read(value: Chain) -> Any:
                 rows = getattr(Sample.objects.filter(owner=ONE), method)  # noqa: B023
-                name = column + lookup  # noqa: B023
-                return list(rows(**{name: value_for(name, value)}).values_list("id"))
+                return list(rows(**{column + lookup: value()}).values_list("id"))  # noqa: B023
 
+            values = [
+                value_of(source) for source in dict.fromkeys(chain(*values_of(column, lookup)))
+            ]
             with without_plans():
-                expected = [outcome(partial(read, value), SHARD[ONE]) for value in VALUES]
+                expected = [shown_outcome(partial(read, value)) for value in values]
             for _ in range(3):
-                found = [outcome(partial(read, value), SHARD[ONE]) for value in VALUES]
+                found = [shown_outcome(partial(read, value)) for value in values]
                 assert found == expected, (lookup, method)
 
 
@@ -206,11 +126,11 @@ def test_a_read_of_a_global_model_compiles_nothing(
 ) -> None:
     read = READS[name]
     with without_plans():
-        expected = outcome(read, "default")
+        expected = shown_outcome(read)
     for _ in range(3):
-        assert outcome(read, "default") == expected
+        assert shown_outcome(read) == expected
     request.getfixturevalue("nothing_is_compiled")
-    assert outcome(read, "default") == expected
+    assert shown_outcome(read) == expected
     assert len(expected[1]) == 1
 
 

@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import copy
 import itertools
-import random
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from datetime import UTC, date, datetime, time, timedelta
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
-from enum import IntEnum
 from typing import Any
 from unittest import mock
 from uuid import UUID, uuid4
 
 import pytest
 from django.db import DatabaseError, connections, models, transaction
-from django.db.models import F, Q, QuerySet, Value, signals
-from django.db.models.functions import Lower
+from django.db.models import Q, QuerySet, signals
 from django.db.models.signals import post_save, pre_save
 from django.db.models.sql.compiler import SQLInsertCompiler, SQLUpdateCompiler
 from django.dispatch import Signal
 from django.test.utils import CaptureQueriesContext, isolate_apps
-from django.utils.functional import SimpleLazyObject, lazystr
-from django.utils.safestring import mark_safe
 
 from sharded_orm import bound
 from sharded_orm.exceptions import CrossKeyRelation, ShardKeyChanged
@@ -37,164 +32,10 @@ from sharded_orm.models.querysets.plans import without_plans
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from tests.photos.models import Album, Board, Photo, Story, Tag, Visit
 from tests.queries.conftest import DATABASES, NEAR, ONE, SHARD, START, TWO
-from tests.queries.test_plans_of_columns import value_for
-from tests.queries.twins import GROUP, comparable_value
+from tests.queries.twins import GROUP
 from tests.samples.models import Sample
 
 pytestmark = [pytest.mark.django_db(databases=DATABASES), pytest.mark.every_backend]
-
-PROGRAMS = 100
-
-
-class Number(IntEnum):
-    ONE = ONE
-
-
-class Text(str):
-    pass
-
-
-#: Values of each kind that Django treats in its own way: prepared, refused, or with other SQL.
-VALUES: list[Callable[[], Any]] = [
-    *[lambda value=value: value for value in (None, 0, 1, -7, 2**31, 2**63, 10**30, True, False)],
-    *[
-        lambda value=value: value
-        for value in (1.5, -0.0, float("nan"), Decimal("1.25"), Decimal(7))
-    ],
-    *[lambda value=value: value for value in ("", "x", "é", "1", " 1", "a\x00b", "x" * 70, "%s")],
-    *[lambda value=value: value for value in (b"", b"x", Number.ONE, Text("x"), mark_safe("<b>"))],
-    lambda: date(2026, 1, 1),
-    lambda: datetime(2026, 1, 1, 12, 30, 15, 7, tzinfo=UTC),
-    lambda: datetime(2026, 1, 1, 12),
-    lambda: START,
-    lambda: time(12, 30),
-    lambda: timedelta(days=2, microseconds=5),
-    lambda: UUID(int=5),
-    lambda: "00000000-0000-0000-0000-000000000005",
-    lambda: "2026-01-01",
-    lambda: {"a": [1, None]},
-    lambda: [1, "x"],
-    lambda: lazystr("lazy"),
-    lambda: SimpleLazyObject(lambda: 5),
-    lambda: F("number"),
-    lambda: F("number") + 1,
-    lambda: Value("x"),
-    lambda: Value(None, models.JSONField()),
-    lambda: Lower("name"),
-    lambda: Sample(id=3, owner=ONE),
-    lambda: object,
-]
-NAMES = [
-    "name", "label", "text", "number", "price", "ratio", "flag", "day", "at", "clock", "took", "code",
-    "data", "blob",
-]  # fmt: skip
-
-
-class Write:
-    """A random change of a row, the same for each run of one seed."""
-
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
-
-    def __call__(self) -> Any:
-        pick = random.Random(self.seed)
-        with pytest.MonkeyPatch.context() as patch:
-            if pick.random() < 0.1:
-                patch.setattr(Sample._meta.get_field("at"), "auto_now", True)
-                patch.setattr("django.utils.timezone.now", lambda: START)
-            return self._write(pick)
-
-    def _write(self, pick: random.Random) -> Any:
-        row = Sample.objects.get(owner=ONE, id=1)
-        # Few fields, so that many saves have only values that the database accepts.
-        names = pick.sample(NAMES, pick.choice([1, 1, 1, 2, 3]))
-        values = {name: value_for(name, pick.choice(VALUES)) for name in names}
-        way = pick.randrange(13)
-        if way < 3:
-            conditions: dict[str, Any] = pick.choice([
-                {"owner": ONE}, {"owner": ONE, "id": 1}, {"id": 1, "owner": ONE}, {"owner": TWO},
-                {"owner": ONE, "number__gt": 0}, {"owner": ONE, "id": 2**70}, {"owner": "1"},
-                {"owner": ONE, "id__in": [1]}, {"owner": ONE, "id__in": [2, 1, 2]},
-                {"owner": ONE, "id__in": [1, 2, 99]}, {"owner": ONE, "id__in": [1, 2**70]},
-                {"owner": ONE, "name": None}, {"flag__isnull": True, "owner": ONE, "id": 1},
-                {"owner": ONE, "flag": True}, {"owner": ONE, "day__lt": date(2027, 1, 1)},
-            ])  # fmt: skip
-            matching = Sample.objects.filter(**conditions)
-            excluded: dict[str, Any] = pick.choice([
-                {}, {}, {"number": 2}, {"number__lt": 2, "name": "x"}, {"id__in": [2, 99]},
-                {"name": None}, {"owner": TWO},
-            ])  # fmt: skip
-            if excluded:
-                matching = matching.exclude(**excluded)
-            return matching.update(**values)
-        if way > 9:
-            new = Sample(**{"id": pick.choice([50, 1, "51", None]), "owner": ONE, **values})
-            if way == 10:
-                return [comparable_value(each) for each in Sample.objects.bulk_create([new])]
-            new.save(force_insert=way == 11)
-            return comparable_value(new), new._state.db, new._state.adding
-        for name, value in values.items():
-            setattr(row, name, value)
-        if way == 3:
-            row.id = pick.choice([2, 99, 2**70, "1", "x", None, 1.0])
-        elif way == 4:
-            row.owner = pick.choice([NEAR, TWO, "1", True, None])
-        elif way == 5:
-            row._state.adding = True
-        saved = (
-            names if way > 6 else pick.choice([None, None, names, [], ["owner"], ["owner", *names]])
-        )
-        kwargs: dict[str, Any] = {} if saved is None else {"update_fields": saved}
-        if way == 6 and saved is None:
-            kwargs["force_update"] = True
-        if pick.random() < 0.1:
-            Sample.objects.filter(owner=ONE, id=1).delete()
-        signals: list[Any] = []
-        changed_by_receiver = pick.choice([None, None, None, None, *NAMES])
-        new_value = value_for(changed_by_receiver or "", pick.choice(VALUES))
-
-        def receive(instance: Any, signal: Any, **kwargs: Any) -> None:
-            kwargs.pop("sender")
-            signals.append((signal is pre_save, sorted(kwargs.items(), key=str)))
-            if signal is pre_save and changed_by_receiver is not None:
-                setattr(instance, changed_by_receiver, new_value)
-
-        heard = pick.choice([(), (), (pre_save, post_save), (pre_save, post_save), (post_save,)])
-        for signal in heard:
-            signal.connect(receive, sender=Sample)
-        try:
-            row.save(**kwargs)
-        finally:
-            for signal in heard:
-                signal.disconnect(receive, sender=Sample)
-        state = row._state
-        return comparable_value(row), state.db, state.adding, sorted(vars(state)), str(signals)
-
-
-def outcome(call: Callable[[], Any]) -> tuple[Any, list[str], Any]:
-    """Return the result or the error of ``call``, the statements that it has sent, and the rows after
-    it. Undo its writes.
-    """
-    with transaction.atomic(using=GROUP):
-        with CaptureQueriesContext(connections[GROUP]) as sent:
-            try:
-                with transaction.atomic(using=GROUP):
-                    value = comparable_value(call())
-            except Exception as exc:
-                value = (type(exc), str(exc), is_broken())
-        statements = [str(query["sql"]) for query in sent]
-        rows = []
-        for alias in (SHARD[ONE], SHARD[TWO]):
-            with connections[alias].cursor() as cursor:
-                # Plain SQL, because SQLite may store what the ORM cannot read.
-                cursor.execute(f"SELECT * FROM {Sample._meta.db_table} ORDER BY id")
-                rows += list(map(repr, cursor.fetchall()))
-        transaction.set_rollback(True, using=GROUP)
-    return value, [text for text in statements if "SAVEPOINT" not in text], rows
-
-
-def is_broken() -> bool:
-    return bool(connections[GROUP].needs_rollback)
 
 
 @pytest.fixture
@@ -323,20 +164,6 @@ def test_the_third_insert_of_a_shape_compiles_nothing(kind: str, samples: None) 
         assert insert() == expected
     with nothing_is_compiled():
         assert insert() == expected
-
-
-@pytest.mark.filterwarnings("ignore:DateTimeField")
-@pytest.mark.parametrize(
-    "part", [0, *[pytest.param(n, marks=pytest.mark.long) for n in range(1, 20)]]
-)
-def test_random_writes(part: int, samples: None) -> None:
-    """Each write runs four times, so that its plan is made and used."""
-    for seed in range(part * PROGRAMS, (part + 1) * PROGRAMS):
-        write = Write(seed)
-        with without_plans():
-            expected = outcome(write)
-        for _ in range(4):
-            assert outcome(write) == expected, seed
 
 
 class OwnBinaryField(models.BinaryField):  # type: ignore[type-arg]
