@@ -43,6 +43,7 @@ def subjects() -> dict[str, Subject]:
         shard_moves,
         side_switches,
         signals,
+        steps,
         tickets,
         topology,
         two_phase,
@@ -57,6 +58,7 @@ def subjects() -> dict[str, Subject]:
         "filter": reads.filter_page,
         "plans": plans.reads_by_plan,
         "shapes": shapes.first_uses,
+        "steps": steps.steps_of_get,
         "bulk_create": writes.bulk_create,
         "lookups": lookups.reads_and_inserts,
         "scatter": scatter.top_rows,
@@ -87,7 +89,7 @@ def subjects() -> dict[str, Subject]:
 
 
 NAMES = (
-    "get", "alternating", "filter", "plans", "shapes", "bulk_create", "lookups", "scatter", "update", "save", "signals", "connections",
+    "get", "alternating", "filter", "plans", "shapes", "steps", "bulk_create", "lookups", "scatter", "update", "save", "signals", "connections",
     "tickets", "cache", "demo", "migrations", "topology", "moves", "beside_moves", "shard_moves", "side_switches", "rolling",
     "pairs",
     "balance", "recycling",
@@ -99,7 +101,7 @@ NAMES = (
 )  # fmt: skip
 #: Subjects that are measured on PostgreSQL; "recycling" starts a server of PostgreSQL in any case.
 ON_POSTGRESQL = (
-    "get", "alternating", "filter", "plans", "shapes", "bulk_create", "scatter", "update", "save", "signals", "migrations",
+    "get", "alternating", "filter", "plans", "shapes", "steps", "bulk_create", "scatter", "update", "save", "signals", "migrations",
     "recycling",
     "made_ids",
 )  # fmt: skip
