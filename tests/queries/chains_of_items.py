@@ -298,3 +298,47 @@ def chains_of_items() -> st.SearchStrategy[list[Chain]]:
 def small_chains_of_items() -> st.SearchStrategy[list[Chain]]:
     """Small reads of :class:`Item` that differ in values or in one part."""
     return small_chains(_small, PLACES, _MEANINGS)
+
+
+#: Reads that differ in little, and have other SQL, other rows, or no plan.
+_ALIKE = [
+    [
+        f"Item.objects.filter(owner_id=ONE){page}.{end}()"
+        for page in ("", "[1:3]", "[5:9]")
+        for end in ("exists", "count", "first")
+    ],
+    [
+        f"list(Item.objects.filter(owner_id=ONE).{call})"
+        for call in ("filter(stars=1)", "exclude(stars=1)", "filter(~Q(stars=1))", "filter(Q(stars=1))")
+    ],
+    [
+        f"list(Item.objects.filter(owner_id=ONE).order_by({names}))"
+        for names in ("'stars', 'pk'", "'-stars', 'pk'", "'-stars', '-pk'", "'-pk'", "")
+    ],
+    [
+        f"list(Item.objects.filter(owner_id=ONE, {condition}={value}).order_by('pk'))"
+        for condition in ("shelf_id", "buyer_id", "name", "stars")
+        for value in ("11", "None", "'11'", "True", "Decimal(11)", "11.0", "Text('11')", "Number.ONE")
+    ],
+    [
+        f"list(Item.objects.filter(owner_id=ONE, pk__in={some}).order_by('pk'))"
+        for some in ("[101, 104]", "['101', '104']", "[101, '104']", "(101,)", "{101}", "[]", "[None]", "[101, None]")
+    ],
+    [
+        f"list(Item.objects.filter(owner_id={key}).filter(owner_id={other}))"
+        for key in ("ONE", "TWO") for other in ("ONE", "TWO", "str(ONE)")
+    ],
+    [
+        f"list(Agent(pk={key}).items.filter(owner_id={other}))"
+        for key in ("ONE", "TWO") for other in ("ONE", "TWO")
+    ],
+    [
+        f"list(Item.objects.using({alias}).filter(owner_id=ONE))"
+        for alias in ("SHARD[ONE]", "SHARD[TWO]", "'photos'", "None", "'nowhere'")
+    ],
+]  # fmt: skip
+
+
+def alike_chains_of_items() -> list[list[Chain]]:
+    """Chosen reads of :class:`Item`, which every run compares."""
+    return [[Chain(source, _MEANINGS) for source in sources] for sources in _ALIKE]

@@ -9,11 +9,20 @@ from hypothesis import given
 from hypothesis.strategies import SearchStrategy
 
 from tests.queries.chains import Chain, Comparison, as_many, count_of_uses
-from tests.queries.chains_of_items import chains_of_items, small_chains_of_items
+from tests.queries.chains_of_items import (
+    alike_chains_of_items,
+    chains_of_items,
+    small_chains_of_items,
+)
 from tests.queries.conftest import DATABASES
 from tests.queries.twins import World
 
 pytestmark = [pytest.mark.django_db(databases=DATABASES), pytest.mark.every_backend]
+
+
+@pytest.mark.parametrize("chains", alike_chains_of_items(), ids=lambda chains: repr(chains[0]))
+def test_chains_that_might_get_the_plan_of_another(chains: list[Chain], items: World) -> None:
+    Comparison()(chains)
 
 
 @pytest.mark.parametrize(
