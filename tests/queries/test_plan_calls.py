@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import pytest
@@ -89,6 +90,42 @@ def test_a_related_manager_reads_the_key_that_its_instance_has_at_the_read(items
         assert set(chosen.values_list("owner_id", flat=True)) == {ONE}
         with pytest.raises(ValueError, match="primary key"):
             Agent().items.all()
+
+
+CLOSED: list[Callable[[Any], Any]] = [
+    lambda rows: rows.all(),
+    lambda rows: rows.filter(stars__gte=0),
+    lambda rows: rows.order_by("pk"),
+    lambda rows: rows.values("pk"),
+    lambda rows: rows[:2],
+    lambda rows: rows.using(None),
+    lambda rows: rows.prefetch_related("shelf"),
+    lambda rows: rows.exists(),
+    lambda rows: rows.count(),
+    lambda rows: rows.first(),
+    lambda rows: rows.get(pk=101),
+    lambda rows: list(rows.iterator()),
+    lambda rows: rows.explain_routing(),
+]
+
+
+@pytest.mark.parametrize("call", CLOSED)
+def test_the_first_call_after_a_related_manager_fixes_its_key(
+    call: Callable[[Any], Any], items: World
+) -> None:
+    """As in Django: the call makes the condition of the manager in the queryset itself, too."""
+
+    def read() -> list[Any]:
+        agent = Agent(pk=ONE)
+        rows = agent.items.all()
+        call(rows)
+        agent.pk = TWO
+        return list(rows.values_list("owner_id", flat=True))
+
+    with without_plans():
+        assert set(read()) == {ONE}
+    for _ in range(4):
+        assert set(read()) == {ONE}
 
 
 def test_deferred_fields_are_read_later(items: World) -> None:

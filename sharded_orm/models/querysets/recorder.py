@@ -189,13 +189,19 @@ class CallRecorder(PlanReads[M]):
             or not are_plans_on()
         ):
             return None
-        if self._deferred_filter is not None:
+        deferred_filter = self._deferred_filter
+        if deferred_filter is not None:
             # The filter of a related manager is deferred. So Django uses the value that the
             # manager's instance has now. The recording has the value at the time when the filter
             # was recorded. So use the recording only if the instance still has this value.
-            _, _, kwargs = self._deferred_filter
+            _, _, kwargs = deferred_filter
             if not recording.still_holds(kwargs):
                 return None
+            # Each call and each read makes Django apply the filter to this queryset, too. So the
+            # value that the instance gets later has no effect on it.
+            with _build_lock:
+                if self._recording is not None:
+                    self._deferred_filter = None
         return recording
 
     def _with_recording(self, recording: Recording) -> Self:
