@@ -228,7 +228,7 @@ class CallRecorder(PlanReads[M]):
             attributes["_fields"] = shape.selection.names
         return clone
 
-    def _learned(self, recording: Recording | None) -> Self:
+    def _recording_again(self, recording: Recording | None) -> Self:
         """Record again, after Django has made the last call, whose shape is known now.
 
         :param recording: all calls of this queryset. If it is None, record nothing.
@@ -305,7 +305,7 @@ class CallRecorder(PlanReads[M]):
         filtered = self._with_recording(recording)
         filtered._filter_or_exclude_inplace(excluded, (), kwargs)
         if recording.learn_filter(kwargs, excluded=excluded):
-            return filtered._learned(recording.filtered(kwargs, excluded=excluded))
+            return filtered._recording_again(recording.filtered(kwargs, excluded=excluded))
         return filtered
 
     def _filtered_by_tree(
@@ -324,7 +324,7 @@ class CallRecorder(PlanReads[M]):
         filtered = self._with_recording(recording)
         filtered._filter_or_exclude_inplace(excluded, args, kwargs)
         if recording.learn_tree(tree, excluded=excluded):
-            return filtered._learned(recording.filtered_by_tree(tree, excluded=excluded))
+            return filtered._recording_again(recording.filtered_by_tree(tree, excluded=excluded))
         return filtered
 
     def order_by(self, *field_names: Any) -> Self:
@@ -336,7 +336,7 @@ class CallRecorder(PlanReads[M]):
             return self._with_recording(ordered)
         in_order: Self = self._by_django(recording, "order_by", *field_names)
         recording.learn_order(field_names)
-        return in_order._learned(recording.ordered(field_names))
+        return in_order._recording_again(recording.ordered(field_names))
 
     def values(self, *fields: Any, **expressions: Any) -> Any:
         selection = None if expressions else Selection(ValuesIterable, fields)
@@ -383,7 +383,7 @@ class CallRecorder(PlanReads[M]):
             return self._with_recording(chosen)
         selected: Self = self._by_django(recording, method, *fields, **options)
         recording.learn_selection(selection)
-        return selected._learned(recording.selected(selection))
+        return selected._recording_again(recording.selected(selection))
 
     def prefetch_related(self, *lookups: Any) -> Self:
         recording = self._recorded(QuerySet.prefetch_related is original.PREFETCH)
