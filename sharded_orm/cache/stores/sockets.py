@@ -8,6 +8,7 @@ read when the connection is used the next time.
 
 from __future__ import annotations
 
+import _socket
 import os
 import socket
 import ssl
@@ -90,9 +91,11 @@ class Connection:
         self._socket = connected
         self._timeout = timeout
         self._owed: OwedAnswer | None = None
-        # Whether the bytes are sent as they are. A TLS socket encrypts them first, and any other
-        # class of sockets may change them, too.
-        self._is_plain = type(connected) is socket.socket
+        # Whether the kernel gets the bytes as they are, at once. A TLS socket encrypts them first,
+        # and sockets of green threads wait in a way of their own. Libraries of green threads put
+        # their class in place of socket.socket, but cannot replace the class in C.
+        kind = socket.socket
+        self._is_plain = type(connected) is kind and kind.send is _socket.socket.send
         # With a timeout, Python makes the socket non-blocking. _send_at_once() relies on this.
         connected.settimeout(timeout)
 

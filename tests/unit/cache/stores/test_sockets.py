@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import socket
 import threading
@@ -68,6 +70,24 @@ def test_a_posted_packet_that_nobody_receives_ends_by_its_deadline(
     assert signals
 
 
+def test_who_receives_slowly_does_not_hold_a_caller(
+    ends: tuple[socket.socket, socket.socket], signals: list[int]
+) -> None:
+    """The deadline is for the whole packet, not for each part that the send buffer takes."""
+    ours, theirs = ends
+    theirs.setblocking(False)
+
+    def receive(signum: int, frame: object) -> None:
+        with contextlib.suppress(BlockingIOError):
+            signals.append(len(theirs.recv(1 << 14)))
+
+    signal.signal(signal.SIGALRM, receive)
+    connection = Connection(ours, TIMEOUT)
+    with pytest.raises(TimeoutError):
+        ask(connection, LONG)
+    assert sum(signals) < len(LONG) / 2
+
+
 def test_a_full_send_buffer_is_waited_for(ends: tuple[socket.socket, socket.socket]) -> None:
     ours, theirs = ends
     connection = Connection(ours, MARGIN)
@@ -119,9 +139,34 @@ def test_all_of_a_long_packet_is_sent(
     assert received == (packet.swapcase() if is_changing else packet)
 
 
+class NoSend(socket.socket):
+    def send(self, data: object, flags: int = 0) -> int:  # type: ignore[override]
+        raise ConnectionRefusedError("send() was called")
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_the_send_of_another_class_of_sockets_is_called(
+    ends: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch, is_replaced: bool
+) -> None:
+    """Libraries of green threads put a class of their own in place of ``socket.socket``."""
+    with NoSend(fileno=ends[0].detach()) as ours:
+        if is_replaced:
+            monkeypatch.setattr(socket, "socket", NoSend)
+        connection = Connection(ours, TIMEOUT)
+        with pytest.raises(ConnectionRefusedError):
+            ask(connection, b"question")
+
+
 def test_a_closed_connection_sends_nothing(ends: tuple[socket.socket, socket.socket]) -> None:
-    """The number of a closed file descriptor may belong to another file already."""
-    connection = Connection(ends[0], TIMEOUT)
+    """The number of its file descriptor may belong to another connection already."""
+    ours = ends[0]
+    connection = Connection(ours, TIMEOUT)
+    other, reader = socket.socketpair()
+    number = ours.fileno()
     connection.close()
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        ask(connection, b"question")
+    with other, reader, socket.socket(fileno=os.dup2(other.fileno(), number)):
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            ask(connection, b"question")
+        reader.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            reader.recv(1)
