@@ -8,8 +8,6 @@ read when the connection is used the next time.
 
 from __future__ import annotations
 
-import _socket
-import os
 import socket
 import ssl
 import time
@@ -78,7 +76,7 @@ class OwedAnswer(NamedTuple):
 class Connection:
     """One connection to a cache server. Used by one thread at a time."""
 
-    __slots__ = ("_is_plain", "_owed", "_socket", "_timeout", "incarnation")
+    __slots__ = ("_owed", "_socket", "_timeout", "incarnation")
 
     def __init__(self, connected: socket.socket, timeout: float, incarnation: bytes = b"") -> None:
         """:param connected: a socket that is connected to the server.
@@ -91,12 +89,6 @@ class Connection:
         self._socket = connected
         self._timeout = timeout
         self._owed: OwedAnswer | None = None
-        # Whether the kernel gets the bytes as they are, at once. A TLS socket encrypts them first,
-        # and sockets of green threads wait in a way of their own. Libraries of green threads put
-        # their class in place of socket.socket, but cannot replace the class in C.
-        kind = socket.socket
-        self._is_plain = type(connected) is kind and kind.send is _socket.socket.send
-        # With a timeout, Python makes the socket non-blocking. _send_at_once() relies on this.
         connected.settimeout(timeout)
 
     def ask(self, packet: bytes, end: bytes, parse: Parser[Answer], deadline: float) -> Answer:
@@ -113,10 +105,10 @@ class Connection:
         """
         if self._owed is not None:
             self._settle(deadline)
-        # First try to send once and to receive once, which is enough for most exchanges. Do not set
-        # the timeout of the socket before: it is that of the connection already. Usually, only
-        # recv() waits, because a short packet fits into the send buffer, which is empty now.
-        sent = self._send_at_once(packet)
+        # First try one send() and one recv(), which are enough for most exchanges. Do not set the
+        # timeout of the socket before: it is that of the connection already. Usually, only recv()
+        # waits, because a short packet fits into the send buffer, which is empty now.
+        sent = self._socket.send(packet)
         if sent < len(packet):
             self._send(memoryview(packet)[sent:], deadline)
             answer = b""
@@ -139,8 +131,9 @@ class Connection:
         """
         if self._owed is not None:
             self._settle(deadline)
-        # Usually this single attempt is enough, as in ask().
-        sent = self._send_at_once(packet)
+        # Call send() with the timeout that the socket has already, as in ask(). Usually this single
+        # call is enough.
+        sent = self._socket.send(packet)
         if sent < len(packet):
             self._send(memoryview(packet)[sent:], deadline)
             self.limit()
@@ -163,20 +156,6 @@ class Connection:
         finally:
             if not is_confirmed:
                 owed.lost()
-
-    def _send_at_once(self, packet: bytes) -> int:
-        """Send the beginning of ``packet``: as much as the send buffer takes. Return its length.
-
-        Waits only if the socket is not a plain one, and at most for the connection's timeout.
-        """
-        if not self._is_plain:
-            return self._socket.send(packet)
-        # The method send() of a socket with a timeout waits by poll() first, even if there is
-        # nothing to wait for. This system call would take longer than all other work of this class.
-        try:
-            return os.write(self._socket.fileno(), packet)
-        except BlockingIOError:
-            return 0  # The buffer is full.
 
     def _send(self, rest: memoryview, deadline: float) -> None:
         while rest:

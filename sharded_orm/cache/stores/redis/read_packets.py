@@ -13,7 +13,7 @@ from sharded_orm.cache.stores.redis.login import LENGTH, OWNER
 # The end of each packet: it reads the entry OWNER last.
 _READ_OWNER = f"${len(OWNER)}\r\n{OWNER.decode()}\r\n"
 # The length of what is put before each name: the incarnation and a colon.
-_PREFIX = LENGTH + 1
+_PREFIX_LENGTH = LENGTH + 1
 
 
 def read_packet(names: Sequence[str], owner: bytes) -> bytes:
@@ -27,11 +27,11 @@ def read_packet(names: Sequence[str], owner: bytes) -> bytes:
     if len(names) == 3:
         a, b, c = names
         return (
-            f"*5\r\n$4\r\nMGET\r\n${_PREFIX + len(a)}\r\n{word}:{a}\r\n"
-            f"${_PREFIX + len(b)}\r\n{word}:{b}\r\n${_PREFIX + len(c)}\r\n{word}:{c}\r\n"
+            f"*5\r\n$4\r\nMGET\r\n${_PREFIX_LENGTH + len(a)}\r\n{word}:{a}\r\n"
+            f"${_PREFIX_LENGTH + len(b)}\r\n{word}:{b}\r\n${_PREFIX_LENGTH + len(c)}\r\n{word}:{c}\r\n"
             f"{_READ_OWNER}"
         ).encode("ascii")
-    parts = [f"${_PREFIX + len(name)}\r\n{word}:{name}\r\n" for name in names]
+    parts = [f"${_PREFIX_LENGTH + len(name)}\r\n{word}:{name}\r\n" for name in names]
     return f"*{len(parts) + 2}\r\n$4\r\nMGET\r\n{''.join(parts)}{_READ_OWNER}".encode("ascii")
 
 
