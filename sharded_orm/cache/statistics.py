@@ -119,10 +119,7 @@ class CacheStatistics:
         :param deltas: maps names of :data:`FIELDS` to the numbers to add.
         """
         with self._lock:
-            pending = self._pending.setdefault(type_name, {})
-            # Each read calls this method, so do here what _add() does.
-            for field, delta in deltas.items():
-                pending[field] = pending.get(field, 0) + delta
+            _add(self._pending.setdefault(type_name, {}), deltas)
             for block in _blocks.get():
                 _add(block.setdefault(type_name.removeprefix(self._prefix), {}), deltas)
         if self.interval is not None and self._clock() - self._sent_at >= self.interval:

@@ -124,6 +124,8 @@ class RequestPlan:
             return kinds.UNREAD
         if self._pk_value is not None and not (limits and limits[0]):
             pk = self._plan.cached.pk_token(self._pk_value(values))
+            if pk is None:
+                return kinds.UNREAD
             return self._read_object(queryset, values, pk, connection, query_database, reader)
         read = self.prepare(queryset, values, limits, connection, query_database)
         if read is None:
@@ -137,7 +139,7 @@ class RequestPlan:
         self,
         queryset: Any,
         values: Sequence[Any],
-        pk: str | None,
+        pk: str,
         connection: Any,
         query_database: Callable[[], Any],
         reader: Reader,
@@ -147,11 +149,10 @@ class RequestPlan:
         If the process has read the row before and remembers it, this takes less time than
         :meth:`prepare`.
 
-        :param pk: the token of the primary key in ``values``, its form in names of entries; None if
-            it has no token.
+        :param pk: the token of the primary key in ``values``, its form in names of entries.
         """
-        scope_and_use = None if pk is None else self._scope_of(queryset, values, connection)
-        if scope_and_use is None or pk is None:
+        scope_and_use = self._scope_of(queryset, values, connection)
+        if scope_and_use is None:
             return kinds.UNREAD
         scope, use = scope_and_use
         level = request_cache.current()

@@ -234,8 +234,7 @@ class InstanceLoader:
             instances = self._plain(values, aliases)
         else:
             instances = self._from_db(values, aliases, queryset)
-        if compat.HAS_FETCH_MODES:
-            compat.set_fetch_mode(instances, queryset, is_set=not is_plain)
+        compat.set_fetch_mode(instances, queryset, is_set=not is_plain)
         return instances
 
     def _from_db(self, values: Sequence[Row], aliases: Iterable[str], queryset: Any) -> list[Any]:
