@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -10,7 +10,7 @@ from django import forms
 from django.core import serializers
 from django.core.exceptions import ValidationError
 from django.db import models, transaction
-from django.db.models import Exists, OuterRef, Value, prefetch_related_objects
+from django.db.models import Exists, OuterRef, Q, Value, prefetch_related_objects
 from django.test import TestCase
 from django.test.utils import isolate_apps
 from django.utils.functional import SimpleLazyObject
@@ -138,6 +138,25 @@ def test_a_lazy_object_tells_its_shard(albums: list[Album], rows: list[Photo]) -
     with pytest.raises(CrossShardRelation):
         rows[0].tags.add(SimpleLazyObject(lambda: tag))
     assert not rows[0].tags.exists()
+
+
+class Scalar:
+    """A number whose ``__iter__()`` refuses, like that of an array without dimensions."""
+
+    def __int__(self) -> int:
+        return 2
+
+    def __iter__(self) -> Iterator[int]:
+        raise TypeError("iteration over a 0-d array")
+
+
+def test_a_single_value_that_seems_to_be_a_list(rows: list[Photo]) -> None:
+    lazy: Any = SimpleLazyObject(lambda: 7)
+    Photo.objects.filter(user_id=ONE).update(title="7", stars=2)
+    for _ in range(3):
+        found = Photo.objects.filter(title=lazy, stars=Scalar(), user_id=ONE)
+        assert set(found) == {rows[0], rows[3]}
+        assert not Photo.objects.filter(user_id=ONE).exclude(Q(title=lazy) | Q(stars=Scalar()))
 
 
 def test_filter_by_an_instance_goes_to_its_shard(albums: list[Album], rows: list[Photo]) -> None:

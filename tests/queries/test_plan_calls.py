@@ -106,6 +106,7 @@ CLOSED: list[Callable[[Any], Any]] = [
     lambda rows: rows.get(pk=101),
     lambda rows: list(rows.iterator()),
     lambda rows: rows.explain_routing(),
+    lambda rows: rows.ordered,
 ]
 
 

@@ -475,8 +475,8 @@ class CallRecorder(PlanReads[M]):
 
     @property
     def ordered(self) -> bool:
-        recording = self._recording
-        if recording is None or QuerySet.ordered is not original.ORDERED:
+        recording = self._recorded(QuerySet.ordered is original.ORDERED)
+        if recording is None:
             return super().ordered
         ordering = recording.shape.ordering
         return bool(self.model._meta.ordering if ordering is None else ordering)

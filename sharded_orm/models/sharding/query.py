@@ -321,9 +321,18 @@ def _mentions_instance(child: Any) -> bool:
 
 def _is_list(value: Any) -> bool:
     """Whether ``value`` is a collection of values to compare with, as in ``album__in=[1, 2]``."""
-    return isinstance(value, Iterable) and not (
-        isinstance(value, str | bytes) or hasattr(value, "resolve_expression")
-    )
+    if (
+        isinstance(value, str | bytes)
+        or not isinstance(value, Iterable)
+        or hasattr(value, "resolve_expression")
+    ):
+        return False
+    try:
+        # Some single values have __iter__() as well, such as a SimpleLazyObject of a number.
+        iter(value)
+    except TypeError:
+        return False
+    return True
 
 
 def _has_iterator(child: Any) -> bool:
