@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import pytest
 from django.db import connections
-from django.db.models import Manager, Q, QuerySet
+from django.db.models import Case, Manager, Q, QuerySet, Value, When
 from django.test.utils import CaptureQueriesContext
 from django.utils.functional import SimpleLazyObject
 
@@ -18,7 +18,7 @@ from sharded_orm.models.querysets.plans import without_plans
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from tests.queries.chains import outcome
 from tests.queries.conftest import DATABASES, ONE, SHARD, TWO
-from tests.queries.twins import World
+from tests.queries.twins import World, rolled_back
 from tests.relatives.sharded.models import Agent, Item, Note, Shelf
 from tests.versions import HAS_FETCH_MODES
 
@@ -47,6 +47,57 @@ def test_later_changes_of_a_list_or_an_instance_change_nothing(items: World) -> 
         agent.pk = TWO
         assert [row.pk for row in copy_of_rows] == [101, 104]
         assert rows.exclude(pk=101).get().pk == 104
+
+
+def _with_another_key(item: Any) -> None:
+    item.owner_id = TWO
+
+
+def _copied_to_another_key(item: Any) -> None:
+    """As Django's documentation copies a row."""
+    item.pk, item.owner_id, item._state.adding = 999, TWO, True
+    item.save()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        (lambda world: world.models.Item(pk=101, owner_id=ONE), _with_another_key),
+        (lambda world: world.of("Item", 101), _copied_to_another_key),
+    ],
+)
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda rows, item: rows.filter(parent=item),
+        lambda rows, item: rows.filter(parent__in=[item]),
+        lambda rows, item: rows.filter(owner_id=ONE).exclude(~Q(parent=item)),
+        lambda rows, item: rows.filter(Q(parent=item), owner_id=ONE),
+        lambda rows, item: rows.filter(parent=SimpleLazyObject(lambda: item)),
+        lambda rows, item: rows.filter(
+            Case(When(parent=item, then=Value(True)), default=Value(False)), owner=ONE
+        ),
+    ],
+)
+def test_an_instance_that_gets_another_key_changes_no_query(
+    build: Callable[..., Any],
+    change: tuple[Callable[[World], Any], Callable[[Any], None]],
+    worlds: tuple[World, World],
+) -> None:
+    """As in Django, whose query has the primary key that the instance had."""
+
+    def read(world: World) -> set[int]:
+        item = change[0](world)
+        with rolled_back():
+            rows = build(world.models.Item.objects.all(), item)
+            change[1](item)
+            return {row.pk for row in rows}
+
+    assert read(worlds[0]) == {104, 105}
+    with without_plans():
+        assert read(worlds[1]) == {104, 105}
+    for _ in range(4):
+        assert read(worlds[1]) == {104, 105}
 
 
 def test_rows_of_a_related_manager_know_their_instance(items: World) -> None:

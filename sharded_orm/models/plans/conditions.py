@@ -27,6 +27,7 @@ from django.db.models import (
 from django.db.models.constants import LOOKUP_SEP
 from django.db.models.fields import related_lookups
 
+from sharded_orm.models.sharding.instance_shard import frozen
 from sharded_orm.models.sharding.options import ShardOptions, shard_options
 from sharded_orm.models.sharding.query import own_columns
 
@@ -110,9 +111,7 @@ class Condition(NamedTuple):
             return getattr(value, self.target.attname)
         # ``value`` is a model instance. The query needs the value to which the foreign key refers,
         # and also the shard of the instance. So copy the whole instance.
-        instance = object.__new__(type(value))
-        instance.__dict__.update(value.__dict__)
-        return instance
+        return frozen(value)
 
     def prepared(self, value: Any) -> Any:
         """Return ``value`` prepared for the database, as Django's lookup prepares it.

@@ -12,9 +12,22 @@ from typing import Any
 
 from django.core.exceptions import ValidationError
 from django.db.models import QuerySet
+from django.utils.functional import LazyObject, empty
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import KeyMoved
+
+
+def unwrapped(instance: Any) -> Any:
+    """Return the instance itself if ``instance`` is a lazy object, such as ``request.user``.
+
+    The ``__dict__`` and the ``type()`` of a lazy object are not those of the instance.
+    """
+    while issubclass(type(instance), LazyObject):
+        if instance._wrapped is empty:
+            instance._setup()
+        instance = instance._wrapped
+    return instance
 
 
 def current_alias(options: Any, instance: Any) -> str | None:
@@ -31,6 +44,7 @@ def current_alias(options: Any, instance: Any) -> str | None:
         more.
     :param options: the :class:`~sharded_orm.models.sharding.options.ShardOptions` of the instance.
     """
+    instance = unwrapped(instance)
     alias: str | None = instance._state.db
     strategy = runtime.strategy(options.group)
     if alias is None or not strategy.moves_keys:

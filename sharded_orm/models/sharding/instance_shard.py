@@ -11,6 +11,7 @@ from typing import Any
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import KeyMoved
+from sharded_orm.models.sharding.current_shard import unwrapped
 from sharded_orm.models.sharding.key_errors import describe
 from sharded_orm.models.sharding.options import ShardOptions
 from sharded_orm.models.sharding.row_placement import colocated_alias
@@ -30,7 +31,7 @@ def on_shard_of(
     :param ids_are_unique: as :attr:`OnShard.ids_are_unique`.
     """
     if runtime.strategy(options.group).moves_keys:
-        return _OnShardOf(options, tuple(instances), ids_are_unique=ids_are_unique)
+        return _OnShardOf(options, tuple(map(frozen, instances)), ids_are_unique=ids_are_unique)
     alias = str(colocated_alias(options, instances[0]))
     return OnShard(alias, ids_are_unique=ids_are_unique)
 
@@ -42,8 +43,27 @@ def only_on_shard_of(options: ShardOptions, instances: Sequence[Any]) -> OnlyOnS
     The arguments are those of :func:`on_shard_of`.
     """
     if runtime.strategy(options.group).moves_keys:
-        return _OnlyOnShardOf(options, tuple(instances))
+        return _OnlyOnShardOf(options, tuple(map(frozen, instances)))
     return OnlyOnShard(str(colocated_alias(options, instances[0])))
+
+
+def frozen(instance: Any) -> Any:
+    """Return a copy of a model instance that stays on its shard if the program changes the instance.
+
+    For example, a program may build ``Photo.objects.filter(album=album)``, then store ``album`` as
+    a new row of another user, and then read the photos. The query must still find the photos of the
+    former album. Only the shard of the copy and the values of its fields may be used.
+
+    :param instance: an instance, or a lazy object that is one.
+    """
+    instance = unwrapped(instance)
+    copy, state = object.__new__(type(instance)), object.__new__(type(instance._state))
+    copy.__dict__.update(instance.__dict__)
+    state.__dict__.update(instance._state.__dict__)
+    # The shard of a row without a key is that of the rows to which it refers.
+    state.fields_cache = {**instance._state.fields_cache}
+    copy.__dict__["_state"] = state
+    return copy
 
 
 class _OnShardOf(OnShard):

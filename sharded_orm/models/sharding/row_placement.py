@@ -13,7 +13,7 @@ from django.db.models import Model
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import UnplacedKey
-from sharded_orm.models.sharding.current_shard import current_alias
+from sharded_orm.models.sharding.current_shard import current_alias, unwrapped
 from sharded_orm.models.sharding.kept_shard import find_shard
 from sharded_orm.models.sharding.key_errors import describe
 from sharded_orm.models.sharding.new_keys import refuse_dangling_keys
@@ -149,6 +149,7 @@ def colocated_alias(options: ShardOptions, instance: Any) -> str | None:
 
     Return None if ``instance`` is global, of another group, or not on a shard yet.
     """
+    instance = unwrapped(instance)
     other = options_of(instance)
     if other is None or other.group != options.group:
         return None

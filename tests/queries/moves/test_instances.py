@@ -12,6 +12,7 @@ from asgiref.sync import async_to_sync
 from django.core.exceptions import SynchronousOnlyOperation
 from django.db import connections
 from django.test.utils import CaptureQueriesContext
+from django.utils.functional import SimpleLazyObject
 
 import sharded_orm
 from sharded_orm import runtime
@@ -36,6 +37,15 @@ every_way = pytest.mark.parametrize("kept", [as_it_is, pickled], ids=["kept", "p
 
 def stored(shard: int) -> list[tuple[str, int]]:
     return list(Photo.objects.using(alias(shard)).values_list("title", "stars"))
+
+
+def test_a_lazy_object(move: HandMove) -> None:
+    album: Any = SimpleLazyObject(lambda: Album.objects.get(owner_id=KEY))
+    rows = Photo.objects.filter(album=album)
+    move.whole()
+    for _ in range(3):
+        assert [row.title for row in rows.all()] == ["p"]
+        assert [row.title for row in Photo.objects.filter(album=album)] == ["p"]
 
 
 @every_way
