@@ -275,6 +275,43 @@ def test_a_lookup_that_a_project_registers_is_used(items: World) -> None:
     assert Label.objects.filter(owner_id=ONE, stars=21).count() == 1
 
 
+@pytest.mark.parametrize("condition", [{"stars": "many"}, {"stars__in": ["many"]}])
+def test_a_lookup_that_is_registered_later_may_accept_other_values(
+    condition: dict[str, Any], items: World
+) -> None:
+    @reads_own_row
+    class Exactly(models.lookups.Exact):  # type: ignore[type-arg]
+        prepare_rhs = False
+
+        def as_sql(self, compiler: Any, connection: Any) -> Any:
+            return "1 = 1", []
+
+    @reads_own_row
+    class Among(Exactly):
+        lookup_name = "in"
+
+    (name,) = condition
+    known = {name: ["21"] if name.endswith("in") else "21"}
+    read: list[Callable[[], Any]] = [
+        lambda: Label.objects.filter(owner_id=ONE, **condition).count(),
+        lambda: Label.objects.filter(Q(**condition), owner_id=ONE).count(),
+    ]
+    for _ in range(4):
+        assert Label.objects.filter(owner_id=ONE, **known).count() == 1
+        assert Label.objects.filter(Q(**known), owner_id=ONE).count() == 1
+        for call in read:
+            with pytest.raises(ValueError, match="expected a number but got 'many'"):
+                call()
+    field = Label._meta.get_field("stars")
+    for lookup in (Exactly, Among):
+        field.register_lookup(lookup)
+    try:
+        assert [call() for call in read] == [3, 3]
+    finally:
+        for lookup in (Exactly, Among):
+            field._unregister_lookup(lookup)
+
+
 def test_receivers_of_signals_are_called(items: World) -> None:
     seen: list[Any] = []
 

@@ -183,8 +183,8 @@ class Recording(NamedTuple):
         """Return a new recording: the calls recorded here, followed by ``filter(**named)``.
 
         Return None if Django must handle the call, or if :meth:`learn_filter` has not seen a call
-        of this shape yet. If a field does not accept its value, raise the field's exception, as
-        ``filter()`` does.
+        of this shape yet. Django must also handle it if a field does not accept its value. Then
+        ``filter()`` raises an error, unless a lookup was registered meanwhile that accepts the value.
 
         :param excluded: whether the call is ``exclude(**named)``.
         """
@@ -194,8 +194,11 @@ class Recording(NamedTuple):
             return None
         if not child.freezes:
             values = [*earlier]
-            for name, field in child.prepares:
-                values.append(field.get_prep_value(named[name]))
+            try:
+                for name, field in child.prepares:
+                    values.append(field.get_prep_value(named[name]))
+            except Exception:
+                return None
             filters = (*filters, (excluded, named))
             longer = _new(Recording, (child, filters, tuple(values), limits, instances))
             return longer._with_one_key() if child.repeats_key else longer
@@ -239,7 +242,8 @@ class Recording(NamedTuple):
         """Copy and prepare the values of one more call, for a new recording.
 
         Return a tuple: copies of the values, the values prepared by their fields, and the
-        ``instances`` of the new recording. Return None if Django must handle the call.
+        ``instances`` of the new recording. Return None if Django must handle the call, also because
+        a field does not accept its value.
 
         :param child: the shape after the call.
         :param named: pairs of the name and the value of each condition in the call.
@@ -251,7 +255,10 @@ class Recording(NamedTuple):
             values.append(part.frozen(value))
             if part.names_instance:
                 instances = (*instances, values[-1])
-            prepared.append(part.prepared(values[-1]))
+            try:
+                prepared.append(part.prepared(values[-1]))
+            except Exception:
+                return None
             if part.takes_instance and prepared[-1] is None:
                 return None
         return values, prepared, instances
@@ -267,7 +274,11 @@ class Recording(NamedTuple):
         new = zip(
             self.shape.names, self.shape.conditions[-count:], self.values[-count:], strict=True
         )
-        return all(part.prepared(part.frozen(named[name])) == value for name, part, value in new)
+        return all(
+            # The copy of an instance that frozen() makes is not needed to compare its id.
+            part.prepared(named[name] if part.names_instance else part.frozen(named[name])) == value
+            for name, part, value in new
+        )
 
     def learn_filter(self, named: dict[str, Any], *, excluded: bool = False) -> bool:
         """Record the shape of ``filter(**named)``, after Django has accepted this call.
