@@ -55,7 +55,7 @@ def _with_another_key(item: Any) -> None:
 
 def _copied_to_another_key(item: Any) -> None:
     """As Django's documentation copies a row."""
-    item.pk, item.owner_id, item._state.adding = 999, TWO, True
+    item.pk, item.owner_id, item.shelf_id, item._state.adding = 999, TWO, None, True
     item.save()
 
 
