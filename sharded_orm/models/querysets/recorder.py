@@ -12,16 +12,9 @@ from __future__ import annotations
 from threading import RLock
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, overload
 
-from django.db.models.query import (
-    MAX_GET_RESULTS,
-    ModelIterable,
-    Prefetch,
-    QuerySet,
-    ValuesIterable,
-)
+from django.db.models.query import ModelIterable, Prefetch, QuerySet, ValuesIterable
 
 from sharded_orm.models.plans.condition_trees import ConditionTree
-from sharded_orm.models.plans.plan import COUNT, EXISTS, GET, ROWS
 from sharded_orm.models.plans.selection import (
     DEFERRED,
     EVERYTHING,
@@ -30,13 +23,12 @@ from sharded_orm.models.plans.selection import (
     VALUES_LISTS,
     Selection,
 )
-from sharded_orm.models.plans.shapes import Recording
+from sharded_orm.models.plans.shapes import Recording, Shape
 from sharded_orm.models.plans.switch import are_plans_on
 from sharded_orm.models.querysets import first_recordings
 from sharded_orm.models.querysets import original_methods as original
 from sharded_orm.models.querysets.first_recordings import COPIED, PLAIN_COUNT, first_recording
-from sharded_orm.models.querysets.one_row import matching_rows, only_row
-from sharded_orm.models.querysets.plan_reads import PlanReads
+from sharded_orm.models.querysets.mixin_base import QuerySetMixin
 from sharded_orm.models.sharding.type_variables import M
 
 # The value of ``_query`` while the queryset records its calls and has no query yet.
@@ -57,11 +49,10 @@ class _BuiltPart(NamedTuple):
     recording: Recording
 
 
-class CallRecorder(PlanReads[M]):
+class CallRecorder(QuerySetMixin[M]):
     """A mixin that records the calls that build a queryset.
 
-    A subclass defines :meth:`~PlanReads._read`, which reads the rows with a plan. A plan is SQL that
-    was compiled once for all querysets that were built by the same calls with other values.
+    :class:`~sharded_orm.models.querysets.recorded_reads.RecordedReads` reads the rows by these calls.
     """
 
     #: The calls that have built this queryset. None if its query was built in another way, or if
@@ -117,7 +108,26 @@ class CallRecorder(PlanReads[M]):
             self._recording = None
             QuerySet.query.fset(self, value)
 
-    # -- Recording -------------------------------------------------------------------------
+    @classmethod
+    def _first_shape(cls, model: Any) -> Shape | None:
+        """Return the shape of a queryset without any calls, that is, of all rows of ``model``.
+
+        Return None if querysets of ``model`` cannot record their calls.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def _new_query(cls, model: Any) -> Any:
+        """Return a query of all rows of ``model``."""
+        raise NotImplementedError
+
+    def _records(self, using: str | None, hints: Any) -> bool:
+        """Return whether a new queryset with these arguments records its calls."""
+        return True
+
+    def _may_read_by_plan(self) -> bool:
+        """Return whether this queryset can be read with a plan (stored SQL of a similar query)."""
+        return True
 
     def _new_recording(self) -> Recording | None:
         """Return an empty recording of calls; None if the class of this queryset records no calls."""
@@ -408,89 +418,3 @@ class CallRecorder(PlanReads[M]):
                 if recording is not None and recording.limits is None:
                     return self._with_recording(recording.sliced((start, stop)))
         return super().__getitem__(k)
-
-    # -- Reading ---------------------------------------------------------------------------
-
-    def _fetch_all(self) -> None:
-        if self._result_cache is None:
-            recording = self._recorded()
-            if recording is not None:
-                rows = self._read(ROWS, recording, recording.limits, super()._fetch_all)
-                if self._result_cache is None:  # Otherwise Django has read the rows.
-                    self._result_cache = rows
-                    if (
-                        not self._prefetch_related_lookups
-                        and QuerySet._fetch_all is original.FETCH_ALL
-                    ):
-                        return
-        elif (
-            self._recording is not None
-            and not self._prefetch_related_lookups
-            and QuerySet._fetch_all is original.FETCH_ALL
-            and self._may_read_by_plan()
-        ):
-            return  # Nothing is left to do.
-        super()._fetch_all()
-
-    def get(self, *args: Any, **kwargs: Any) -> M:
-        recording = self._recorded(original.gets_as_django(type(self), CallRecorder))
-        tree = ConditionTree.of(args, kwargs) if args and recording is not None else None
-        # If the queryset has prefetches, leave the read to Django, because get() by a plan does not
-        # prefetch.
-        if (
-            recording is None
-            or recording.limits is not None
-            or self._prefetch_related_lookups
-            or (args and tree is None)
-        ):
-            return super().get(*args, **kwargs)
-        selected: Recording | None = recording
-        if tree is not None:
-            selected = recording.filtered_by_tree(tree)
-        elif kwargs:
-            selected = recording.filtered(kwargs)
-        if selected is None:
-            matching = self.filter(*args, **kwargs)
-            if matching._recording is not None:
-                matching._recording.shape.seen.add(GET)
-            rows = matching_rows(matching)
-        else:
-            limits = (0, MAX_GET_RESULTS)
-            # Copy the queryset only if Django reads the rows.
-            rows = self._read(
-                GET, selected, limits, lambda: matching_rows(self._with_recording(selected))
-            )
-        row: M = rows[0] if len(rows) == 1 else only_row(self.model, rows)
-        return row
-
-    def first(self) -> M | None:
-        recording = self._recording if QuerySet.first is original.FIRST else None
-        if recording is None or recording.shape.ordering is not None or self.ordered:
-            return super().first()
-        # Do the same as QuerySet.first(), but do not use ``query``, because that ends the
-        # recording.
-        for row in self.order_by("pk")[:1]:
-            return row
-        return None
-
-    @property
-    def ordered(self) -> bool:
-        recording = self._recording
-        if recording is None or QuerySet.ordered is not original.ORDERED:
-            return super().ordered
-        ordering = recording.shape.ordering
-        return bool(self.model._meta.ordering if ordering is None else ordering)
-
-    def exists(self) -> bool:
-        recording = self._recorded(
-            self._result_cache is None and QuerySet.exists is original.EXISTS
-        )
-        if recording is None or recording.limits is not None:
-            return super().exists()
-        return bool(self._read(EXISTS, recording, (0, 1), super().exists))
-
-    def count(self) -> int:
-        recording = self._recorded(self._result_cache is None and QuerySet.count is original.COUNT)
-        if recording is None or recording.limits is not None:
-            return super().count()
-        return int(self._read(COUNT, recording, None, super().count))
