@@ -37,7 +37,7 @@ _build_lock = RLock()
 
 
 class _BuiltPart(NamedTuple):
-    """The value of ``_query`` while the queryset records its calls, if Django has made some of them.
+    """The query of the first calls of a queryset that records its calls.
 
     When a shape of calls is new, Django makes the calls on a query. Later calls continue with a
     copy of it. Nobody changes the query itself, because several querysets share it.
@@ -58,6 +58,8 @@ class CallRecorder(QuerySetMixin[M]):
     #: The calls that have built this queryset. None if its query was built in another way, or if
     #: a caller may have changed the query.
     _recording: Recording | None = None
+    #: The query of the first of these calls; None if no query was built for any of them.
+    _built_part: _BuiltPart | None = None
     # Since Django 6.1, a related manager sets this attribute of a queryset to False while it
     # filters the queryset in place. Earlier versions of Django do not have this attribute.
     _cloning_enabled = True
@@ -155,13 +157,14 @@ class CallRecorder(QuerySetMixin[M]):
                     # out, because Django applies it later, with the primary key that album has
                     # then.
                     recording = recording._replace(filters=recording.filters[:-1])
-                built: Any = self._query
-                if type(built) is _BuiltPart:
-                    query = built.query.chain()
-                    recording.replay(query, after=built.recording)
-                else:
+                built = self._built_part
+                if built is None:
                     query = self._new_query(self.model)
                     recording.replay(query)
+                else:
+                    query = built.query.chain()
+                    recording.replay(query, after=built.recording)
+                    self._built_part = None
                 self._query = query
             self._recording = None
 
@@ -225,8 +228,7 @@ class CallRecorder(QuerySetMixin[M]):
             for name in attributes.keys() - COPIED:
                 del attributes[name]
         attributes["_recording"] = recording
-        if type(attributes["_query"]) is not _BuiltPart:
-            attributes["_query"] = _UNBUILT
+        attributes["_query"] = _UNBUILT
         # Use a new dict, because QuerySet._add_hints() changes the dict in place.
         attributes["_hints"] = {**self._hints}
         attributes["_result_cache"] = None
@@ -244,7 +246,8 @@ class CallRecorder(QuerySetMixin[M]):
         :param recording: all calls of this queryset. If it is None, record nothing.
         """
         if recording is not None:
-            self._query: Any = _BuiltPart(self.query, recording)
+            self._built_part = _BuiltPart(self.query, recording)
+            self._query: Any = _UNBUILT
             self._recording = recording
         return self
 
