@@ -15,12 +15,12 @@ from django.db.models.sql import Query
 from sharded_orm.models.plans.plan import UNREAD
 from sharded_orm.models.plans.shapes import Recording, Shape
 from sharded_orm.models.querysets.plan_examples import learn
-from sharded_orm.models.querysets.recorder import CallRecorder
+from sharded_orm.models.querysets.recorded_reads import RecordedReads
 from sharded_orm.models.sharding.options import shard_options
 from sharded_orm.models.sharding.type_variables import M
 
 
-class DirectPlanReader(CallRecorder[M]):
+class DirectPlanReader(RecordedReads[M]):
     """A mixin that reads by plans, for querysets of models that are not sharded.
 
     A plan is SQL that was compiled once for all queries that differ only in their values.

@@ -27,7 +27,7 @@ _METHODS = {n for n, m in vars(QuerySet).items() if callable(m) or isinstance(m,
 # The attributes that are copied or set by _clone() of Django's QuerySet and of this package's
 # querysets.
 COPIED = frozenset(QuerySet().__dict__) | {
-    "_is_using_called", "_partial", "_recording", "_scatters", "_uncached",
+    "_built_part", "_is_using_called", "_partial", "_recording", "_scatters", "_uncached",
 }  # fmt: skip
 
 #: The usual number of attributes of a queryset that records its calls. If a queryset has another

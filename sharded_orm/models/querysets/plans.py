@@ -26,7 +26,7 @@ from sharded_orm.models.querysets.guesses import shard_of
 from sharded_orm.models.querysets.one_row import only_row
 from sharded_orm.models.querysets.original_methods import gets_as_django
 from sharded_orm.models.querysets.plan_examples import learn
-from sharded_orm.models.querysets.recorder import CallRecorder
+from sharded_orm.models.querysets.recorded_reads import RecordedReads
 from sharded_orm.models.querysets.route import PLAIN_KEYS, Route, is_scoped, plain_key
 from sharded_orm.models.querysets.value_keys import ValueKeys
 from sharded_orm.models.sharding import key_sources
@@ -39,7 +39,7 @@ from sharded_orm.routing.where_clause import KeysOfRows
 from sharded_orm.topology.model import Shard
 
 
-class PlannedQuerySet(CallRecorder[M], BoundKeyQuerySet[M]):
+class PlannedQuerySet(RecordedReads[M], BoundKeyQuerySet[M]):
     """A mixin that reads with a plan if there is one, and otherwise as its base class does.
 
     A plan is SQL that was compiled once for all queries which differ only in their values.
@@ -91,7 +91,7 @@ class PlannedQuerySet(CallRecorder[M], BoundKeyQuerySet[M]):
             self._recording is None
             and kwargs
             and not args
-            and gets_as_django(type(self), CallRecorder)
+            and gets_as_django(type(self), RecordedReads)
         ):
             recording = self._recording_under_bound_key()
         if recording is None:

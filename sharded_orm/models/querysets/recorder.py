@@ -12,16 +12,9 @@ from __future__ import annotations
 from threading import RLock
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, overload
 
-from django.db.models.query import (
-    MAX_GET_RESULTS,
-    ModelIterable,
-    Prefetch,
-    QuerySet,
-    ValuesIterable,
-)
+from django.db.models.query import ModelIterable, Prefetch, QuerySet, ValuesIterable
 
 from sharded_orm.models.plans.condition_trees import ConditionTree
-from sharded_orm.models.plans.plan import COUNT, EXISTS, GET, ROWS
 from sharded_orm.models.plans.selection import (
     DEFERRED,
     EVERYTHING,
@@ -30,13 +23,12 @@ from sharded_orm.models.plans.selection import (
     VALUES_LISTS,
     Selection,
 )
-from sharded_orm.models.plans.shapes import Recording
+from sharded_orm.models.plans.shapes import Recording, Shape
 from sharded_orm.models.plans.switch import are_plans_on
 from sharded_orm.models.querysets import first_recordings
 from sharded_orm.models.querysets import original_methods as original
 from sharded_orm.models.querysets.first_recordings import COPIED, PLAIN_COUNT, first_recording
-from sharded_orm.models.querysets.one_row import matching_rows, only_row
-from sharded_orm.models.querysets.plan_reads import PlanReads
+from sharded_orm.models.querysets.mixin_base import QuerySetMixin
 from sharded_orm.models.sharding.type_variables import M
 
 # The value of ``_query`` while the queryset records its calls and has no query yet.
@@ -45,7 +37,7 @@ _build_lock = RLock()
 
 
 class _BuiltPart(NamedTuple):
-    """The value of ``_query`` while the queryset records its calls, if Django has made some of them.
+    """The query of the first calls of a queryset that records its calls.
 
     When a shape of calls is new, Django makes the calls on a query. Later calls continue with a
     copy of it. Nobody changes the query itself, because several querysets share it.
@@ -57,16 +49,17 @@ class _BuiltPart(NamedTuple):
     recording: Recording
 
 
-class CallRecorder(PlanReads[M]):
+class CallRecorder(QuerySetMixin[M]):
     """A mixin that records the calls that build a queryset.
 
-    A subclass defines :meth:`~PlanReads._read`, which reads the rows with a plan. A plan is SQL that
-    was compiled once for all querysets that were built by the same calls with other values.
+    :class:`~sharded_orm.models.querysets.recorded_reads.RecordedReads` reads the rows by these calls.
     """
 
     #: The calls that have built this queryset. None if its query was built in another way, or if
     #: a caller may have changed the query.
     _recording: Recording | None = None
+    #: The query of the first of these calls; None if no query was built for any of them.
+    _built_part: _BuiltPart | None = None
     # Since Django 6.1, a related manager sets this attribute of a queryset to False while it
     # filters the queryset in place. Earlier versions of Django do not have this attribute.
     _cloning_enabled = True
@@ -117,7 +110,26 @@ class CallRecorder(PlanReads[M]):
             self._recording = None
             QuerySet.query.fset(self, value)
 
-    # -- Recording -------------------------------------------------------------------------
+    @classmethod
+    def _first_shape(cls, model: Any) -> Shape | None:
+        """Return the shape of a queryset without any calls, that is, of all rows of ``model``.
+
+        Return None if querysets of ``model`` cannot record their calls.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def _new_query(cls, model: Any) -> Any:
+        """Return a query of all rows of ``model``."""
+        raise NotImplementedError
+
+    def _records(self, using: str | None, hints: Any) -> bool:
+        """Return whether a new queryset with these arguments records its calls."""
+        return True
+
+    def _may_read_by_plan(self) -> bool:
+        """Return whether this queryset can be read with a plan (stored SQL of a similar query)."""
+        return True
 
     def _new_recording(self) -> Recording | None:
         """Return an empty recording of calls; None if the class of this queryset records no calls."""
@@ -145,13 +157,14 @@ class CallRecorder(PlanReads[M]):
                     # out, because Django applies it later, with the primary key that album has
                     # then.
                     recording = recording._replace(filters=recording.filters[:-1])
-                built: Any = self._query
-                if type(built) is _BuiltPart:
-                    query = built.query.chain()
-                    recording.replay(query, after=built.recording)
-                else:
+                built = self._built_part
+                if built is None:
                     query = self._new_query(self.model)
                     recording.replay(query)
+                else:
+                    query = built.query.chain()
+                    recording.replay(query, after=built.recording)
+                    self._built_part = None
                 self._query = query
             self._recording = None
 
@@ -215,8 +228,7 @@ class CallRecorder(PlanReads[M]):
             for name in attributes.keys() - COPIED:
                 del attributes[name]
         attributes["_recording"] = recording
-        if type(attributes["_query"]) is not _BuiltPart:
-            attributes["_query"] = _UNBUILT
+        attributes["_query"] = _UNBUILT
         # Use a new dict, because QuerySet._add_hints() changes the dict in place.
         attributes["_hints"] = {**self._hints}
         attributes["_result_cache"] = None
@@ -234,7 +246,8 @@ class CallRecorder(PlanReads[M]):
         :param recording: all calls of this queryset. If it is None, record nothing.
         """
         if recording is not None:
-            self._query: Any = _BuiltPart(self.query, recording)
+            self._built_part = _BuiltPart(self.query, recording)
+            self._query: Any = _UNBUILT
             self._recording = recording
         return self
 
@@ -280,15 +293,7 @@ class CallRecorder(PlanReads[M]):
             self._defer_next_filter = is_deferred
             return None
         excluded = method == "exclude"
-        try:
-            longer = recording.filtered(kwargs, excluded=excluded)
-        except Exception:
-            # A field does not accept a value of the filter. If the filter is that of a related
-            # manager, do not raise the error now. Django applies the filter later, and then raises
-            # it.
-            if not is_deferred:
-                raise
-            longer = None
+        longer = recording.filtered(kwargs, excluded=excluded)
         if longer is not None:
             if in_place:
                 self._recording, self._deferred_filter = longer, (excluded, (), kwargs)
@@ -408,89 +413,3 @@ class CallRecorder(PlanReads[M]):
                 if recording is not None and recording.limits is None:
                     return self._with_recording(recording.sliced((start, stop)))
         return super().__getitem__(k)
-
-    # -- Reading ---------------------------------------------------------------------------
-
-    def _fetch_all(self) -> None:
-        if self._result_cache is None:
-            recording = self._recorded()
-            if recording is not None:
-                rows = self._read(ROWS, recording, recording.limits, super()._fetch_all)
-                if self._result_cache is None:  # Otherwise Django has read the rows.
-                    self._result_cache = rows
-                    if (
-                        not self._prefetch_related_lookups
-                        and QuerySet._fetch_all is original.FETCH_ALL
-                    ):
-                        return
-        elif (
-            self._recording is not None
-            and not self._prefetch_related_lookups
-            and QuerySet._fetch_all is original.FETCH_ALL
-            and self._may_read_by_plan()
-        ):
-            return  # Nothing is left to do.
-        super()._fetch_all()
-
-    def get(self, *args: Any, **kwargs: Any) -> M:
-        recording = self._recorded(original.gets_as_django(type(self), CallRecorder))
-        tree = ConditionTree.of(args, kwargs) if args and recording is not None else None
-        # If the queryset has prefetches, leave the read to Django, because get() by a plan does not
-        # prefetch.
-        if (
-            recording is None
-            or recording.limits is not None
-            or self._prefetch_related_lookups
-            or (args and tree is None)
-        ):
-            return super().get(*args, **kwargs)
-        selected: Recording | None = recording
-        if tree is not None:
-            selected = recording.filtered_by_tree(tree)
-        elif kwargs:
-            selected = recording.filtered(kwargs)
-        if selected is None:
-            matching = self.filter(*args, **kwargs)
-            if matching._recording is not None:
-                matching._recording.shape.seen.add(GET)
-            rows = matching_rows(matching)
-        else:
-            limits = (0, MAX_GET_RESULTS)
-            # Copy the queryset only if Django reads the rows.
-            rows = self._read(
-                GET, selected, limits, lambda: matching_rows(self._with_recording(selected))
-            )
-        row: M = rows[0] if len(rows) == 1 else only_row(self.model, rows)
-        return row
-
-    def first(self) -> M | None:
-        recording = self._recording if QuerySet.first is original.FIRST else None
-        if recording is None or recording.shape.ordering is not None or self.ordered:
-            return super().first()
-        # Do the same as QuerySet.first(), but do not use ``query``, because that ends the
-        # recording.
-        for row in self.order_by("pk")[:1]:
-            return row
-        return None
-
-    @property
-    def ordered(self) -> bool:
-        recording = self._recorded(QuerySet.ordered is original.ORDERED)
-        if recording is None:
-            return super().ordered
-        ordering = recording.shape.ordering
-        return bool(self.model._meta.ordering if ordering is None else ordering)
-
-    def exists(self) -> bool:
-        recording = self._recorded(
-            self._result_cache is None and QuerySet.exists is original.EXISTS
-        )
-        if recording is None or recording.limits is not None:
-            return super().exists()
-        return bool(self._read(EXISTS, recording, (0, 1), super().exists))
-
-    def count(self) -> int:
-        recording = self._recorded(self._result_cache is None and QuerySet.count is original.COUNT)
-        if recording is None or recording.limits is not None:
-            return super().count()
-        return int(self._read(COUNT, recording, None, super().count))

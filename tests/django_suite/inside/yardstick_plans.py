@@ -42,9 +42,10 @@ def use_plans_at_once(*, compares: bool = False) -> None:
 
     from sharded_orm.models.querysets.direct_plans import DirectPlanReader
     from sharded_orm.models.querysets.plan_examples import learn
+    from sharded_orm.models.querysets.recorded_reads import RecordedReads
     from sharded_orm.models.querysets.recorder import CallRecorder
 
-    @as_part_of(CallRecorder.get)
+    @as_part_of(RecordedReads.get)
     def get(self: Any, *args: Any, **kwargs: Any) -> Any:
         recording = self._recorded() if kwargs and not args else None
         if recording is None or recording.limits is not None:
@@ -63,10 +64,10 @@ def use_plans_at_once(*, compares: bool = False) -> None:
             return read_by_plan(self, kind, recording, limits, read_by_django)
         return _compared(self, kind, plan, recording, limits, read_by_django, connections[alias])
 
-    get_by_plan, read_by_plan = CallRecorder.get, DirectPlanReader._read
+    get_by_plan, read_by_plan = RecordedReads.get, DirectPlanReader._read
     for name in ("filter", "exclude"):
         setattr(CallRecorder, name, _known_at_once(getattr(CallRecorder, name), name == "exclude"))
-    CallRecorder.get = get  # type: ignore[method-assign]
+    RecordedReads.get = get  # type: ignore[method-assign]
     DirectPlanReader._read = read  # type: ignore[method-assign]
 
 
