@@ -89,15 +89,24 @@ def _converted(field: Any, name: str, value: Any) -> Any:
             # OverflowError for some times in the years 1 and 9999.
             converted = converted.astimezone(UTC)
     except ValidationError as exc:
-        # The messages of Django contain the value.
-        reason = "; ".join(exc.messages)
-        raise InvalidProperty(f"The property {name}={shown(value)}: {reason[:_SHOWN]}") from exc
-    except (OverflowError, TypeError, ValueError) as exc:
+        raise InvalidProperty(f"The property {name}={shown(value)}: {_reason(exc)}") from exc
+    except (ArithmeticError, TypeError, ValueError) as exc:
+        # Decimal("sNaN") raises an ArithmeticError whatever it is compared with.
         raise InvalidProperty(f"The property {name}={shown(value)}: {exc}") from exc
     reason = _refusal(value, converted)
     if reason:
         raise InvalidProperty(f"The property {name}={shown(value)}{reason}")
     return converted
+
+
+def _reason(error: ValidationError) -> str:
+    """Return the messages of ``error``, cut off if they are long."""
+    try:
+        return "; ".join(error.messages)[:_SHOWN]
+    except (
+        Exception
+    ):  # The messages of Django contain the value, and it may be an int of 5000 digits.
+        return "the field does not take it"
 
 
 def _refusal(value: Any, converted: Any) -> str:
