@@ -36,7 +36,7 @@ from sharded_orm.exceptions import ScatterNotSupported, SessionStateRefused
 from sharded_orm.scatter import column_checks, plan
 from tests.integration.scatter.conftest import SHARDS, WHOLE, fetch, one_database, store, targets
 from tests.queries.conftest import DATABASES
-from tests.samples.models import Sample
+from tests.samples.models import Part, Sample
 
 pytestmark = [
     pytest.mark.every_backend,
@@ -190,6 +190,24 @@ def test_a_server_that_cuts_results_is_refused() -> None:
     ):
         with pytest.raises(ScatterNotSupported, match="sql_select_limit is 3"):
             read()
+
+
+def rows_on_shards(model: Any) -> int:
+    return sum(model.objects.using(alias).count() for alias in ALIASES)
+
+
+@pytest.mark.usefixtures("three_rows")
+def test_a_deletion_whose_reads_a_server_cuts_is_refused() -> None:
+    store(SAMPLES, [Part(id=n, owner=n % 5, sample_id=n) for n in range(1, 5)])
+    before = rows_on_shards(Sample)
+    with pytest.raises(ScatterNotSupported, match="sql_select_limit is 3"):
+        Sample.objects.scatter().filter(id__gte=0).delete()
+    assert rows_on_shards(Sample) == before
+    # One statement deletes the parts on a shard, because no rows refer to them.
+    Part.objects.scatter().filter(id__gte=0).delete()
+    assert rows_on_shards(Part) == 0
+    # On one shard, the server does what it does for Django.
+    assert one_database(Sample).delete()[0] == 3
 
 
 @pytest.fixture
