@@ -5,13 +5,14 @@ is sent to it.
 """
 
 from sharded_orm.scatter.api import aggregate, count, exists, fetch
-from sharded_orm.scatter.counted_query import counted_query
+from sharded_orm.scatter.counted_query import aggregated_query, counted_query
 from sharded_orm.scatter.plan import Target
 from sharded_orm.scatter.rows_by_key import fetch_by_key, fetch_parts_by_key
 
 __all__ = [
     "Target",
     "aggregate",
+    "aggregated_query",
     "count",
     "counted_query",
     "exists",

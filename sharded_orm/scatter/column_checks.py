@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.db import DatabaseError
 from django.db.models import Exists, Max, Min, Subquery
-from django.db.models.expressions import Case, Col, ExpressionWrapper, Ref, When
+from django.db.models.expressions import Case, Col, ExpressionWrapper, Ref, Value, When
 from django.db.models.functions import Coalesce, Greatest, Least, NullIf
 
 from sharded_orm import runtime
@@ -46,6 +46,8 @@ class _Checked(NamedTuple):
     :param is_ordered: whether the rows are sorted by the values.
     :param is_whole: whether the values are those of the column. Otherwise the column is only a part
         of an expression.
+    :param is_double: whether the column is a part of an expression that turns values of the type
+        FLOAT into those of the type DOUBLE.
     """
 
     group: str
@@ -55,6 +57,7 @@ class _Checked(NamedTuple):
     kind: str
     is_ordered: bool
     is_whole: bool
+    is_double: bool
 
 
 # Columns that the merge cannot compare are not in it, so one that was corrected is not refused any
@@ -114,7 +117,7 @@ def value_type_failure(branch: Branch) -> DatabaseError | None:
         key
         for index in compared
         for column in (template.columns[index],)
-        for col, is_whole in _columns_of_type(column.expression)
+        for col, is_whole, is_double in _columns_of_type(column.expression)
         if (
             key := _Checked(
                 group=shard.group,
@@ -124,6 +127,7 @@ def value_type_failure(branch: Branch) -> DatabaseError | None:
                 kind=column.kind,
                 is_ordered=index in ordered,
                 is_whole=is_whole,
+                is_double=is_double,
             )
         )
         not in _checked
@@ -145,7 +149,10 @@ def value_type_failure(branch: Branch) -> DatabaseError | None:
             continue
         kind = column.data_type
         is_compared = (
-            kind in _COMPARED or kind == key.kind or (kind in _NUMBERED and not key.is_whole)
+            kind in _COMPARED
+            or kind == key.kind
+            or (kind in _NUMBERED and not key.is_whole)
+            or (kind == "float" and key.is_double)
         )
         if key.kind == "uuid" and key.is_ordered and sorts_uuids:
             # The merge sorts by the server's order of its type for UUIDs, which is not that of texts.
@@ -160,22 +167,38 @@ def value_type_failure(branch: Branch) -> DatabaseError | None:
     return None
 
 
-def _columns_of_type(expression: Any, *, is_whole: bool = True) -> Iterator[tuple[Col, bool]]:
+def _columns_of_type(
+    expression: Any, *, is_whole: bool = True, is_double: bool = False
+) -> Iterator[tuple[Col, bool, bool]]:
     """Yield the columns in ``expression`` whose type its values may have.
 
-    Each is a pair: the column, and whether the values are those of the column, for
-    :attr:`_Checked.is_whole`.
+    Each comes with :attr:`_Checked.is_whole` and :attr:`_Checked.is_double`.
     """
     if isinstance(expression, Col):
-        yield expression, is_whole
+        yield expression, is_whole, is_double
         return
     parts: Iterable[Any] = ()
     if isinstance(expression, _WRAPPERS):
         parts = expression.get_source_expressions()
     elif isinstance(expression, _SAME_TYPE):
         parts, is_whole = expression.get_source_expressions(), False
+        is_double = is_double or _may_be_a_float(expression)
     elif isinstance(expression, Subquery) and not isinstance(expression, Exists):
         query = expression.query
         parts, is_whole = (*query.select, *query.annotation_select.values()), False
     for part in parts:
-        yield from _columns_of_type(part, is_whole=is_whole)
+        yield from _columns_of_type(part, is_whole=is_whole, is_double=is_double)
+
+
+def _may_be_a_float(expression: Any) -> bool:
+    """Whether one of the values of a ``Coalesce()`` or a ``Case()`` is a float of Python.
+
+    The server takes such a float for a DOUBLE, which is then the type of all values.
+    """
+    if not isinstance(expression, Coalesce | Case):
+        return False
+    values = (
+        part.result if isinstance(part, When) else part
+        for part in expression.get_source_expressions()
+    )
+    return any(isinstance(value, Value) and type(value.value) is float for value in values)

@@ -50,6 +50,15 @@ class EntityAdmin(ShardedModelAdmin):
         except InvalidEntityId:
             return queryset.none(), False
 
+    def lookup_allowed(self, lookup: str, value: Any, request: HttpRequest) -> bool:
+        """Refuse lookups by the body, to which Django answers with status 400.
+
+        The body is compressed, so that no text in a URL can be compared with it.
+        """
+        if lookup.split("__")[0] == "body":
+            return False
+        return bool(super().lookup_allowed(lookup, value, request))
+
     def get_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
         key = () if self.store.shard_on is None else (self.store.shard_on,)
         return ("id", *key, "added_id", "updated", "version", "marked_at", "all_properties")

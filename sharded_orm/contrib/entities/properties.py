@@ -22,6 +22,7 @@ from django.utils.functional import Promise
 from django.utils.timezone import is_aware
 
 from sharded_orm.contrib.entities.exceptions import InvalidProperty
+from sharded_orm.json_levels import MAX_LEVELS, has_too_many_levels
 from sharded_orm.models.fields import ExactCharField
 
 #: The field classes that a property of an index may have. With others, such as FloatField,
@@ -33,9 +34,6 @@ FIELDS = (
     models.UUIDField,
     ExactCharField,
 )
-#: The largest number of levels of lists and dicts in a property. Python reads JSON recursively, so
-#: a deeper value could be read only by a caller whose own calls are not nested deeply.
-MAX_DEPTH = 100
 #: An error message cuts a value off after this number of characters.
 _SHOWN = 200
 
@@ -89,15 +87,24 @@ def _converted(field: Any, name: str, value: Any) -> Any:
             # OverflowError for some times in the years 1 and 9999.
             converted = converted.astimezone(UTC)
     except ValidationError as exc:
-        # The messages of Django contain the value.
-        reason = "; ".join(exc.messages)
-        raise InvalidProperty(f"The property {name}={shown(value)}: {reason[:_SHOWN]}") from exc
-    except (OverflowError, TypeError, ValueError) as exc:
+        raise InvalidProperty(f"The property {name}={shown(value)}: {_reason(exc)}") from exc
+    except (ArithmeticError, TypeError, ValueError) as exc:
+        # Decimal("sNaN") raises an ArithmeticError whatever it is compared with.
         raise InvalidProperty(f"The property {name}={shown(value)}: {exc}") from exc
     reason = _refusal(value, converted)
     if reason:
         raise InvalidProperty(f"The property {name}={shown(value)}{reason}")
     return converted
+
+
+def _reason(error: ValidationError) -> str:
+    """Return the messages of ``error``, cut off if they are long."""
+    try:
+        return "; ".join(error.messages)[:_SHOWN]
+    except (
+        Exception
+    ):  # The messages of Django contain the value, and it may be an int of 5000 digits.
+        return "the field does not take it"
 
 
 def _refusal(value: Any, converted: Any) -> str:
@@ -142,7 +149,7 @@ def encode(fields: Mapping[str, Any], cleaned: Mapping[str, Any]) -> bytes:
     if text is None:
         name, value = next(item for item in plain.items() if _json_text(dict([item])) is None)
         raise InvalidProperty(
-            f"The property {name!r} is {shown(value)}. That is no value of JSON, or has more than {MAX_DEPTH}"
+            f"The property {name!r} is {shown(value)}. That is no value of JSON, or has more than {MAX_LEVELS}"
             " levels, so it would not be read as it was written. Convert it, or declare the property in the"
             " fields of the store."
         )
@@ -159,22 +166,7 @@ def _json_text(values: Mapping[Any, Any]) -> str | None:
         is_same = json.loads(text) == values
     except (TypeError, ValueError, RecursionError):
         return None
-    return text if is_same and not _is_too_deep(text, values) else None
-
-
-def _is_too_deep(text: str, values: Any) -> bool:
-    """Whether ``values``, whose JSON is ``text``, have more levels than ``MAX_DEPTH``."""
-    if text.count("[") + text.count("{") <= MAX_DEPTH:
-        return False
-    # The dict of all properties is no level.
-    level, depth = [values], -1
-    while level and depth <= MAX_DEPTH:
-        depth += 1
-        children = [
-            v for each in level for v in (each.values() if isinstance(each, dict) else each)
-        ]
-        level = [child for child in children if isinstance(child, dict | list)]
-    return depth > MAX_DEPTH
+    return text if is_same and not has_too_many_levels(values, text) else None
 
 
 def decode(fields: Mapping[str, Any], body: bytes) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from django.db import models
 from django.db.models import signals
 
 from sharded_orm.contrib.objects.exceptions import BodyTooLarge, DamagedObject, InvalidValue
+from sharded_orm.json_levels import MAX_LEVELS, has_too_many_levels
 from sharded_orm.models.sharding.key_errors import describe
 
 # Finds the character NUL in a JSON text, where it is written ``\u0000``. In ``\\u0000``, the first
@@ -24,7 +25,17 @@ _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 _read_json = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # missing in the stubs
 
 
-class BodyColumn(models.JSONField):
+class ValidatedJSONField(models.JSONField):
+    """A ``JSONField`` that calls a value invalid if it is nested too deeply to be written as JSON."""
+
+    def validate(self, value: Any, model_instance: Any) -> None:
+        try:
+            super().validate(value, model_instance)
+        except RecursionError as exc:
+            raise ValidationError(self.error_messages["invalid"], code="invalid") from exc
+
+
+class BodyColumn(ValidatedJSONField):
     """The column with all fields of an object as JSON (Pinterest, P5). Because the fields have no
     columns, a new field needs no change of a table.
 
@@ -47,6 +58,8 @@ class BodyColumn(models.JSONField):
                 return body
         except (TypeError, ValueError, StopIteration):
             pass  # Let Django handle None, a text with spaces around the JSON, or a damaged text.
+        except RecursionError:
+            return value  # The text has too many levels, so body_of() calls the body damaged.
         return super().from_db_value(value, expression, connection)
 
     def pre_save(self, model_instance: Any, add: bool) -> Any:
@@ -82,6 +95,8 @@ def check_body(instance: Any) -> None:
     :raises InvalidValue: the body cannot be JSON.
     :raises BodyTooLarge: the body is larger than ``ObjectMeta.max_body``.
     """
+    # Do this before the copy, which would raise RecursionError if the body has too many levels.
+    _json_of(instance, body_of(instance))
     stored = copy.copy(instance)
     for field in stored.body_fields():
         # Ignore invalid values, because full_clean() reports them later, by field. Also ignore
@@ -109,6 +124,20 @@ def body_of(instance: Any) -> dict[str, Any]:
 
 
 def _check_size(instance: Any, body: dict[str, Any], limit: int) -> None:
+    text = _json_of(instance, body)
+    if len(text) > limit:
+        raise BodyTooLarge(
+            f"The body of {describe(instance)} has {len(text)!r} bytes, and ObjectMeta.max_body is"
+            f" {limit!r}. Store large values elsewhere, or raise the limit: below the largest packet of"
+            " the servers, and knowing that the cache stores no value above 1 MB."
+        )
+
+
+def _json_of(instance: Any, body: dict[str, Any]) -> str:
+    """Return the body of an object as JSON.
+
+    :raises InvalidValue: the body cannot be JSON that every database can store and Python can read.
+    """
     try:
         text = json.dumps(body, allow_nan=False)
         # PostgreSQL can store neither NUL nor a surrogate without its partner, so refuse both on
@@ -118,17 +147,15 @@ def _check_size(instance: Any, body: dict[str, Any], limit: int) -> None:
             json.dumps(body, ensure_ascii=False).encode()
         if "\\u0000" in text and _NUL.search(text):
             raise ValueError("it has the character NUL")
-    except (TypeError, ValueError) as exc:
+        if has_too_many_levels(body, text):
+            raise ValueError("it is nested too deeply")
+    except (TypeError, ValueError, RecursionError) as exc:
         raise InvalidValue(
             f"The body of {describe(instance)} cannot be stored as JSON: {exc}. Use values that JSON"
-            " knows in fields.JSON, finite numbers, and text without NUL and lone surrogates."
+            f" knows in fields.JSON, with at most {MAX_LEVELS} levels of lists and dicts, finite numbers,"
+            " and text without NUL and lone surrogates."
         ) from exc
-    if len(text) > limit:
-        raise BodyTooLarge(
-            f"The body of {describe(instance)} has {len(text)!r} bytes, and ObjectMeta.max_body is"
-            f" {limit!r}. Store large values elsewhere, or raise the limit: below the largest packet of"
-            " the servers, and knowing that the cache stores no value above 1 MB."
-        )
+    return text
 
 
 class VersionColumn(models.PositiveBigIntegerField):  # type: ignore[type-arg]  # only the stubs are generic

@@ -17,7 +17,7 @@ from django.core.exceptions import ObjectDoesNotExist, ValidationError
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from sharded_orm.contrib.objects.body_column import body_of
+from sharded_orm.contrib.objects.body_column import ValidatedJSONField, body_of
 from sharded_orm.contrib.objects.exceptions import (
     BodyFieldInQuery,
     DamagedObject,
@@ -237,7 +237,7 @@ def _text(value: Any) -> str | None:
     # equal, although their JSON differs.
     try:
         return json.dumps(value, default=repr)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         return None  # JSON cannot represent the value, so save() will raise an error for it.
 
 
@@ -350,7 +350,7 @@ class IPAddress(BodyField, models.GenericIPAddressField):
     pass
 
 
-class JSON(BodyField, models.JSONField):
+class JSON(BodyField, ValidatedJSONField):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if self.encoder or self.decoder:

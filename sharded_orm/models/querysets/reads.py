@@ -308,9 +308,12 @@ class ReadingQuerySet(RoutedQuerySet[M]):
         return confirmed(self._options.group, lambda: self._aggregate(aggregates))
 
     def _aggregate(self, aggregates: dict[str, Any]) -> dict[str, Any]:
-        destination = self._destination(ordered=self.query.is_sliced)
+        sent = self.query
+        if sent.annotations:
+            sent = scatter.aggregated_query(sent, aggregates)
+        destination = self._destination(sent, ordered=sent.is_sliced)
         if not self._is_pinned_by_using():
-            check_aggregates(self._colocation(destination), self.query, aggregates)
+            check_aggregates(self._colocation(destination), sent, aggregates)
         if isinstance(destination, str):
             values: dict[str, Any] = self._run_on(destination, super().aggregate, **aggregates)
             return values

@@ -17,7 +17,11 @@ from sharded_orm.models.querysets.bulk_writes import (
     BulkWritingQuerySet,
     refuse_rows_of_other_shards,
 )
-from sharded_orm.models.querysets.deletion_checks import may_be_refused, refuse_deletion
+from sharded_orm.models.querysets.deletion_checks import (
+    may_be_refused,
+    refuse_cut_reads,
+    refuse_deletion,
+)
 from sharded_orm.models.querysets.route import colocation_on, names_shards, plain_key
 from sharded_orm.models.sharding import row_placement
 from sharded_orm.models.sharding.key_errors import describe, shard_key_required
@@ -323,6 +327,8 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
 
         :raises ShardKeyChanged: ``on_delete`` of a foreign key that is a shard key would give it
             another value.
+        :raises ScatterNotSupported: the rows are on several shards and have to be read before, and
+            a server has a ``sql_select_limit``, which would cut them.
         """
         if self._is_deletion_refused():
             return super().delete()
@@ -351,6 +357,7 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
         parts = [self._for_target(target) for target in targets]
         if len(parts) > 1:
             check_written(self.query)
+            refuse_cut_reads(targets)
         if len(parts) > 1 and may_be_refused(self.model):
             refuse_deletion(self._options.group, parts)
         total, per_model = 0, dict[str, int]()

@@ -61,13 +61,9 @@ def plan_moves(group: str, keys: Iterable[Any], to: int | str) -> MovePlan:
         plan.notes += preflight.check_shards(group, numbers, tables, sessions)
         problems = []
         for key in plan.keys:
-            taken = preflight.taken_on_target(key, group_keys.stored(key.value), tables, sessions)
-            if taken:
-                alias = runtime.shard(group, key.target).alias
-                problems.append(
-                    f"{alias} has ids or unique values of the rows of {str(key.value)!r} already"
-                    f" ({', '.join(taken)}). Ids of sharded models should come from ticket servers"
-                )
+            problems += preflight.taken_on_target(
+                group, key, group_keys.stored(key.value), tables, sessions
+            )
     if problems:
         raise MoveRefused(problems)
     return plan

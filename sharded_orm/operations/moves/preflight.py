@@ -13,6 +13,7 @@ from sharded_orm import runtime
 from sharded_orm.backends.change_capture import CapturedTable
 from sharded_orm.backends.snapshot import SchemaSnapshot
 from sharded_orm.backends.two_phase.branch import TABLE as DECISIONS
+from sharded_orm.backends.write_hooks.followers import followers_of
 from sharded_orm.exceptions import MoveRefused
 from sharded_orm.models.fields import PackedIDField
 from sharded_orm.models.sharding.copies import has_copies
@@ -31,6 +32,13 @@ from sharded_orm.two_phase.recovery import refuse_prepared
 _KNOWN_TABLES = frozenset({"django_migrations", "sqlite_sequence", DECISIONS})
 #: The number of rows of a key whose ids are looked up on the new shard by one statement.
 _BATCH = 500
+#: The number of such rows that a sentence names.
+_SHOWN = 10
+_TAKE_IDS = "Ids of sharded models should come from ticket servers"
+_RELAY = (
+    "These are rows of mirrors, perhaps under former keys that a relay has not removed yet: run"
+    " 'manage.py mirrors relay --once', and move the key again"
+)
 _ROUTES = {
     KeyRouting.COMPUTED: (
         "computes the shard of a key, so a key cannot move by itself. Move its shard to another node,"
@@ -164,22 +172,46 @@ def _tables_of_shards() -> set[str]:
 
 
 def taken_on_target(
-    key: KeyToMove, stored: Any, tables: Sequence[CapturedTable], sessions: ShardSessions
-) -> list[str]:
-    """Return sentences about rows of the key that the new shard would refuse.
+    group: str,
+    key: KeyToMove,
+    stored: Any,
+    tables: Sequence[CapturedTable],
+    sessions: ShardSessions,
+) -> Iterator[str]:
+    """Yield sentences about rows of the key that the new shard would refuse, with remedies.
 
     It would refuse a row if another row there has the same id, or the same value in a unique
     column. Costs two statements per table and 500 rows of the key.
     """
     source, target = sessions.copy(key.source), sessions.copy(key.target)
-    taken: list[str] = []
+    read_only = _read_only_tables()
+    taken: dict[str, list[str]] = {_TAKE_IDS: [], _RELAY: []}
     for table in tables:
+        found = taken[_RELAY if table.name in read_only else _TAKE_IDS]
         last: tuple[Any, ...] = ()
         while True:
             rows = source.read(table, stored, _BATCH, last)
             if rows:
-                taken += target.taken(table, rows)
+                found += target.taken(table, rows)
                 last = source.pk_of(table, rows[-1])
-            if len(rows) < _BATCH or len(taken) >= 10:
+            if len(rows) < _BATCH or len(found) >= _SHOWN:
                 break
-    return taken[:10]
+    alias = runtime.shard(group, key.target).alias
+    for remedy, rows_there in taken.items():
+        if rows_there:
+            yield (
+                f"{alias} has ids or unique values of the rows of {str(key.value)!r} already"
+                f" ({', '.join(rows_there[:_SHOWN])}). {remedy}"
+            )
+
+
+def _read_only_tables() -> set[str]:
+    """Return the tables of mirrors, which repeat the writes of other models."""
+    return {
+        model._meta.db_table
+        for model in apps.get_models(include_auto_created=True)
+        if any(
+            getattr(follower, "is_read_only", False)
+            for follower in followers_of(model, on_shard=True)
+        )
+    }

@@ -75,3 +75,20 @@ for body in (None, nested, zlib.compress(b"[" * 10**5)):
         *["200 []"] * 2,
         *["200 ['damaged']"] * 2,
     ]
+
+
+def test_a_lookup_by_the_body_is_refused_as_django_refuses_lookups(site: Site) -> None:
+    out = site.run("""
+import logging
+from django.conf import settings
+from django.contrib.auth.models import User
+from django.test import Client
+settings.ALLOWED_HOSTS = ["testserver"]
+logging.getLogger("django").addHandler(logging.NullHandler())
+client = Client(raise_request_exception=False)
+client.force_login(User.objects.create_superuser("ada"))
+e = feed.put(entry(1))
+for lookup in ("body=x", "body__gt=x", "body__in=x", "_shard=accounts_00001&body=x", f"version=1&body={e.id}", "version=1"):
+    print(client.get(f"/admin/feeds/feedentity/?{lookup}").status_code)
+""")
+    assert out.splitlines() == [*["400"] * 5, "200"]

@@ -69,6 +69,30 @@ print(rows(WrittenNote, "author_id", "text"), differences())
     site.manage("mirrors", "check")
 
 
+def test_a_move_waits_for_the_relay_to_remove_rows_with_former_keys(site: Site) -> None:
+    site.run(
+        """
+from django.db import OperationalError
+from sharded_orm.contrib.mirrors import delivery
+note(1, 2, note_id=100)
+write_rows = delivery.write_rows
+def refused_by_one_shard(mirror, alias, rows, **options):
+    if alias == "books_00002":
+        raise OperationalError("down")
+    write_rows(mirror, alias, rows, **options)
+delivery.write_rows = refused_by_one_shard
+Note.objects.filter(owner_id=1).update(author_id=7)
+"""
+    )
+    error = site.manage("keys", "move", "books", "7", "--to", "2", "--keep", "0", code=1).err
+    assert "notes_writtennote (note_id) of row 100" in error
+    assert "run 'manage.py mirrors relay --once'" in error
+    assert "ticket servers" not in error
+    site.manage("mirrors", "relay", "--once")
+    _move(site, 7, 2)
+    assert site.run("print(rows(WrittenNote, 'author_id'), differences())") == "[(7,)] []"
+
+
 #: Writes rows of a source while its key and those of its mirrors move. One process in two delivers nothing.
 _TELLER = """
 import json, os

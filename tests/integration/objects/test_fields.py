@@ -115,6 +115,35 @@ def test_save_runs_the_validators_of_values_that_changed() -> None:
     assert stored(user) == {"name": "x" * 41, "age": 36}
 
 
+@pytest.mark.parametrize("levels", [101, 480, 5_000])
+@pytest.mark.every_backend
+def test_a_value_with_more_levels_than_python_can_use_is_refused(levels: int) -> None:
+    row = on(Everything, 0, tags=["a"])
+    deep: list[Any] = []
+    for _ in range(levels - 1):
+        deep = [deep]
+    with pytest.raises(InvalidValue, match="at most 100 levels"):
+        Everything.objects.create(tags=deep)
+    with pytest.raises(InvalidValue, match="at most 100 levels"):
+        Everything.objects.bulk_create([Everything(tags=deep)])
+    with pytest.raises(ValidationError, match=r"levels|valid JSON"):
+        Everything(tags=deep).full_clean(exclude=VALUES.keys() - {"tags"})
+    with pytest.raises(InvalidValue, match="at most 100 levels"), row.edit():
+        row.tags.append(deep)
+    assert row.tags == Everything.objects.get(row.pk).tags == ["a"]
+
+
+def test_a_value_with_a_hundred_levels_is_read_edited_and_copied() -> None:
+    deep: list[Any] = ["a"]
+    for _ in range(99):
+        deep = [deep]
+    row = on(Everything, 0, tags=deep)
+    with row.edit():
+        row.text = "b"
+    read = copy.copy(Everything.objects.get(row.pk))
+    assert (read.tags, read.text) == (deep, "b")
+
+
 @pytest.mark.every_backend
 def test_text_that_looks_like_an_escape_is_stored() -> None:
     text = "\\u0000 \\ud800 \\\\u0000 \U0001f408"

@@ -20,6 +20,7 @@ from django.db.models import (
     FloatField,
     Func,
     Max,
+    Min,
     OuterRef,
     QuerySet,
     Subquery,
@@ -27,7 +28,7 @@ from django.db.models import (
     Value,
     When,
 )
-from django.db.models.functions import Cast, Coalesce, Collate, Greatest
+from django.db.models.functions import Cast, Coalesce, Collate, Greatest, NullIf
 
 from sharded_orm import runtime, scatter
 from sharded_orm.backends.pool import pools
@@ -35,7 +36,7 @@ from sharded_orm.exceptions import ScatterNotSupported, SessionStateRefused
 from sharded_orm.scatter import column_checks, plan
 from tests.integration.scatter.conftest import SHARDS, WHOLE, fetch, one_database, store, targets
 from tests.queries.conftest import DATABASES
-from tests.samples.models import Sample
+from tests.samples.models import Part, Sample
 
 pytestmark = [
     pytest.mark.every_backend,
@@ -191,6 +192,24 @@ def test_a_server_that_cuts_results_is_refused() -> None:
             read()
 
 
+def rows_on_shards(model: Any) -> int:
+    return sum(model.objects.using(alias).count() for alias in ALIASES)
+
+
+@pytest.mark.usefixtures("three_rows")
+def test_a_deletion_whose_reads_a_server_cuts_is_refused() -> None:
+    store(SAMPLES, [Part(id=n, owner=n % 5, sample_id=n) for n in range(1, 5)])
+    before = rows_on_shards(Sample)
+    with pytest.raises(ScatterNotSupported, match="sql_select_limit is 3"):
+        Sample.objects.scatter().filter(id__gte=0).delete()
+    assert rows_on_shards(Sample) == before
+    # One statement deletes the parts on a shard, because no rows refer to them.
+    Part.objects.scatter().filter(id__gte=0).delete()
+    assert rows_on_shards(Part) == 0
+    # On one shard, the server does what it does for Django.
+    assert one_database(Sample).delete()[0] == 3
+
+
 @pytest.fixture
 def short_sorts() -> Iterator[None]:
     """The servers sort texts by their first 64 bytes."""
@@ -327,6 +346,9 @@ def values_of_same_row(name: str) -> Subquery:
         ExpressionWrapper(F("ratio"), output_field=FloatField()),
         values_of_same_row("ratio"),
         Case(When(flag=True, then=F("ratio")), default=F("ratio")),
+        Case(When(ratio=0.5, then=F("ratio"))),
+        Coalesce("ratio", F("ratio")),
+        NullIf("ratio", Value(0.5)),
     ],
     ids=str,
 )
@@ -346,6 +368,11 @@ def test_expressions_of_a_type_that_a_merge_cannot_compare_are_refused(expressio
         Greatest("label", Value("b")),
         F("ratio") * 1,
         Case(When(ratio__gt=1, then=Value(1)), default=Value(2)),
+        Coalesce("ratio", 0.5),
+        Coalesce(NullIf("ratio", Value(1.0)), Value(0.5)),
+        Coalesce(Case(When(id__gt=3, then=F("ratio"))), Value(0.5)),
+        Case(When(id__gt=3, then=F("ratio")), default=0.5),
+        Case(When(id__gt=9, then=Value(0.5)), When(id__gt=3, then=F("ratio"))),
     ],
     ids=str,
 )
@@ -357,6 +384,16 @@ def test_expressions_of_another_type_than_their_columns_are_compared(
     # The types are known now, so they are not read again.
     monkeypatch.delattr(type(connections[ALIASES[0]]), "column_types")
     assert fetch(samples) == list(samples)
+
+
+@pytest.mark.usefixtures("enum_and_float")
+def test_a_float_beside_a_float_of_four_bytes_is_compared_with_all_its_digits() -> None:
+    samples = one_database(Sample).annotate(x=Coalesce(NullIf("ratio", Value(1.0)), 0.5))
+    for build in COMPARISONS[:-1]:
+        assert fetch(build(samples, "x")) == list(build(samples, "x"))
+    for asked in (Count("x", distinct=True), Max("x"), Min("x")):
+        assert aggregate(samples, n=asked) == samples.aggregate(n=asked)
+    assert samples.aggregate(n=Count("x", distinct=True)) == {"n": 7}
 
 
 def test_an_order_by_uuids_in_a_text_column_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

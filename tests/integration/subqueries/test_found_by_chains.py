@@ -20,6 +20,7 @@ from django.db.models import (
     FloatField,
     Func,
     Max,
+    OuterRef,
     Q,
     StdDev,
     Subquery,
@@ -30,10 +31,18 @@ from django.db.models import (
 )
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Cast, Concat
+from django.test.utils import CaptureQueriesContext
 
 from sharded_orm import bound
 from sharded_orm.exceptions import BoundKeyMismatch, CrossShardRelation, UnknownExpression
-from tests.integration.subqueries.conftest import DATABASES, PLAIN, SHARDED, Models, store
+from tests.integration.subqueries.conftest import (
+    DATABASES,
+    PLAIN,
+    SHARDED,
+    Models,
+    alias_of,
+    store,
+)
 from tests.twins.models import Folder, PlainFolder, PlainSheet, Sheet, Trunk
 
 pytestmark = [
@@ -210,6 +219,73 @@ def test_an_annotation_that_matters_for_a_count_is_checked(
     for found in (rows.filter(x=1), rows.annotate(y=F("x")), rows.order_by("x")):
         with pytest.raises((CrossShardRelation, UnknownExpression)):
             list(found)
+
+
+def of_first_owner(models: Models) -> Any:
+    return models.twig.objects.filter(owner=0)
+
+
+@pytest.mark.parametrize("unused", UNUSED)
+def test_an_aggregate_leaves_out_annotations_that_do_not_matter(
+    unused: Callable[[Models], Any],
+) -> None:
+    for rows in (twigs, of_first_owner):
+
+        def annotated(m: Models, rows: Any = rows) -> Any:
+            return rows(m).annotate(x=unused(m), y=F("n") + 1)
+
+        for aggregates in (
+            {"a": Count("*")},
+            {"a": Sum("n"), "b": Max("y"), "c": Avg(F("y") * 2)},
+            {"a": Count("y", filter=Q(n__gt=1))},
+        ):
+            same(lambda m, of=annotated, a=aggregates: of(m).aggregate(**a))  # type: ignore[misc]
+            same(lambda m, of=annotated, a=aggregates: of(m).order_by("x").aggregate(**a))  # type: ignore[misc]
+            same(lambda m, of=annotated, a=aggregates: of(m).filter(n__gt=1).aggregate(**a))  # type: ignore[misc]
+    sums = {"a": Sum("n"), "b": F("a") + Max("n")}
+    same(lambda m: of_first_owner(m).annotate(x=unused(m)).aggregate(**sums))
+    same(lambda m: of_first_owner(m).alias(x=unused(m)).order_by("id")[:2].aggregate(Sum("n")))
+
+
+@pytest.mark.parametrize("unused", UNUSED)
+def test_an_annotation_that_matters_for_an_aggregate_is_checked(
+    unused: Callable[[Models], Any],
+) -> None:
+    for rows in (twigs(SHARDED), of_first_owner(SHARDED)):
+        annotated = rows.annotate(x=unused(SHARDED))
+        for aggregates in (
+            {"a": Max("x")},
+            {"a": Count("id"), "b": Sum(F("x") + 1)},
+            {"a": Max("n", filter=Q(x=1))},
+        ):
+            with pytest.raises((CrossShardRelation, UnknownExpression)):
+                annotated.aggregate(**aggregates)
+        for found in (
+            annotated.filter(x=1),
+            annotated.order_by("x")[:1],
+            annotated.distinct(),
+            annotated.annotate(y=F("x")).values("y").annotate(z=Count("id")),
+        ):
+            with pytest.raises((CrossShardRelation, UnknownExpression)):
+                found.aggregate(a=Count("id"))
+
+
+def test_an_annotation_beside_the_subquery_of_an_aggregate_is_checked() -> None:
+    """Django then aggregates the rows of a subquery, which has the other annotations."""
+
+    def read(m: Models, unused: Any) -> Any:
+        on_shard = Exists(m.trunk.objects.filter(pk=OuterRef("parent"), owner=0))
+        return of_first_owner(m).annotate(x=unused, y=on_shard).aggregate(a=Count("y"))
+
+    for unknown in (OwnSQL("n"), RawSQL("(SELECT 1)", [])):
+        with (
+            CaptureQueriesContext(connections[alias_of(0)]) as sent,
+            pytest.raises(UnknownExpression),
+        ):
+            read(SHARDED, unknown)
+        assert not sent.captured_queries
+    same(lambda m: read(m, F("n")))
+    same(lambda m: read(m, Subquery(m.trunk.objects.filter(owner=1).values("n")[:1])))
 
 
 @pytest.mark.parametrize("unused", UNUSED)
