@@ -88,20 +88,22 @@ PLACES: dict[str, Values] = {
     "pk": _values(["1", "2", "5", "8"], ["'1'", "1.0", "2**63"], ["None"]),
     "condition": _values(["True", "False"]),
     "slice": _values(["0:2", "1:3", "0:3", "2:4", "1:2", ":1", "1:", "0:9"], ["2:2"], ["-1:"]),
+    "zone": _values(["EAST", "WEST", "UTC"]),
+    # Parts that are not values.
+    "column": _values(["stars", "pk"]),
+    "compared": _values(["", "__gt", "__gte", "__lt", "__lte"]),
+    "text_compared": _values(["", "__gt", "__iexact", "__contains", "__icontains", "__startswith"]),
     "order": _values(_ORDERS),
     "reverse": _values(["", "", ".reverse()"]),
     "method": _values(["filter", "filter", "exclude"]),
     "connector": _values(["|", "&", "^"]),
     "sign": _values(["~", ""]),
-    "zone": _values(["EAST", "WEST", "UTC"]),
 }  # fmt: skip
 
 # -- Conditions
 
 _leaves = one_of(
-    *[f"Q(stars{lookup}=<number>)" for lookup in ("", "__gt", "__gte", "__lt", "__lte")],
-    *[f"Q(title{lookup}=<text>)" for lookup in ("", "__gt", "__iexact", "__contains", "__icontains", "__startswith")],
-    *["Q(stars__gt=<number>)", "Q(title__gt=<text>)"] * 3,
+    *["Q(<column><compared>=<number>)"] * 10, *["Q(title<text_compared>=<text>)"] * 8,
     *["Q(stars__in=<numbers>)", "Q(stars__range=<range>)", "Q(pk=<pk>)", "Q(posted_at__gt=<time>)"] * 2,
     "Q(title__in=<texts>)", "Q(price=<price>)", "Q(album=None)", "Q(album_id=<album>)", "Q(album=<an_album>)", "Q(album__title='a')",
     "Q(posted_at__date=<day>)", "Q(posted_at__hour=<hour>)", "Q(posted_at__day=<day_of_month>)",
@@ -130,13 +132,15 @@ def condition(pick: Random) -> Q:
 # -- Chains
 
 _STARTS = [
-    *["CachedPhoto.objects.filter(user_id=<key>)"] * 5,
+    *["CachedPhoto.objects.filter(user_id=<key>)"] * 4,
+    # One object, if there is no other condition.
+    "CachedPhoto.objects.filter(user_id=<key>, pk=<pk>)",
     # Django compiles the query to name its entry.
-    *["CachedPhoto.objects.filter(user_id=<key>, posted_at__year=2026)"] * 2,
+    "CachedPhoto.objects.filter(user_id=<key>, posted_at__year=2026)",
 ]
 _call = formatted(".<method>({})", _conditions)
 _ENDS = [
-    *["list({})"] * 5, *["{}.count()"] * 2, *["{}.exists()"] * 2, "{}.first()", "{}.get()",
+    *["list({})"] * 7, "{}.exists()", *["{}.count()"] * 2, "{}.first()", "{}.get()",
 ]  # fmt: skip
 
 
@@ -147,13 +151,13 @@ def _parts(pick: Random) -> list[str]:
     return [
         pick.choice(_STARTS),
         sometimes(85, _call),
-        sometimes(25, _call),
-        sometimes(15, formatted("<connector> ROWS.filter({})", _conditions)),
+        sometimes(20, _call),
+        sometimes(10, formatted("<connector> ROWS.filter({})", _conditions)),
         ".order_by(<order>)<reverse>",
         sometimes(10, one_of(".distinct()")),
         sometimes(40, one_of("[<slice>]")),
         pick.choice(_ENDS),
-        sometimes(50, one_of("<zone>")),
+        sometimes(30, one_of("<zone>")),
     ]
 
 
@@ -188,7 +192,7 @@ def small_chains_of_photos() -> st.SearchStrategy[list[Chain]]:
 # -- Chosen reads
 
 _CONDITIONS = [
-    "stars__gt=1", "stars__gte=1", "stars__lt=1", "stars=1", "pk=1", "album_id=1", "stars__in=[1, 3]", "stars__in=[1]",
+    "stars__gt=1", "pk__gt=1", "stars__gte=1", "stars__lt=1", "stars=1", "pk=1", "album_id=1", "stars__in=[1, 3]", "stars__in=[1]",
     "stars__range=(1, 3)", "stars=F('user_id')", "stars__gt=F('user_id')", "stars__gt=Abs(Value(1))", "stars=True", "title='1'",
     "title__contains='1'", "album=None", "posted_at=None",
 ]  # fmt: skip
@@ -226,7 +230,8 @@ def alike_chains_of_photos() -> list[list[Chain]]:
         # The entries of the first ones are named by their conditions, and those of the others by their SQL.
         *_alike("user_id=ONE"),
         *_alike("user_id=ONE, posted_at__year=2026"),
-        # Only the first of these pages is one object.
+        # Some of these are one object.
+        [f"list(CachedPhoto.objects.filter(user_id=ONE, pk=2).filter({condition}))" for condition in _CONDITIONS],
         [f"list(CachedPhoto.objects.filter(user_id=ONE, pk=2)[{page}])" for page in (":1", "1:2", ":0")],
         [
             f"seen_from({zone}, lambda: CachedPhoto.objects.filter(user_id=ONE).filter({part}).count())"

@@ -84,7 +84,7 @@ def test_reads_that_might_get_the_entry_of_another(
 
 
 @pytest.mark.parametrize(
-    ("chains", "examples"), [(small_chains_of_photos, 45), (chains_of_photos, 45)]
+    ("chains", "examples"), [(small_chains_of_photos, 60), (chains_of_photos, 20)]
 )
 def test_random_reads(
     chains: Callable[[], st.SearchStrategy[list[Chain]]],
