@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from random import Random
 from typing import Any, NamedTuple, TypeAlias
 
@@ -205,35 +205,43 @@ def shown_outcome(call: Callable[[], Any]) -> tuple[Any, list[str]]:
 
 
 class Comparison:
-    """Runs chains once without plans and then again and again with them, and expects the same outcomes."""
+    """Runs chains once without plans and then again and again with them, and expects the same outcomes.
 
-    def __init__(self, outcome: Callable[[Chain], Outcome] = shown_outcome) -> None:
+    :param plainly: in its block, chains run without what is compared. Default: without plans.
+    """
+
+    def __init__(
+        self,
+        outcome: Callable[[Chain], Outcome] = shown_outcome,
+        plainly: Callable[[], AbstractContextManager[None]] = without_plans,
+    ) -> None:
         self._outcome = outcome
+        self._plainly = plainly
         #: How many chains did what.
         self.counts: Counter[str] = Counter()
 
     def __call__(self, chains: list[Chain], uses: Callable[[], int] = lambda: 0) -> None:
         """Compare chains that differ in values.
 
-        :param uses: returns how often plans were used until now.
+        :param uses: returns how often plans, or what is compared, were used until now.
         """
         # The log of the statements has a limit, of which Django warns.
         reset_queries()
         # So that a failure does not depend on the chains before, and can be shrunk.
         for part in (first_recordings, saves, inserts):
             part.forget()
-        with without_plans():
+        with self._plainly():
             expected = [self._outcome(chain) for chain in chains]
         for number, (chain, known) in enumerate(zip(chains, expected, strict=True)):
             before = uses()
             # The second run makes a plan of its own, the third one uses it.
             for run in range(3 if number else 4):
                 found = self._outcome(chain)
-                assert found == known, f"run {run} of {chain}: {found}, without plans: {known}"
+                assert found == known, f"run {run} of {chain}: {found}, expected: {known}"
             self._count("chains")
             self._count("errors" if is_error(known[0]) else "results")
             if uses() > before:
-                self._count("planned")
+                self._count("used")
 
     def _count(self, what: str) -> None:
         self.counts[what] += 1

@@ -25,8 +25,8 @@ from sharded_orm.models.querysets import first_recordings
 from sharded_orm.models.querysets.plans import without_plans
 from tests.cached.models import CachedAlbum, CachedCountry, CachedNote, CachedPhoto, CachedPost
 from tests.queries.chains import as_many
+from tests.queries.chains_of_photos import condition
 from tests.queries.conftest import DATABASES, LATER, ONE, SHARD, START, TWO, Clock, cache, queries
-from tests.queries.test_cached_random import condition
 from tests.queries.twins import comparable_value
 
 pytestmark = [
