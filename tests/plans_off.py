@@ -1,7 +1,7 @@
 """A pytest plugin: Django compiles each query, as on a site that has switched plans off.
 
-``python -m pytest -p tests.plans_off …`` runs any tests so, but not those of the plans themselves. ``./scripts/test --long``
-has a lane of them.
+``python -m pytest -p tests.plans_off …`` runs any tests so, except those of the plans themselves, whose
+files have "plan" in their names. ``./scripts/test --long`` has a lane of them.
 """
 
 from __future__ import annotations
