@@ -15,13 +15,10 @@ from django.db.models import CASCADE, PROTECT, RESTRICT, ProtectedError, Restric
 from django.db.models import deletion as django_deletion
 from django.db.models.deletion import Collector, get_candidate_relations_to_delete
 
-from sharded_orm.backends.group.shard_connections import connection_of
 from sharded_orm.cache.request_cache import uncached
 from sharded_orm.models.moves.repetition import follow_shard
 from sharded_orm.models.querysets.deletion_values import refuse_values_of_deletion
 from sharded_orm.models.sharding.options import group_of
-from sharded_orm.scatter import Target
-from sharded_orm.scatter.refusals import check_server
 
 
 def may_be_refused(model: Any) -> bool:
@@ -61,29 +58,6 @@ def _causes_of_refusals(model: Any) -> Iterator[Any]:
                 related.append(field.related_model)
         found += set(related) - seen
         seen.update(related)
-
-
-def refuse_cut_reads(targets: Iterable[Target]) -> None:
-    """Raise an error if a server would cut the rows that Django reads before it deletes them.
-
-    The server's ``sql_select_limit`` would apply on each shard, so more rows would be deleted than
-    in one database. Sends no query, except to a node of which this process has no settings yet.
-
-    :param targets: the shards, with their queries.
-    :raises ScatterNotSupported: a server has such a limit, and rows are read before the deletion.
-    """
-    by_node = {target.shard.node: target for target in targets}
-    for target in by_node.values():
-        alias, model = target.shard.alias, target.query.model
-        assert model is not None
-        if Collector(using=alias).can_fast_delete(model._base_manager.using(alias)):
-            return  # One statement on each shard deletes the rows, and reads none.
-        wrapper: Any = connection_of(alias)
-        # The pool knows the settings of the server when it has opened a session. If it has none
-        # yet, reading these data opens one.
-        getattr(wrapper, "mysql_server_data", None)
-        if wrapper.features.can_union_shards:
-            check_server(wrapper.node_pool.most_rows, sorts_short=False)
 
 
 def refuse_deletion(group: str, parts: Iterable[Any], batch_size: int | None = None) -> None:

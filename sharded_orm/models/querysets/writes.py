@@ -17,11 +17,8 @@ from sharded_orm.models.querysets.bulk_writes import (
     BulkWritingQuerySet,
     refuse_rows_of_other_shards,
 )
-from sharded_orm.models.querysets.deletion_checks import (
-    may_be_refused,
-    refuse_cut_reads,
-    refuse_deletion,
-)
+from sharded_orm.models.querysets.cut_reads import refuse_cut_deletion, refuse_cut_update
+from sharded_orm.models.querysets.deletion_checks import may_be_refused, refuse_deletion
 from sharded_orm.models.querysets.route import colocation_on, names_shards, plain_key
 from sharded_orm.models.sharding import row_placement
 from sharded_orm.models.sharding.key_errors import describe, shard_key_required
@@ -249,6 +246,7 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
         if len(destination) > 1:
             check_written(self.query)
             check_values_of_time(self.query, kwargs.values())
+            refuse_cut_update(self.query, kwargs, destination)
         self._result_cache = None
         updated = 0
         for number, target in enumerate(destination):
@@ -357,7 +355,7 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
         parts = [self._for_target(target) for target in targets]
         if len(parts) > 1:
             check_written(self.query)
-            refuse_cut_reads(targets)
+            refuse_cut_deletion(self.model, targets)
         if len(parts) > 1 and may_be_refused(self.model):
             refuse_deletion(self._options.group, parts)
         total, per_model = 0, dict[str, int]()

@@ -34,6 +34,7 @@ from sharded_orm import runtime, scatter
 from sharded_orm.backends.pool import pools
 from sharded_orm.exceptions import ScatterNotSupported, SessionStateRefused
 from sharded_orm.scatter import column_checks, plan
+from tests.authors.models import Novel
 from tests.integration.scatter.conftest import SHARDS, WHOLE, fetch, one_database, store, targets
 from tests.queries.conftest import DATABASES
 from tests.samples.models import Part, Sample
@@ -208,6 +209,24 @@ def test_a_deletion_whose_reads_a_server_cuts_is_refused() -> None:
     assert rows_on_shards(Part) == 0
     # On one shard, the server does what it does for Django.
     assert one_database(Sample).delete()[0] == 3
+
+
+@pytest.mark.usefixtures("three_rows")
+def test_an_update_whose_reads_a_server_cuts_is_refused() -> None:
+    everywhere("INSERT INTO authors_book (id, author_id) VALUES (1, 7), (2, 7), (3, 7), (4, 7)")
+    everywhere("INSERT INTO authors_novel (book_ptr_id) VALUES (1), (2), (3), (4)")
+    novels = Novel.objects.scatter().filter(id__gte=0)
+    try:
+        # Django reads the ids of the novels whose books it updates.
+        with pytest.raises(ScatterNotSupported, match="sql_select_limit is 3"):
+            novels.update(editor=9)
+        assert not any(Novel.objects.using(alias).filter(editor=9).exists() for alias in ALIASES)
+        assert one_database(Novel).update(editor=9) == 3
+        # One statement updates the novels of a shard.
+        assert novels.update(translator=9) >= 4 * len(SHARDS)
+    finally:
+        everywhere("DELETE FROM authors_novel")
+        everywhere("DELETE FROM authors_book")
 
 
 @pytest.fixture
