@@ -69,9 +69,7 @@ def clean_value(field: Any, name: str, value: Any) -> Any:
     try:
         field.run_validators(converted)
     except ValidationError as exc:
-        raise InvalidProperty(
-            f"The property {name}={shown(value)}: {'; '.join(exc.messages)}"
-        ) from exc
+        raise InvalidProperty(f"The property {name}={shown(value)}: {_reason(exc)}") from exc
     return converted
 
 
@@ -101,9 +99,8 @@ def _reason(error: ValidationError) -> str:
     """Return the messages of ``error``, cut off if they are long."""
     try:
         return "; ".join(error.messages)[:_SHOWN]
-    except (
-        Exception
-    ):  # The messages of Django contain the value, and it may be an int of 5000 digits.
+    except Exception:
+        # The messages may contain the value, and a value such as 10**5000 has no text.
         return "the field does not take it"
 
 

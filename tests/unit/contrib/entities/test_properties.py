@@ -6,6 +6,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+from django.core.exceptions import ValidationError
 from django.db import models
 
 from sharded_orm.contrib.entities.exceptions import InvalidProperty
@@ -56,3 +57,16 @@ def test_a_value_of_another_kind_is_refused_by_each_field(
 def test_a_value_that_json_does_not_have_is_refused_without_a_field(value: Any) -> None:
     with pytest.raises(InvalidProperty, match="'value'"):
         encode({}, {"value": value})
+
+
+def test_a_message_of_a_validator_is_cut_off_or_left_out() -> None:
+    def refuse(value: Any) -> None:
+        raise ValidationError("%(value)s is refused", params={"value": value})
+
+    for field, value in (
+        (models.BigIntegerField(validators=[refuse]), 10**6000),
+        (ExactCharField(max_length=5, validators=[refuse]), "a" * 6000),
+    ):
+        with pytest.raises(InvalidProperty, match="property value=") as refusal:
+            clean({"value": field}, {"value": value})
+        assert len(str(refusal.value)) < 500
