@@ -11,6 +11,7 @@ from django.core.exceptions import ValidationError
 from django.db import connections
 from django.db.models import Count, Prefetch
 from django.test.utils import CaptureQueriesContext
+from django.utils.functional import SimpleLazyObject
 
 from sharded_orm.exceptions import CrossKeyRelation, CrossShardRelation
 from sharded_orm.models.sharding.options import shard_options
@@ -106,6 +107,21 @@ def test_a_row_of_another_key_is_refused(shelves: dict[int, Shelf], write: Write
     )
     with pytest.raises(CrossKeyRelation, match="the same shard key"):
         write(shelves, item, key)
+    (stored,) = Item.objects.scatter()
+    assert stored.shelf == shelves[ONE]
+
+
+@pytest.mark.parametrize("key", [NEAR, TWO])
+@pytest.mark.parametrize("name", ["assign", "create", "update"])
+def test_a_lazy_object_in_a_lazy_object_is_refused(
+    shelves: dict[int, Shelf], name: str, key: int
+) -> None:
+    item = Item.objects.create(
+        id=7, name="item", owner=shelves[ONE].owner, seller_id=ONE, shelf=shelves[ONE]
+    )
+    lazy: Any = SimpleLazyObject(lambda: SimpleLazyObject(lambda: shelves[key]))
+    with pytest.raises(CrossKeyRelation, match=rf"Shelf\(pk={10 + key}\)"):
+        WRITES[name]({**shelves, key: lazy}, item, key)
     (stored,) = Item.objects.scatter()
     assert stored.shelf == shelves[ONE]
     assert not Cover.objects.scatter().exists()

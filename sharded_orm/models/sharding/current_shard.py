@@ -12,7 +12,7 @@ from typing import Any
 
 from django.core.exceptions import ValidationError
 from django.db.models import QuerySet
-from django.utils.functional import LazyObject, empty
+from django.utils.functional import LazyObject
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import KeyMoved
@@ -24,8 +24,7 @@ def unwrapped(instance: Any) -> Any:
     The ``__dict__`` and the ``type()`` of a lazy object are not those of the instance.
     """
     while issubclass(type(instance), LazyObject):
-        if instance._wrapped is empty:
-            instance._setup()
+        _ = instance.__class__  # evaluates the lazy object
         instance = instance._wrapped
     return instance
 

@@ -7,6 +7,7 @@ from typing import Any
 from django.db.models import Model
 
 from sharded_orm.exceptions import ShardKeyChanged, ShardKeyRequired
+from sharded_orm.models.sharding.current_shard import unwrapped
 from sharded_orm.models.sharding.options import ShardOptions
 
 
@@ -16,10 +17,9 @@ def describe(instance: Model) -> str:
     Does not call ``__str__()``, which may send a query.
     """
     # Read the primary key from __dict__. While Model.__init__() runs, it may not be set yet, and if
-    # the attribute were read, Django would try to load it. If ``instance`` is a lazy object such as
-    # request.user, the model instance is in the attribute _wrapped.
-    model: Any = instance.__class__
-    row: Any = getattr(instance, "_wrapped", instance)
+    # the attribute were read, Django would try to load it.
+    row = unwrapped(instance)
+    model: Any = type(row)
     values = [row.__dict__.get(field.attname) for field in model._meta.pk_fields]
     return f"{model.__name__}(pk={values[0] if len(values) == 1 else tuple(values)!r})"
 

@@ -26,6 +26,7 @@ from django.db.models import Model
 from sharded_orm import runtime
 from sharded_orm.exceptions import CrossKeyRelation
 from sharded_orm.models.sharding.counted_ids import is_unique_over_shards
+from sharded_orm.models.sharding.current_shard import unwrapped
 from sharded_orm.models.sharding.key_errors import describe
 from sharded_orm.models.sharding.options import (
     ShardOptions,
@@ -70,7 +71,7 @@ def known_key(options: ShardOptions, instance: Any, *, load: bool = False) -> An
     :param load: whether to load the key of a stored row if the key was deferred.
     """
     key = options.key
-    row = getattr(instance, "_wrapped", instance)  # Unwrap a lazy object such as request.user.
+    row = unwrapped(instance)
     if load and key is not None and not row._state.adding:
         getattr(row, key.attname)
     value = None if key is None else row.__dict__.get(key.attname)
