@@ -218,8 +218,9 @@ PARTS: dict[str, Part] = {
     ),
     "None": Part([samples_of(name="a"), samples_of(name=None)], without_forms_of_null),
     "the kind of a list": Part(
-        [samples_of(number__in=[1, 2]), samples_of(number__in=[F("id")])],
-        kinds_without(lambda value: type(value) is list, [1]),
+        # A field of texts accepts F("name"), and makes a text of it.
+        [samples_of(name__in=["a", "b"]), samples_of(name__in=[F("name")])],
+        kinds_without(lambda value: type(value) is list, ["a"]),
     ),
     "booleans": Part(
         [samples_of(flag=True), samples_of(flag=False)],
