@@ -16,3 +16,14 @@ def eventually(condition: Callable[[], object]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def is_time_left(deadline: float, has_done_enough: bool) -> bool:
+    """Say whether to go on with work that ends at ``deadline``.
+
+    A slow machine, which has not done enough to show anything by then, gets more time.
+
+    :param deadline: the end, as ``time.monotonic()``.
+    """
+    now = time.monotonic()
+    return now < deadline or (not has_done_enough and now < deadline + PATIENCE)

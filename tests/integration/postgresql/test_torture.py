@@ -25,7 +25,7 @@ from sharded_orm.backends.postgresql import connection as connection_module
 from sharded_orm.backends.postgresql.node import PostgreSQLPool
 from sharded_orm.exceptions import SessionStateRefused
 from tests.integration.postgresql.conftest import COUNT, Node, running
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, is_time_left
 from tests.services.postgresql import Address
 
 THREADS = 6
@@ -49,22 +49,15 @@ class Worker:
         self.wrong: list[str] = []
         self.outcomes: Counter[str] = Counter()
 
-    def has_work(self, deadline: float) -> bool:
-        """Say whether there is time left, or too little was done to show anything.
-
-        A slow machine gets more time. The kills end at the deadline, so all workers get on then.
-        """
-        now = time.monotonic()
-        if now < deadline:
-            return True
-        did_little = min(self.outcomes["nested"], self.outcomes["write"]) < LEAST
-        return did_little and now < deadline + PATIENCE
+    def has_done_enough(self) -> bool:
+        return min(self.outcomes["nested"], self.outcomes["write"]) >= LEAST
 
     def run(self, deadline: float) -> None:
         actions = [self.read, self.read, self.write, self.many, self.nested, self.nested,
                    self.chunks, self.copy, self.state, self.ddl, self.fail]  # fmt: skip
         try:
-            while self.has_work(deadline):
+            # The kills end at the deadline, so all workers get on then.
+            while is_time_left(deadline, self.has_done_enough()):
                 action = self.random.choice(actions)
                 try:
                     action()
