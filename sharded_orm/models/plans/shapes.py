@@ -198,6 +198,7 @@ class Recording(NamedTuple):
                 for name, field in child.prepares:
                     values.append(field.get_prep_value(named[name]))
             except Exception:
+                # A field of the project may raise any error. Django raises it again.
                 return None
             filters = (*filters, (excluded, named))
             longer = _new(Recording, (child, filters, tuple(values), limits, instances))
@@ -258,6 +259,7 @@ class Recording(NamedTuple):
             try:
                 prepared.append(part.prepared(values[-1]))
             except Exception:
+                # A field of the project may raise any error. Django raises it again.
                 return None
             if part.takes_instance and prepared[-1] is None:
                 return None

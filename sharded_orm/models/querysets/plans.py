@@ -141,13 +141,6 @@ class PlannedQuerySet(RecordedReads[M], BoundKeyQuerySet[M]):
         limits: tuple[int, int | None] | None,
         read_by_django: Callable[[], Any],
     ) -> Any:
-        """Read the recorded query by its plan, or by ``read_by_django`` if it has no plan.
-
-        A plan is SQL that was compiled once for all such queries.
-
-        :returns: the rows as a list; a bool if ``kind`` is :data:`EXISTS`; the number of rows if it is
-            :data:`COUNT`.
-        """
         shape = recording.shape
         plan = shape.plans.get(kind, UNREAD)
         if self._for_write or plan is None or not runtime.config().read_plans:
